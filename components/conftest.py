@@ -42,9 +42,9 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     tables/tables.parquet, tasks, part_1, part_2, costs/round_001.parquet, cost_net/, cost_model/, policy/
     """
+    from evenshard.loop import benchmark, generate_tables, loop, train_cost, train_policy
+    from evenshard.loop.import_costs import merge_parts
     from evenshard.measure.config import MeasureConfig
-    from evenshard.stages import benchmark, generate_tables, loop, train_cost, train_policy
-    from evenshard.stages.import_costs import merge_parts
 
     folder = tmp_path_factory.mktemp("round")
     tables, tasks = folder / "tables/tables.parquet", folder / "tasks"

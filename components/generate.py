@@ -20,6 +20,7 @@ from typing import Any
 
 from docstring_parser import parse
 
+from evenshard.base.knobs import REQUIRED, knobs_of
 from evenshard.kubeflow.component import (
     EARLIER,
     METRICS,
@@ -28,13 +29,12 @@ from evenshard.kubeflow.component import (
     input_name,
     own_file,
 )
-from evenshard.stages.loop import STAGES
-from evenshard.stages.rounds import WRITERS
-from evenshard.stages.stage import DATASET, Reads, Stage, Writes, plain_inputs, uses_of
-from evenshard.utils.knobs import REQUIRED, knobs_of
+from evenshard.loop.loop import STAGES
+from evenshard.loop.rounds import WRITERS
+from evenshard.loop.stage import DATASET, Reads, Stage, Writes, plain_inputs, uses_of
 
 HERE = Path(__file__).parent
-MARK = "Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand."
+MARK = "Written by components/generate.py from src/evenshard/loop/loop.py; do not edit by hand."
 BODY = '''\
 # {mark}
 """Stage ``{name}`` of the loop on Kubeflow Pipelines."""

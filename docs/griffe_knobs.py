@@ -1,4 +1,4 @@
-"""Settings on the site: a field that ``evenshard.utils.knobs`` declares is shown with its meaning and its default."""
+"""Settings on the site: a field that ``evenshard.base.knobs`` declares is shown with its meaning and its default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import griffe
 
-from evenshard.utils.knobs import REQUIRED, knobs_of
+from evenshard.base.knobs import REQUIRED, knobs_of
 
 
 class Knobs(griffe.Extension):

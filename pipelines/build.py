@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.extras import require_package
+from evenshard.base.params import load_params
 from evenshard.kubeflow.cluster import Cluster, load_cluster
 from evenshard.kubeflow.component import is_imported, require_readable
 from evenshard.kubeflow.package import ADDRESSES, SECTIONS, check_names, data_hash
-from evenshard.utils.extras import require_package
-from evenshard.utils.params import load_params
 
 TRAIN, RETRAIN, PLACE, WATCH = "train", "retrain", "place", "watch"
 PIPELINES = (TRAIN, RETRAIN, PLACE, WATCH)

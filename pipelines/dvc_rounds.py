@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 
+from evenshard.base.outputs import HARDWARE_FILE, REPORTS, FilesInside
+from evenshard.base.params import load_params, section
+from evenshard.loop.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
+from evenshard.loop.rounds import Artifact, LoopStep, steps
+from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of
 from evenshard.measure.config import MeasureConfig
-from evenshard.stages.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
-from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
-from evenshard.utils.outputs import HARDWARE_FILE, REPORTS, FilesInside
-from evenshard.utils.params import load_params, section
 
 HEADER = """\
 # Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.

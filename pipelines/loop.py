@@ -11,15 +11,15 @@ from typing import Any
 
 from kfp import dsl
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.params import require, section
 from evenshard.kubeflow.cluster import MEASURING, Cluster, on_cluster
 from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
-from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
-from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import loop_settings, plain_inputs, set_by
+from evenshard.loop.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
+from evenshard.loop.rounds import Artifact, LoopStep, steps
+from evenshard.loop.stage import loop_settings, plain_inputs, set_by
 from evenshard.tracking import MUST_REGISTER, RETRIES
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.params import require, section
 from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
 

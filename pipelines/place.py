@@ -5,7 +5,7 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster, on_cluster
-from evenshard.stages.decisions.requests import place_arguments
+from evenshard.loop.decisions.requests import place_arguments
 from evenshard_components.place.component import place
 
 from .addresses import read

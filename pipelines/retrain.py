@@ -7,9 +7,9 @@ from typing import Any
 
 from kfp import dsl
 
+from evenshard.base.params import section
 from evenshard.kubeflow.cluster import Cluster, on_cluster
-from evenshard.stages.commands import DriftRequest
-from evenshard.utils.params import section
+from evenshard.loop.commands import DriftRequest
 from evenshard_components.drift.component import drift
 
 from .addresses import read

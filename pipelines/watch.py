@@ -4,9 +4,9 @@ from typing import Any
 
 from kfp import dsl
 
+from evenshard.base.params import section
 from evenshard.kubeflow.cluster import Cluster, on_cluster
-from evenshard.stages.commands import WatchConfig
-from evenshard.utils.params import section
+from evenshard.loop.commands import WatchConfig
 from evenshard_components.watch.component import watch
 
 from .addresses import read

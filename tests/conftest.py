@@ -15,7 +15,7 @@ import yaml
 from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
 
-from evenshard.utils import console
+from evenshard.base import console
 from support import servers
 from support.effort import FULL, LITTLE, search_with
 from support.loops import Loop, run_at_once

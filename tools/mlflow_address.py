@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from evenshard.base.errors import TrackingFailed
 from evenshard.tracking import client
 from evenshard.tracking.records import current_parent
 from evenshard.tracking.run_files import find_by_tag
-from evenshard.utils.errors import TrackingFailed
 
 PORT = 5000  # of `mlflow ui`
 

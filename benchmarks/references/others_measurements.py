@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.errors import BadFile
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadFile
 
 # Of all of these measurements.
 BATCH_SIZE = 65536

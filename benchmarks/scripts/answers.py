@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import evenshard
+from evenshard.base.errors import EvenshardError
 from evenshard.measure.collectives import Links
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import link
@@ -34,7 +35,6 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.tables.generator import GeneratorConfig, generate_tables
-from evenshard.utils.errors import EvenshardError
 
 RECORDED = "dlrm_2021_tables.csv"
 # Relative change of a true time that is worth a line.

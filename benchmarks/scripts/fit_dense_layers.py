@@ -26,10 +26,10 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
+from evenshard.base.text_table import text_table
 from evenshard.measure.hardware import SHORT_NAMES
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.text_table import text_table
 
 # Bytes of a value of a product, and the rate at which tensor cores take values, relative to BF16: NVIDIA's data sheets,
 # but TF32 as an H100 and an H200 took it (data/kernels; the data sheets say 0.5).

@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
+from evenshard.base.text_table import text_table
+from evenshard.base.yaml_files import load_yaml
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
@@ -46,8 +48,6 @@ from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, power_law_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table
-from evenshard.utils.text_table import text_table
-from evenshard.utils.yaml_files import load_yaml
 
 US_PER_MS = 1e3
 MOVED = 0.02  # constants that the fit moves by less stay estimates

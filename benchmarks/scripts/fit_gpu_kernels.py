@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.scripts.gpu_kernels import Shard
+from evenshard.base.text_table import text_table
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
@@ -43,7 +44,6 @@ from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.files import load_tables
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import SEQUENCE
-from evenshard.utils.text_table import text_table
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 # Where the fit begins: rough values, read off a few kernels by eye.

@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
+from evenshard.base.text_table import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import link_profile_path
 from evenshard.measure.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
 from evenshard.measure.link_model import ALL_TO_ALL, Curve, Link, curve_at, moved_share
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.text_table import text_table
 
 FILE = "nccl.csv"
 SOURCE = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51, systems/data/*/comm/nccl)"

@@ -28,11 +28,11 @@ from benchmarks.scripts.fit_devices import (
     sequence_times,
     shards_of_2080_ti,
 )
+from evenshard.base.text_table import text_table
 from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predicted_ms
 from evenshard.measure.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.text_table import text_table
 
 GPUS = ("rtx_2080_ti", "v100", "a100_80gb", *FITTED, "b200")
 SHARDS_OF = 20  # each so manieth shard of the RTX 2080 Ti

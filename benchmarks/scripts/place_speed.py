@@ -48,9 +48,9 @@ class Run:
 
 def large(path: Path, num_tables: int, num_devices: int) -> tuple[str, ...]:
     """Writes the tables of a large case; returns the command that places them."""
+    from evenshard.base.units import bytes_to_gb
     from evenshard.tables.files import save_tables
     from evenshard.tables.generator import GeneratorConfig, generate_tables
-    from evenshard.utils.units import bytes_to_gb
 
     tables = generate_tables(GeneratorConfig(num_tables), BATCH_SIZE, seed=0)
     save_tables(tables, path)

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from benchmarks.references.others_measurements import default_folder, read
+from evenshard.base.errors import BadFile
 from evenshard.compare.what_if.machines import whole_machine
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
@@ -22,7 +23,6 @@ from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import SEQUENCE, Table
-from evenshard.utils.errors import BadFile
 
 BATCH_SIZE = 65_536
 HARDWARE = ("h100", "h200", "a100_80gb", "v100", "b200")

@@ -27,6 +27,8 @@ import torch
 from benchmarks.scripts.gpu_kernels import CHECKED_LEARNING_RATE, reference_step
 from benchmarks.shardbench.dense_calls import dense_operator
 from benchmarks.shardbench.loads import Load, LoadCall, key_of, read_loads
+from evenshard.base.errors import EvenshardError
+from evenshard.base.units import seconds_to_ms
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
@@ -39,8 +41,6 @@ from evenshard.measure.fbgemm import (
 )
 from evenshard.placement.memory import SGD
 from evenshard.tables.table import SEQUENCE, SUM, Table
-from evenshard.utils.errors import EvenshardError
-from evenshard.utils.units import seconds_to_ms
 
 WARMUP, REPEATS, LEAST_REPEATS = 2, 5, 3
 # How long the GPU spins while the host launches a step: ms, and ms for each call. Repeats that were launched later do

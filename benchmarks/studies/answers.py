@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.studies.units import Store, Unit
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.learned import Sharder
-from evenshard.utils.errors import InfeasibleTask
 
 # ``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more.
 Answer = dict[str, Any]

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from evenshard.base.console import progress
+from evenshard.loop.propose import among_controls
 from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost, Provenance
@@ -18,8 +20,6 @@ from evenshard.measure.noise import Noise, controls_of, noise_of
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.stages.propose import among_controls
-from evenshard.utils.console import progress
 
 Jobs = Sequence[tuple[ShardingTask, Placement]]
 

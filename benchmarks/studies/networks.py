@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
-from evenshard.stages.sharder_comparison import NetworkAccuracy
+from evenshard.loop.sharder_comparison import NetworkAccuracy
 
 Samples = Sequence[Sequence[Mapping[str, Any]]]
 Placing = Mapping[str, Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.simple import SINGLE_COST
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 SINGLE_COSTS = tuple(one.name for one in SHARDERS if one.is_privileged)
 EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.is_full_space)

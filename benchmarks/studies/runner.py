@@ -17,9 +17,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 
 from benchmarks.studies.units import Record, Store, Unit
-from evenshard.utils.console import log_to_stderr, progress
-from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
-from evenshard.utils.process import on_sigterm, one_thread
+from evenshard.base.console import log_to_stderr, progress
+from evenshard.base.errors import BadInput, EvenshardError, InfeasibleTask
+from evenshard.base.process import on_sigterm, one_thread
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)

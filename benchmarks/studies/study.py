@@ -19,13 +19,13 @@ from benchmarks.studies.runner import run_units
 from benchmarks.studies.settings import STUDIES, Budgets, Setting, Study, ground_of
 from benchmarks.studies.summary import Measured, comparison
 from benchmarks.studies.units import Store
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.params import require
+from evenshard.base.provenance import git_commit
 from evenshard.measure.distributed import collective
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.noise import Noise
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.params import require
-from evenshard.utils.provenance import git_commit
 from evenshard.version import __version__
 
 log = logging.getLogger(__name__)

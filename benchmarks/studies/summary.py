@@ -13,9 +13,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, SUFFIX, TRANSFERRED
+from evenshard.loop.sharder_comparison import Interval, common_tasks, fastest
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.sharders.simple import SINGLE_COST
-from evenshard.stages.sharder_comparison import Interval, common_tasks, fastest
 
 # Every row is also compared with these.
 COMPARED = (*EXTERNAL, SINGLE_COST)

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from evenshard.base.text_table import text_table
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.utils.text_table import text_table
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]

@@ -14,6 +14,7 @@ from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.trainings import DreamShardConfig, EvenshardConfig, train_dreamshard, train_evenshard
 from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.catalog import Resources, sharder
@@ -22,7 +23,6 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
 from evenshard.sharders.learned import TrainedSharder, load_sharder
-from evenshard.utils.errors import InfeasibleTask
 
 # Of the product's default (docs/decisions/0008).
 NUM_ROLLOUTS = 256

@@ -13,6 +13,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.measure.hardware import Hardware, Measure
 from evenshard.placement.placement import Placement, alone
@@ -36,7 +37,6 @@ from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training import FitConfig
-from evenshard.utils.errors import InfeasibleTask
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from benchmarks.studies.answers import Answer, answer_with, answers_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import single_table_task
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.simple import random_placement
-from evenshard.utils.errors import InfeasibleTask
 
 # Random placements per task that the cost networks are judged by.
 NUM_SAMPLES, NUM_REAL_SAMPLES = 30, 10

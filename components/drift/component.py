@@ -33,7 +33,7 @@ def drift(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import log_metrics, require_address
-    from evenshard.stages.decisions.requests import drift_since
+    from evenshard.loop.decisions.requests import drift_since
 
     found, text = drift_since(require_address("tables", tables, tables_address), model_uri, request)
     Path(summary.path).write_text(text)

@@ -27,7 +27,7 @@ def merge_costs(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import add_round, backlog_of, log_metrics, path_of, round_path
-    from evenshard.stages.import_costs import merge_parts
+    from evenshard.loop.import_costs import merge_parts
 
     folders = [Path(part.path) for part in parts]
     of_round = [round_path(folder, round_number) for folder in folders]

@@ -47,7 +47,7 @@ def place(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import log_metrics, path_or_address, require_address
-    from evenshard.stages.decisions.requests import place_tables, save_placement
+    from evenshard.loop.decisions.requests import place_tables, save_placement
 
     answer, text = place_tables(
         require_address("tables", tables, tables_address),

@@ -50,7 +50,7 @@ def watch(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import log_metrics, path_or_address, require_address
-    from evenshard.stages.decisions.requests import save_placement, watch_training
+    from evenshard.loop.decisions.requests import save_placement, watch_training
 
     found, text = watch_training(
         require_address("traces", traces, traces_address),

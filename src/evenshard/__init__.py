@@ -41,6 +41,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from evenshard.api.place import place
     from evenshard.api.what_if import what_if
+    from evenshard.base.errors import BadInput, EvenshardError, InfeasibleTask
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
     from evenshard.planner.file import save_answer
@@ -56,14 +57,13 @@ if TYPE_CHECKING:
     )
     from evenshard.report.answer import PlacementAnswer, load_answer
     from evenshard.tables.table import Table
-    from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 
 # Looked up when they are first used: torch takes more than a second to import, and `evenshard --help` needs none of it.
 _HOMES = {
-    "BadInput": "evenshard.utils.errors",
-    "EvenshardError": "evenshard.utils.errors",
+    "BadInput": "evenshard.base.errors",
+    "EvenshardError": "evenshard.base.errors",
     "InUse": "evenshard.planner.knobs",
-    "InfeasibleTask": "evenshard.utils.errors",
+    "InfeasibleTask": "evenshard.base.errors",
     "Machine": "evenshard.planner.knobs",
     "Memory": "evenshard.planner.knobs",
     "Placement": "evenshard.placement.placement",

@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 
 import evenshard
+from evenshard.base.errors import BadConfig
 from evenshard.report.page.page import page
 from evenshard.report.terminal import brief_text, print_answer
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
 

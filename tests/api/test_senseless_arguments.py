@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.planner.request import check_batch
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
 
 TABLES = [Table("a", 100, 16, 1.0), Table("b", 300, 16, 1.0)]
 

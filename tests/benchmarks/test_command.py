@@ -10,8 +10,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.studies.rows import ROWS, left_out, rows
 from benchmarks.studies.summary import Measured, comparison
+from evenshard.base.errors import BadConfig
 from evenshard.tracking import StageRun
-from evenshard.utils.errors import BadConfig
 from support.tracking_builders import empty_mlflow, runs_of
 
 STUDY = {

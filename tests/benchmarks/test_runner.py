@@ -16,7 +16,7 @@ from benchmarks.studies import units as units_module
 from benchmarks.studies.plan import all_units
 from benchmarks.studies.runner import run_units
 from benchmarks.studies.units import Record, Store
-from evenshard.utils.errors import BadFile, BadInput, InfeasibleTask
+from evenshard.base.errors import BadFile, BadInput, InfeasibleTask
 from support import killable_study
 from support.killable_study import Add, Fail, began, chain
 from support.patience import wait_until

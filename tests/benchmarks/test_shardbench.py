@@ -28,12 +28,12 @@ from benchmarks.shardbench.results import (
     write_csv,
 )
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
+from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import whole_part
 from evenshard.placement.plan import check_sharding
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 from support.repository import ROOT
 from support.truth import truth_file
 
@@ -47,7 +47,7 @@ def plan(tables, machine):
 """
 LOSES_A_TABLE = FIRST_DEVICE.replace("in tables]", "in tables[1:]]")
 GIVES_UP = """
-from evenshard.utils.errors import InfeasibleTask
+from evenshard.base.errors import InfeasibleTask
 
 def plan(tables, machine):
     raise InfeasibleTask(f"{len(tables)} tables are too many for {machine.nodes.num_devices} devices")

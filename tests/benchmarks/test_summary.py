@@ -10,7 +10,7 @@ import pytest
 from benchmarks.studies.networks import own_placements, sample_accuracy
 from benchmarks.studies.summary import Measured, comparison
 from benchmarks.studies.table import markdown, study_text
-from evenshard.stages.sharder_comparison import common_tasks
+from evenshard.loop.sharder_comparison import common_tasks
 
 INF = math.inf
 T_2 = 4.302652729749464  # Student's t of 2 degrees of freedom, 97.5 %

@@ -17,6 +17,7 @@ from benchmarks.studies.trainings import (
     train_autoshard,
     train_dreamshard,
 )
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement
@@ -27,7 +28,6 @@ from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import RandomSharder
 from evenshard.sharders.training import FitConfig
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import FakeHardware, capped, sized, some_tables, table, task
 
 # DreamShard -----------------------------------------------------------------------------------------------------------

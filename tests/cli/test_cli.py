@@ -17,13 +17,13 @@ import pytest
 import torch
 import yaml
 
+from evenshard.base.errors import MeasurementFailed
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.planner.file import load_answer
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import load_tables
 from evenshard.tracking import StageRun
-from evenshard.utils.errors import MeasurementFailed
 from support.convex_builders import predicted_ms
 from support.tracking_builders import empty_file
 

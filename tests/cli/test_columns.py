@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
-from evenshard.stages.generate_tables import run
-from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
+from evenshard.loop.generate_tables import run
+from evenshard.loop.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.tables.files import load_tables
-from evenshard.utils.errors import BadConfig
 from support.learned import LEARNED
 
 THEIRS = "feature,cardinality,dim,pooling,owner\na,200000,16,3,x\nb,9000,8,1,x\nc,50000,16,2,x\nd,7000,8,1,x\n"

@@ -76,7 +76,7 @@ def test_a_budget_stops_the_benchmark_and_zero_only_reads_the_journal(
     assert main([*some, "--budget-minutes", "0.02"]) == 0
     done = {row["measurement_id"] for row in rows()}
     assert 0 < len(done) < 400
-    monkeypatch.setattr("evenshard.stages.benchmark.open_hardware", lambda measure: pytest.fail("opened"))
+    monkeypatch.setattr("evenshard.loop.benchmark.open_hardware", lambda measure: pytest.fail("opened"))
     assert main([*some[:-4], "--shards", "400", "--journal", "j.jsonl", "--budget-minutes", "0"]) == 0
     assert {row["measurement_id"] for row in rows()} == done
     assert main([*BENCHMARK, "--journal", "none.jsonl", "--budget-minutes", "0"]) == 2
@@ -86,8 +86,8 @@ def test_a_budget_stops_the_benchmark_and_zero_only_reads_the_journal(
 def test_without_a_journal_a_failed_benchmark_goes_on_where_it_was(
     pool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from evenshard.base.errors import MeasurementFailed
     from evenshard.measure.simulated.hardware import SimulatedHardware
-    from evenshard.utils.errors import MeasurementFailed
 
     measure, calls = SimulatedHardware.measure, []
 
@@ -117,7 +117,7 @@ def test_a_plan_is_measured_elsewhere_and_comes_back_as_costs(
     assert main([*some, "--plan-out", "plan.json"]) == 0
     assert not Path("costs.parquet").exists()
     assert bare_main(["plan.json", "--journal", "box.jsonl"]) == 0
-    monkeypatch.setattr("evenshard.stages.benchmark.open_hardware", lambda measure: pytest.fail("opened"))
+    monkeypatch.setattr("evenshard.loop.benchmark.open_hardware", lambda measure: pytest.fail("opened"))
     assert main([*some, "--journal", "box.jsonl", "--budget-minutes", "0"]) == 0
     assert len({row["measurement_id"] for row in rows()}) == 4 + 8 + 5
     assert {row["hardware"] for row in rows()} == {"simulated: h200"}

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.base.params import load_params
 from evenshard.cli import main
 from evenshard.cli.init import TEMPLATES
 from evenshard.compare.what_if.option import load_prices
+from evenshard.loop.commands import ImportCostsConfig
+from evenshard.loop.import_costs import read_shards
+from evenshard.loop.loop import STAGES
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.planner.cluster import load_cluster_file
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import load_rules
 from evenshard.sharders.models import load_model
-from evenshard.stages.commands import ImportCostsConfig
-from evenshard.stages.import_costs import read_shards
-from evenshard.stages.loop import STAGES
-from evenshard.utils.params import load_params
 from support.documented import ROOT, command
 
 

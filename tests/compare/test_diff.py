@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
 from evenshard.compare.diff import diff
 from evenshard.compare.difference import (
@@ -34,7 +35,6 @@ from evenshard.planner.rules import Rules
 from evenshard.report.difference import print_difference
 from evenshard.sharders.models import load_model
 from evenshard.tables.table import Table
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import BATCH_SIZE, some_tables
 from support.explain_builders import ROOM, additive, answered, asked
 from support.model_builders import save_model

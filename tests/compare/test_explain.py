@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.compare import explain as module
 from evenshard.compare.explain import NUM_CHANGES, explain
@@ -21,7 +22,6 @@ from evenshard.planner.file import save_answer
 from evenshard.planner.rules import Rules
 from evenshard.report.explanation import print_explanation
 from evenshard.sharders.models import load_model
-from evenshard.utils.errors import BadConfig
 from support.explain_builders import additive, answered, asked
 from support.model_builders import save_model
 from support.request_builders import untrained

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
 from evenshard.compare.diff import diff, rename_devices
 from evenshard.compare.difference import Difference, Payback, payback
@@ -21,8 +23,6 @@ from evenshard.planner.comparison import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.report.difference import payback_lines
 from evenshard.sharders.models import load_model
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.units import BYTES_PER_GB
 from support.explain_builders import additive, answered, asked
 from support.model_builders import save_model
 from support.request_builders import untrained

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 import evenshard
+from evenshard.base.errors import BadFile
+from evenshard.base.s3 import Address, content_hash, upload
+from evenshard.base.s3.client import s3_client
 from evenshard.cli import main
 from evenshard.planner.file import load_answer
 from evenshard.tables.files import load_tables
-from evenshard.utils.errors import BadFile
-from evenshard.utils.s3 import Address, content_hash, upload
-from evenshard.utils.s3.client import s3_client
 from evenshard_components.drift.component import drift
 from evenshard_components.generate_tables.component import generate_tables
 from evenshard_components.watch.component import watch

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evenshard.base.errors import BadConfig
 from evenshard.kubeflow.cluster import COMPONENTS, load_cluster
 from evenshard.kubeflow.component import DEFAULT_IMAGE, image
-from evenshard.utils.errors import BadConfig
 from evenshard_pipelines.build import default_cluster
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4

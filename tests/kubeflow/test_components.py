@@ -16,8 +16,8 @@ from kfp import compiler
 
 from evenshard.kubeflow.cluster import COMPONENTS
 from evenshard.kubeflow.component import DEFAULT_IMAGE
-from evenshard.stages.loop import STAGES
-from evenshard.stages.stage import Stage
+from evenshard.loop.loop import STAGES
+from evenshard.loop.stage import Stage
 from evenshard_components.generate import component, component_names, component_of, metadata_of, readme_of
 from support.repository import ROOT
 
@@ -57,7 +57,7 @@ def test_every_folder_has_metadata_and_a_test(name: str) -> None:
     assert {one["name"] for one in metadata["dependencies"]["kubeflow"]} == {"Pipelines"}
     assert len(metadata["tags"]) == len(set(metadata["tags"])) > 1
     assert isinstance(metadata["lastVerified"], datetime)
-    if name not in OF_STAGES:  # tests/stages/test_both_ways.py runs these
+    if name not in OF_STAGES:  # tests/loop/test_both_ways.py runs these
         assert (folder / "tests/test_component_unit.py").is_file()
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from evenshard.base.units import gb_to_bytes
 from evenshard.cli import main
 from evenshard.kubeflow import local
 from evenshard.measure.cost_rows import read_rows
@@ -25,7 +26,6 @@ from evenshard.sharders.checkpoint import kind_in
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.torchrec.plan.file import load_plan_parts
-from evenshard.utils.units import gb_to_bytes
 from support import http_server
 from support.documented import command
 from support.kubeflow_builders import SMALL_PARAMS

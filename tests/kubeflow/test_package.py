@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.kubeflow.component import DEFAULT_IMAGE
 from evenshard.kubeflow.package import data_hash, pipeline_documents, require_fits
 from evenshard.tracking import LOOP_ID
-from evenshard.utils.errors import BadConfig
 from evenshard_pipelines.build import PIPELINES, default_cluster
 from evenshard_pipelines.dvc_rounds import paths, unroll
 from support.documented import snippet

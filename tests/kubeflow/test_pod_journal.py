@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from kfp import dsl
 
+from evenshard.base.errors import MeasurementFailed, StorageFailed
+from evenshard.base.retry import PAUSES
+from evenshard.base.s3 import remove
+from evenshard.base.s3.client import s3_client
 from evenshard.kubeflow import pod_journal
 from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.measure.journal import Journal, Origin, Visit
-from evenshard.utils.errors import MeasurementFailed, StorageFailed
-from evenshard.utils.retry import PAUSES
-from evenshard.utils.s3 import remove
-from evenshard.utils.s3.client import s3_client
 from evenshard_components.generate_tables.component import generate_tables
 from support import killable_pod
 from support.builders import PROVENANCE, cost

@@ -21,7 +21,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from evenshard.stages.commands import WatchConfig
+from evenshard.loop.commands import WatchConfig
 from support import http_server, kfp_server
 from support.documented import command
 from support.kfp_server import FakePipelines, nodes_of, serving
@@ -505,11 +505,11 @@ BAD_INPUT = "s3://evenshard/data/none.csv: no such file. Check the path."
 @pytest.mark.parametrize(
     ("log", "why"),
     [
-        (LOG.format(error=f"evenshard.utils.errors.BadFile: {BAD_INPUT}"), BAD_INPUT[:-1]),
+        (LOG.format(error=f"evenshard.base.errors.BadFile: {BAD_INPUT}"), BAD_INPUT[:-1]),
         (LOG.format(error="IndexError: list index out of range"), "IndexError: list index out of range"),
         (  # a stage that measures on a GPU runs in a process of its own
             f"evenshard benchmark: {BAD_INPUT}\n"
-            + LOG.format(error="evenshard.utils.errors.BadConfig: benchmark: bad input. See above."),
+            + LOG.format(error="evenshard.base.errors.BadConfig: benchmark: bad input. See above."),
             BAD_INPUT[:-1],
         ),
         ("Error: exit status 1\n", "Error, exit code 1"),

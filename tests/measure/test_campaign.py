@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadFile, MeasurementFailed
 from evenshard.measure import campaign
 from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
 from evenshard.measure.config import MeasureConfig
@@ -31,7 +32,6 @@ from evenshard.measure.journal import Journal
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.utils.errors import BadFile, MeasurementFailed
 from support import killable_campaign
 from support.builders import PROVENANCE, ROOMY, FakeHardware, every_placement, table, task, working
 

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadFile, MeasurementFailed
+from evenshard.base.provenance import Lineage
 from evenshard.measure import cost_rows
 from evenshard.measure.cost_dataset import load_costs, read_placements, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
@@ -23,8 +25,6 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.utils.errors import BadFile, MeasurementFailed
-from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, table, task
 
 POOL = some_tables(4)

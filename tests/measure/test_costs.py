@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import MeasurementFailed
 from evenshard.measure import costs
 from evenshard.measure.costs import (
     CONTROL,
@@ -23,7 +24,6 @@ from evenshard.measure.costs import (
     moment_problem,
     time_problem,
 )
-from evenshard.utils.errors import MeasurementFailed
 from support.builders import PROVENANCE, cost, device_costs, measured, some_tables, task
 
 TOTAL_OR_STATUS = ("fwd_bwd_compute_ms", "status")

@@ -15,6 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure import fbgemm
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
@@ -31,8 +33,6 @@ from evenshard.measure.hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import READ_ONCE, table
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, seed=5)

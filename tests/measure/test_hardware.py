@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import (
     KINDS,
@@ -14,7 +15,6 @@ from evenshard.measure.hardware import (
     provenance_problem,
 )
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
-from evenshard.utils.errors import BadConfig
 
 H200 = HardwareName.of("simulated", "h200")
 REAL_H200 = HardwareName.of("cuda", "NVIDIA H200")

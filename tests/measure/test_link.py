@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.measure.collectives import Links, Volumes, all_to_all_ms, exchange_times
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import ALIASES, LINKS, beyond_span, is_modelled, link, link_name, link_of
@@ -18,7 +19,6 @@ from evenshard.measure.link_model import Link
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
-from evenshard.utils.errors import BadConfig, BadFile
 from support.truth import truth_file
 
 PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadFile
 from evenshard.measure.collectives import Links, Volumes, exchange_times
 from evenshard.measure.link import LINKS, NVLINK_GB_S, link, nvlink_by_rule
 from evenshard.measure.link_model import (
@@ -27,7 +28,6 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.errors import BadFile
 
 # 10 us; 20 us more for 40 KB; then 100 GB/s, 0.01 us a KB.
 BENT = Curve(ALL_TO_ALL, 2, (0.0, 40.0), (10.0, 30.0), 100.0)

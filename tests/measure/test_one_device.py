@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure import one_device
 from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
@@ -19,7 +20,6 @@ from evenshard.measure.link import LINKS
 from evenshard.measure.one_device import OneDeviceInTurn
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from support.builders import table, task
 
 CONFIG = MeasureConfig(hardware="cpu", link="ethernet_10g", num_batches=2, warmup=1, repeats=3, visits=2, seed=5)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadFile
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.plan import load_measure_plan, save_measure_plan
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadFile
 from support.builders import some_tables, table, task
 
 TABLES = (*some_tables(3), Table("uncounted", 10, 4, 0.1), table("half", bits=16))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import profile_names, profile_of_gpu, profile_path
 from evenshard.measure.link import link
 from evenshard.measure.profile_file import is_data_sheet, read_profile, sources_of, write_profile
 from evenshard.measure.simulated.gpu_profile import BY_KERNEL, RATES, GpuProfile, gpu_profile
-from evenshard.utils.errors import BadConfig, BadFile
 
 
 @dataclass(frozen=True)

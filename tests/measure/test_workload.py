@@ -12,6 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig
 from evenshard.measure.workload import Lookups, RecordedLookups, _counts_U, _largest_remainder, draw_lookups
 from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -26,7 +27,6 @@ from evenshard.tables.reuse import (
     reuse_bins_of_counts,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 from support.builders import READ_ONCE, table
 
 

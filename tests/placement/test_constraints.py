@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import (
     Placement,
@@ -32,7 +33,6 @@ from evenshard.sharders.packing.reasons import no_room, reason
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 from support import builders
 from support.additive_price import Additive
 from support.builders import every_placement, sized, some_tables, split_by, table, task, working

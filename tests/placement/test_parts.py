@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import (
     COLUMN_STEP,
     COMPUTE_KERNELS,
@@ -36,7 +37,6 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
 from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thinned_reuse_bins
-from evenshard.utils.errors import BadConfig
 from support.builders import column_parts, parts_of, table, task
 
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.plan import check_placement
 from evenshard.sharders.packing.reasons import no_room, require_room
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, table, task
 
 

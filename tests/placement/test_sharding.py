@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding, parts_by_table
@@ -25,7 +26,6 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits, part_bytes, used_bytes
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import table
 
 # Two nodes, with the devices 0 and 1, and 2 and 3.

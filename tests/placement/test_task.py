@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.tasks import (
     TaskSampling,
     TaskSplit,
@@ -19,8 +21,6 @@ from evenshard.placement.tasks import (
     save_tasks,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import some_tables, table, task
 
 POOL = some_tables(20)

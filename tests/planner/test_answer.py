@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
 from support.effort import LITTLE

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.units import BYTES_PER_GB as GB
+from evenshard.base.units import gb_to_bytes
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import FUSED, TablePart
 from evenshard.placement.plan import check_sharding
@@ -24,9 +27,6 @@ from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.packing.reasons import MORE_ROOM
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.units import BYTES_PER_GB as GB
-from evenshard.utils.units import gb_to_bytes
 from support.builders import cuts_of
 from support.integer_program import Program, Sum, total
 from support.request_builders import request, untrained

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import evenshard
+from evenshard.base.units import gb_to_bytes
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import profile_names
 from evenshard.measure.simulated.hardware import SimulatedHardware
@@ -18,7 +19,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.simple import random_sharding
 from evenshard.tables.sources import catalog_names, load_catalog
 from evenshard.tables.table import Table
-from evenshard.utils.units import gb_to_bytes
 
 BATCH = 65_536
 WITHIN = 0.002

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 from evenshard import place
+from evenshard.base.errors import BadConfig, BadFile, BadInput
 from evenshard.cli import main
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, load_cluster_file
-from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.builders import some_tables
 from support.request_builders import devices_asked
 

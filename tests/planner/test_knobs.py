@@ -17,17 +17,17 @@ import evenshard
 from evenshard import InUse, Machine, Memory, Search, Training
 from evenshard.api.serving import served_code
 from evenshard.api.what_if import WhatIf, shared_knobs
+from evenshard.base.errors import BadConfig, BadInput
+from evenshard.base.knobs import knob, knobs_of
+from evenshard.base.limits import Range
+from evenshard.base.typed import check_arguments
 from evenshard.cli import main
+from evenshard.loop.decisions.requests import place_tables
 from evenshard.planner import knobs
 from evenshard.planner.knobs import Knobs, group_knobs, groups, knob_field, place_knob, place_knobs
 from evenshard.planner.request import PlacementRequest, kept_knobs
-from evenshard.stages.decisions.requests import place_tables
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
-from evenshard.utils.errors import BadConfig, BadInput
-from evenshard.utils.knobs import knob, knobs_of
-from evenshard.utils.limits import Range
-from evenshard.utils.typed import check_arguments
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
@@ -70,7 +70,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         raise BadInput("that is enough")
 
     monkeypatch.setattr("evenshard.cli.place.place", place)
-    monkeypatch.setattr("evenshard.stages.decisions.requests.place", place)
+    monkeypatch.setattr("evenshard.loop.decisions.requests.place", place)
     received["place"] = place
     return received
 

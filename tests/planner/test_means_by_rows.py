@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.base.errors import InfeasibleTask
 from evenshard.compare.explain import explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
@@ -18,7 +19,6 @@ from evenshard.placement.task import allow_means_of_rows
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 
 MEANS = tuple(Table(f"m{number}", 10**7, 64, 100.0, pooling="mean", module="means") for number in range(2))

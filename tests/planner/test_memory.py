@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import DEVICE_COMPONENTS, DeviceMemory, NodeMemory, brim_warnings
-from evenshard.utils.errors import InfeasibleTask
 from support.answer_builders import answer
 from support.builders import table
 

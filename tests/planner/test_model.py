@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.base.errors import BadConfig, TrackingFailed
 from evenshard.sharders.models import load_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import download_model, model_version
-from evenshard.utils.errors import BadConfig, TrackingFailed
 from support.builders import cost, cost_net, measured, policy, table, task
 from support.convex_builders import NORMALIZER, bound_ms, random_model
 from support.model_builders import save_model

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.compare.diff import diff
 from evenshard.planner.file import json_text, load_answer, save_answer
 from evenshard.report.page.page import save_page
 from evenshard.report.terminal import print_answer
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 OLD = (
     Table("clicks", 2_000_000, 64, 30.0),
@@ -138,7 +138,7 @@ def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFi
 
 def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> None:
     from evenshard.api.serving import served_parameters
-    from evenshard.stages.decisions.requests import place_arguments
+    from evenshard.loop.decisions.requests import place_arguments
 
     assert place_arguments({"max_move_gb": 1})["max_move_gb"] == 1
     with pytest.raises(BadConfig, match=r"near is the pipeline's in_use\. Name the plan there"):

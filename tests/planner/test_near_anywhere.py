@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import evenshard
+from evenshard.base.errors import BadConfig
 from evenshard.compare.diff import diff
 from evenshard.planner.file import save_answer
 from evenshard.sharders.search.near_placement import ALIKE
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 GB = 2**30
 ONE, MORE = {"num_devices": 2}, {"num_devices": 4}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.compare.diff import diff
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
@@ -17,7 +18,6 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.effort import LITTLE
 from support.request_builders import untrained
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.base.errors import BadConfig, BadInput, InfeasibleTask
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
 from evenshard.planner.file import json_text, load_answer
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
-from evenshard.utils.units import BYTES_PER_GB
 from support.learned import LEARNED
 from support.patience import PATIENCE_S
 

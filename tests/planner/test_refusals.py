@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import FUSED
 from evenshard.placement.plan import check_sharding
@@ -27,7 +28,6 @@ from evenshard.planner.rules import Rules
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 from support.effort import LITTLE
 from support.legal_placements import legal_placement
 from support.random_requests import random_request

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import json_text, load_answer
@@ -18,7 +19,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.report.page.page import page
 from evenshard.report.terminal import print_answer
-from evenshard.utils.errors import BadConfig
 from support.effort import LITTLE
 from support.request_builders import request, untrained
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS, state_bytes
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import part_bytes
 from evenshard.planner.request import caps_of
 from evenshard.planner.rules import Rules
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import parts_of, table
 from support.request_builders import ROOM, request
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.loop.decisions.requests import place_arguments
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
 from evenshard.placement.task import TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
-from evenshard.stages.decisions.requests import place_arguments
-from evenshard.utils.errors import BadConfig, BadFile
 
 
 def test_all_kinds_of_rules(tmp_path: Path) -> None:

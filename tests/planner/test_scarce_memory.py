@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import evenshard
+from evenshard.base.errors import BadInput, InfeasibleTask
+from evenshard.base.units import bytes_to_gb
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadInput, InfeasibleTask
-from evenshard.utils.units import bytes_to_gb
 
 # Nodes, and devices of each.
 SHAPES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import evenshard
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import MAX_GPU_COLUMNS, whole_part
 from evenshard.placement.plan import check_sharding
@@ -20,7 +21,6 @@ from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.space import column_cuts
 from evenshard.sharders.simple import random_sharding
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 
 WIDE, NARROW = Table("wide", 1000, 4096, 2.0), Table("narrow", 1000, 64, 2.0)
 LINK = "infiniband_ndr"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import evenshard
+from evenshard.base.errors import MissingPackage
 from evenshard.cli import main
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
@@ -26,7 +27,6 @@ from evenshard.planner.rules import Rules
 from evenshard.report.page.page import Axis, device_bars, host_bars, page, rival_axis, save_page, time_axis
 from evenshard.sharders.catalog import HEURISTICS, label_of
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.errors import MissingPackage
 from support.answer_builders import GB, answer
 from support.builders import cost, table
 from support.patience import PATIENCE_S

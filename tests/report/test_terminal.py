@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.units import ms_text, size_text
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
@@ -19,7 +20,6 @@ from evenshard.report.table_facts import costliest, offload_text, placed_parts
 from evenshard.report.terminal import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.units import ms_text, size_text
 from support.answer_builders import GB, answer
 from support.builders import cost, table
 

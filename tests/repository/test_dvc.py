@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from evenshard.stages.loop import STAGES
-from evenshard.utils.outputs import MODEL_PARTS
-from evenshard.utils.provenance import RESULT
+from evenshard.base.outputs import MODEL_PARTS
+from evenshard.base.provenance import RESULT
+from evenshard.loop.loop import STAGES
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))

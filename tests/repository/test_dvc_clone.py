@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from evenshard.base.provenance import RESULT
 from evenshard.measure.cost_rows import read_lineage
 from evenshard.measure.here import MACHINE
-from evenshard.utils.provenance import RESULT
 from support.dataset_builders import dvc, git, own_name
 from support.loops import TINY, params_with
 from support.repository import ROOT

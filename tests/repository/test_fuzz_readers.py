@@ -31,7 +31,7 @@ def _fails(tmp_path: Path, read: object) -> str | None:
 
 def test_what_is_no_answer_is_seen(tmp_path: Path) -> None:
     """The test's own eyes: exceptions, messages of several lines, memory and time."""
-    from evenshard.utils.errors import BadInput
+    from evenshard.base.errors import BadInput
 
     def failing_with(message: str) -> object:
         error = BadInput("")

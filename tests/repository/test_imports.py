@@ -21,7 +21,7 @@ MODULES = {
 # Our own modules that bring no package and yet take a while, each with what it would add to `evenshard --help`.
 SLOW = {
     "evenshard.tables.traffic": "20 ms, for files of traffic and their counts",
-    "evenshard.utils.s3": "6 ms, for manifests and transfers",
+    "evenshard.base.s3": "6 ms, for manifests and transfers",
 }
 
 

@@ -75,7 +75,7 @@ for command in json.load(sys.stdin):
 OPENS_HARDWARE = """
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import open_hardware
-from evenshard.utils.errors import BadInput
+from evenshard.base.errors import BadInput
 try:
     open_hardware(MeasureConfig("cpu"))
 except BadInput as error:
@@ -254,7 +254,7 @@ def test_the_sdist_holds_what_git_tracks_and_its_tests_run(built: Built, tmp_pat
         files = {name for name in tracked if (ROOT / name).is_file()}  # not the links to folders
         assert not {name for name in files if not (tree / name).exists()}
     variables = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/utils/test_messages.py"]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/base/test_messages.py"]
     done = subprocess.run(words, cwd=tree, env=variables, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
@@ -281,7 +281,7 @@ def test_every_python_that_it_names_compiles_the_wheel(version: str, built: Buil
     with ZipFile(built.wheel) as archive:
         archive.extractall(tmp_path)
     run([python, "-W", "error", "-m", "compileall", "-q", "-j", "1", "-o", "0", "evenshard"], tmp_path)
-    units = run([python, "-c", "import evenshard.utils.units as units; print(units.BYTES_PER_GB)"], tmp_path).stdout
+    units = run([python, "-c", "import evenshard.base.units as units; print(units.BYTES_PER_GB)"], tmp_path).stdout
     assert int(units) == 1024**3
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from evenshard.base.errors import BadFile, TrainingFailed
 from evenshard.placement.placement import Placement
 from evenshard.sharders.checkpoint import (
     Checkpoint,
@@ -26,7 +27,6 @@ from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import FitConfig
-from evenshard.utils.errors import BadFile, TrainingFailed
 from support.builders import BATCH_SIZE, FakeHardware, cost_net, measured, policy, some_tables, task
 from support.model_builders import save_network
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.outputs import MODEL_PARTS
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName
@@ -23,8 +25,6 @@ from evenshard.sharders.model import digest_of
 from evenshard.sharders.models import load_model, save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.outputs import MODEL_PARTS
 from support.builders import BATCH_SIZE, PROVENANCE, cost, cost_net, measured, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, bound_ms, random_model
 from support.model_builders import save_model

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.simple import possible_types, random_sharding
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 
 TABLES = (

@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.tasks import single_table_task
@@ -25,8 +27,6 @@ from evenshard.sharders.simple import (
     single_cost_sharder,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,

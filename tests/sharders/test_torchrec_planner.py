@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS
@@ -17,8 +19,6 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_placement
 from evenshard.sharders.torchrec.planner import Bandwidths, PlannerSetting, bandwidths_of, machine_bandwidths
 from evenshard.sharders.torchrec.rival import TorchRecSharder
-from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, some_tables, split_by, table, task
 from support.constraint_builders import is_legal, limited, only
 

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.simulated.gpu_profile import gpu_profile
@@ -28,7 +29,6 @@ from evenshard.sharders.torchrec.planner import (
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 
 GB_S = Bandwidths(4800, 450, 50)

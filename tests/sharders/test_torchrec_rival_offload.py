@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.plan import check_sharding
@@ -14,7 +15,6 @@ from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, 
 from evenshard.sharders.torchrec.planner import OFFLOAD_SETTINGS, Bandwidths, PlannerSetting
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 
 MB, BATCH_SIZE = 2**20, 4096

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from hypothesis import strategies as st
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.parts import Span, TablePart
@@ -21,7 +22,6 @@ from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 
 Net = TypeVar("Net", DreamShardCostNet, DreamShardPolicy)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.memory import STATE_NUMBERS, state_bytes
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import WHOLE, ShardingTask
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.tables.table import Table
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import every_placement, sized, task
 
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 import yaml
 
+from evenshard.base.errors import EvenshardError
 from evenshard.measure.traces.ranks import observe
-from evenshard.utils.errors import EvenshardError
 from support.answer_builders import answer
 from support.builders import PROVENANCE, cost, some_tables, table, task
 from support.mutations import (
@@ -126,6 +126,7 @@ def bounded() -> Iterator[None]:
 @cache
 def _made() -> Path:
     """A folder with one good input of each kind that takes writing."""
+    from evenshard.base.provenance import Lineage
     from evenshard.measure.campaign import Job
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.journal import Journal, Origin, Visit
@@ -135,7 +136,6 @@ def _made() -> Path:
     from evenshard.planner.file import save_answer
     from evenshard.tables.files import save_tables
     from evenshard.tables.generator import GeneratorConfig, generate_tables
-    from evenshard.utils.provenance import Lineage
 
     folder = Path(tempfile.mkdtemp(prefix="evenshard-fuzz-"))
     atexit.register(shutil.rmtree, folder)
@@ -228,10 +228,10 @@ def _read_tasks(path: Path) -> None:
 
 
 def _read_params(path: Path) -> None:
+    from evenshard.base.params import load_params, section
+    from evenshard.base.provenance import params_hash
+    from evenshard.loop.loop import STAGES, LoopConfig
     from evenshard.measure.config import MeasureConfig
-    from evenshard.stages.loop import STAGES, LoopConfig
-    from evenshard.utils.params import load_params, section
-    from evenshard.utils.provenance import params_hash
 
     kinds = {"loop": LoopConfig, "measure": MeasureConfig, **{stage.name: stage.config for stage in STAGES}}
     params = load_params(path)
@@ -321,8 +321,8 @@ def _read_delta(path: Path) -> None:
 
 
 def _read_torchrec_plan(path: Path) -> None:
+    from evenshard.base.errors import BadConfig
     from evenshard.torchrec import load_plan
-    from evenshard.utils.errors import BadConfig
 
     try:
         load_plan(path, {})
@@ -344,7 +344,7 @@ def _read_model(path: Path) -> None:
 
 
 def _read_address(path: Path) -> None:
-    from evenshard.utils.s3.client import Address
+    from evenshard.base.s3.client import Address
 
     str(Address.of(path.read_text(errors="surrogateescape")).below("x"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.studies.runner import run_units
 from benchmarks.studies.units import Result, Store, Unit
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.base.errors import BadConfig, InfeasibleTask
 
 
 @dataclass(frozen=True)

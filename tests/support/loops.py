@@ -140,7 +140,7 @@ if __name__ == "__main__":
     import mlflow.pyfunc  # noqa: F401  # once, not once in each process
     import scipy.optimize  # noqa: F401
 
-    import evenshard.stages.evaluate  # noqa: F401
+    import evenshard.loop.evaluate  # noqa: F401
 
     torch.set_num_threads(1)
     processes = multiprocessing.get_context("fork")

@@ -11,12 +11,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.parts import Span
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.simple import expert_sharders
 from evenshard.torchrec import TablePart
-from evenshard.utils.units import BYTES_PER_GB
 
 META = torch.device("meta")
 GREEDY = expert_sharders()[0]

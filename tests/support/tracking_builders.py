@@ -12,12 +12,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
 from evenshard.tracking.client import connect, experiment_name, short_timeouts
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
 from support.model_builders import save_model

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from evenshard.base.errors import BadFile
 from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.traffic import tables_from_traffic
-from evenshard.utils.errors import BadFile
 
 # Lookups of each sample, by table.
 Samples = dict[str, list[list[int]]]

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.files import load_tables, load_tables_with_assumptions, save_tables
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
 
 UNIFORM = [1 / 17] * 17
 RECORD = {"name": "ads", "num_rows": 1000, "embedding_dim": 16, "pooling_factor": 2.5}

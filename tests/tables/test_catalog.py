@@ -7,11 +7,11 @@ from importlib import resources
 
 import pytest
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.units import bytes_to_gb
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.sources import catalog_names, load_catalog
 from evenshard.tables.table import duplicate_name
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.units import bytes_to_gb
 
 # Tables, total rows (criteo, avazu: summed by hand from the published lists) or GiB of float32 weights (nvidia: as
 # published beside the models), and lookups per sample.

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from evenshard.stages import generate_tables
-from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.loop import generate_tables
+from evenshard.loop.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
 
 # Three tables, two samples. Table 0: sample 0 reads rows 7, 7 and sample 1 row 2; table 1 is never read; table 2:
 # sample 0 reads nothing, sample 1 reads row 0 five times.
@@ -139,7 +139,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, legacy: bool, zipped: bo
 
 
 def test_a_gzipped_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenshard.utils.packed_files.MAX_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.base.packed_files.MAX_UNPACKED_BYTES", 2**20)
     path = tmp_path / "long.pt.gz"
     path.write_bytes(gzip.compress(bytes(2**22)))
     assert "unpacks to more than 0.00098 GB" in complaint(path)

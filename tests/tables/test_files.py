@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadFile
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.reuse import DLRM_2021_REUSE
 from evenshard.tables.table import DATA_TYPES, POOLINGS, Table
-from evenshard.utils.errors import BadFile
 
 SUFFIXES = [".yaml", ".yml", ".json", ".csv", ".parquet"]
 UNIFORM = [1 / 17] * 17
@@ -443,7 +443,7 @@ def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest
     lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
     assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
     assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
-    monkeypatch.setattr("evenshard.utils.limits.MAX_TEXT_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.base.limits.MAX_TEXT_BYTES", 2**20)
     for suffix in (".csv", ".json", ".yaml"):
         assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables, pool_reuse
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, DLRM_2021_REUSE, feasible_reuse_bins
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 BATCH_SIZE = 65_536
 POOLS = tuple(generate_tables(GeneratorConfig(856), BATCH_SIZE, seed) for seed in range(16))

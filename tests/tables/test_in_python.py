@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.tables.sources import tables_from, tables_in_python
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
 from support.traffic_builders import TRAFFIC, write_parquet
 
 RECORDS = [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.tables.assumptions import Assumption, TableSet, with_pooling_factors
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 USER = Table("user", 90, 8, 1.0)
 ITEM = Table("item", 90, 8, 4.0, feature_names=("seen", "bought"), feature_pooling_factors=(2.0, 2.0))

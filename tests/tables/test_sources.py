@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from evenshard.base.errors import BadConfig, BadFile, BadInput
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.files import save_tables
 from evenshard.tables.sources import (
@@ -28,7 +29,6 @@ from evenshard.tables.sources import (
     with_weight_bits,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.traffic_builders import (
     ADS_MISSES,
     ADS_ROWS,

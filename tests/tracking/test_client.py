@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy
 
 from evenshard import tracking
+from evenshard.base.errors import TrackingFailed
 from evenshard.tracking.client import connect, sqlite_file, usable_file
-from evenshard.utils.errors import TrackingFailed
 from support.tracking_builders import empty_file, loops
 
 FORK = multiprocessing.get_context("fork")

@@ -20,13 +20,13 @@ import pytest
 
 from evenshard import tracking
 from evenshard.api.serving import served_code
+from evenshard.base.errors import TrackingFailed
+from evenshard.base.process import on_sigterm, terminate
+from evenshard.base.provenance import params_hash
 from evenshard.tracking import run_files
 from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
 from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop, flatten
-from evenshard.utils.errors import TrackingFailed
-from evenshard.utils.process import on_sigterm, terminate
-from evenshard.utils.provenance import params_hash
 from support.http_server import hanging
 from support.tracking_builders import AWAY, empty_mlflow, parts_of, runs_of, write_costs, write_model
 
@@ -333,7 +333,7 @@ def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
     code = f"""
 import warnings
 from evenshard import tracking
-from evenshard.utils.console import log_to_stderr
+from evenshard.base.console import log_to_stderr
 from evenshard.cli import main
 log_to_stderr()
 warnings.warn("of {uri}/x")

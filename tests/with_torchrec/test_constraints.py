@@ -11,12 +11,12 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams, KeyValueParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import COMPUTE_KERNELS
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.rules import Rules
 from evenshard.torchrec.model.tables import table_set_of
 from evenshard.torchrec.planner.constraints import USED, Constrained, constrained_model
-from evenshard.utils.errors import BadConfig
 
 CONFIGS = [
     EmbeddingBagConfig(name="a", embedding_dim=64, num_embeddings=100, feature_names=["f", "g"]),

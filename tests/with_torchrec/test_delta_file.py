@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
 from evenshard.placement.parts import Span
 from evenshard.planner.file import save_answer
 from evenshard.torchrec.running.delta_file import read_delta, reshard_delta
 from evenshard.torchrec.running.reshard import Rectangle, add_piece, pieces_of, slice_block
-from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.explain_builders import answered, asked
 

@@ -6,8 +6,8 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from evenshard.base.errors import BadConfig
 from evenshard.torchrec import dense_bytes
-from evenshard.utils.errors import BadConfig
 
 META = torch.device("meta")
 

@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pytest
 from torchrec.distributed.types import ShardingPlan
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import ON_DEVICE, Storage
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.torchrec import shards_of
 from evenshard.torchrec.plan.plans import plan_of_parts
-from evenshard.utils.errors import BadConfig
 from support.ranks import run_ranks
 from support.sharding_cases import META, MIXED, TABLES, TWO_NODES, TWO_RANKS, Case, everything
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses

@@ -21,11 +21,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import evenshard
+from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
 from evenshard.torchrec.model.fused_optimizers import AS_LARGE, WORDS, model_optimizers
-from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.torchrec_builders import META
 
 # Of what TorchRec's function imports, and of its name: torch's own is private.

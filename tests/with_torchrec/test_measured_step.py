@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from evenshard.base.errors import BadInput, EvenshardError, MissingPackage
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY
 from evenshard.measure.distributed import collective
@@ -43,7 +44,6 @@ from evenshard.torchrec.running.measured_step import (
     _nodes_of,
     local_batch,
 )
-from evenshard.utils.errors import BadInput, EvenshardError, MissingPackage
 from support.builders import table
 from support.patience import PATIENCE_S
 from support.ranks import run_ranks

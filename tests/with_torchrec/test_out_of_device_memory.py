@@ -28,6 +28,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from evenshard.base.units import gb_to_bytes
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
@@ -38,7 +39,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.sources import load_catalog
 from evenshard.torchrec import sharding_plan, shards_of, tables_of
-from evenshard.utils.units import gb_to_bytes
 from support.torchrec_builders import META
 
 WORLD_SIZE, LOCAL_WORLD_SIZE, BATCH_SIZE = 16, 8, 65_536

@@ -10,8 +10,8 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
+from evenshard.base.errors import BadConfig
 from evenshard.torchrec import EvenshardPlanner
-from evenshard.utils.errors import BadConfig
 from support.request_builders import untrained
 from support.torchrec_builders import ITEM, META, USER, Model
 from support.traffic_builders import write_parquet

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig, BadFile, MissingPackage
 from evenshard.cli import main
 from evenshard.placement.parts import Storage
 from evenshard.placement.placement import Placement
@@ -21,7 +22,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.plan.file import load_plan_parts
-from evenshard.utils.errors import BadConfig, BadFile, MissingPackage
 from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, Model
 

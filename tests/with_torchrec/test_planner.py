@@ -18,6 +18,8 @@ from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
 
 import evenshard
+from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES
 from evenshard.placement.placement import Placement
@@ -31,8 +33,6 @@ from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, table
 from evenshard.torchrec.model.modules import dense_bytes
 from evenshard.torchrec.plan.prices import chosen_model
 from evenshard.torchrec.planner import model_plan
-from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
-from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import untrained
 from support.torchrec_builders import GREEDY, META, USER, Fixed, Model, gb, topology
 

@@ -10,6 +10,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torchrec.distributed.types import CacheParams, KeyValueParams, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.simulated.gpu_profile import gpu_profile
@@ -22,8 +24,6 @@ from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.plan.plans import other_kernels
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.units import BYTES_PER_GB
 from support.builders import table
 from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, USER, Model, part_of, topology

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 
+from evenshard.base.errors import BadConfig
 from evenshard.planner.file import save_answer
 from evenshard.torchrec import load_delta, reshard, reshard_delta, save_delta
-from evenshard.utils.errors import BadConfig
 from support.documented import snippet
 from support.ranks import run_ranks
 from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of

@@ -23,13 +23,13 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
+from evenshard.base.errors import BadConfig
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.sources import complete_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, tables_of
 from evenshard.torchrec.model.modules import collections_in, other_modules_in
 from evenshard.torchrec.model.tables import table_set_of
-from evenshard.utils.errors import BadConfig
 from support.torchrec_builders import GREEDY, ITEM, META, NAMES, USER, Model
 from support.traffic_builders import write_parquet
 

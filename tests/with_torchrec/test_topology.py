@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.planner.knobs import Memory
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.machine import (
@@ -16,7 +17,6 @@ from evenshard.torchrec.planner.machine import (
     topology_of,
     with_memory,
 )
-from evenshard.utils.units import BYTES_PER_GB
 from support.torchrec_builders import META, Model, topology
 
 GB = BYTES_PER_GB

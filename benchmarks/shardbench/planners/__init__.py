@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.shardbench.cases import BenchMachine
+from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import TablePart
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 NAMES = tuple(sorted(one.name for one in pkgutil.iter_modules(__path__)))
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from benchmarks.shardbench.cases import BenchMachine
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.parts import TablePart
 from evenshard.sharders.simple import expert_sharders
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:

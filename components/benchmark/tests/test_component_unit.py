@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.errors import BadConfig, MeasurementFailed
 from evenshard.kubeflow import pod
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.journal import Journal, Visit
-from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard_components.benchmark.component import benchmark
 from evenshard_components.conftest import CONFIG
 

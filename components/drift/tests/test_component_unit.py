@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from kfp import dsl
 
-from evenshard.utils.errors import BadConfig
+from evenshard.base.errors import BadConfig
 from evenshard_components.drift.component import drift
 from support.learned import LEARNED, learned_model
 

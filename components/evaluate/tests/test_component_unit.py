@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from kfp import dsl
 
+from evenshard.base.errors import MeasurementFailed
 from evenshard.measure.campaign import Job
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Hardware
 from evenshard.sharders.models import load_model
-from evenshard.utils.errors import MeasurementFailed
 from evenshard_components.conftest import CONFIG
 from evenshard_components.evaluate.component import evaluate
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from kfp import dsl
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.planner.file import load_answer
 from evenshard.torchrec.plan.file import load_plan_parts
-from evenshard.utils.errors import BadConfig, BadFile
 from evenshard_components.place.component import place
 
 Artifacts = Callable[..., dict[str, Any]]

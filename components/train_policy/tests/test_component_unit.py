@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from evenshard.base.provenance import sha256_of
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
-from evenshard.utils.provenance import sha256_of
 from evenshard_components.conftest import CONFIG
 from evenshard_components.train_cost.component import train_cost
 from evenshard_components.train_policy.component import train_policy

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kfp import dsl
 
+from evenshard.base.errors import BadConfig
 from evenshard.planner.file import load_answer
-from evenshard.utils.errors import BadConfig
 from evenshard_components.watch.component import watch
 from support.watch_builders import traced_job
 

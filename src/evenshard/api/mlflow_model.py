@@ -15,6 +15,9 @@ from mlflow.pyfunc.model import PythonModel
 
 from evenshard.api.place import place
 from evenshard.api.serving import served_parameters
+from evenshard.base.errors import BadConfig
+from evenshard.base.params import check_ranges
+from evenshard.base.units import gb_to_bytes
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.memory import DEFAULT_OPTIMIZER
 from evenshard.placement.parts import TablePart
@@ -25,9 +28,6 @@ from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
 from evenshard.tracking.pyfunc import output_rows
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.params import check_ranges
-from evenshard.utils.units import gb_to_bytes
 
 
 class ServedModel(PythonModel):

@@ -9,6 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.params import check_ranges
+from evenshard.base.typed import check_arguments
+from evenshard.base.units import gb_to_bytes
 from evenshard.planner.knobs import (
     InUse,
     Knobs,
@@ -17,10 +21,6 @@ from evenshard.planner.knobs import (
     group_knobs,
     place_knobs,
 )
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.params import check_ranges
-from evenshard.utils.typed import check_arguments
-from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -142,9 +142,9 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
+    from evenshard.base.s3 import is_address, local
     from evenshard.planner.comparison import Near
     from evenshard.planner.file import load_answer
-    from evenshard.utils.s3 import is_address, local
 
     with local(near) if is_address(near) else nullcontext(near) as here:
         path = Path(here)
@@ -194,10 +194,10 @@ def _is_of_torchrec(tables: Any) -> bool:
 
 
 def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
+    from evenshard.base.s3 import is_address, local
     from evenshard.tables.assumptions import TableSet
     from evenshard.tables.sources import complete_tables, tables_from, tables_in_python
     from evenshard.tables.table import Table
-    from evenshard.utils.s3 import is_address, local
 
     traffic, columns, weight_bits = sources.traffic, sources.columns, sources.weight_bits
     default_pooling_factor = sources.default_pooling_factor

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.knobs import Knob
 from evenshard.planner.cluster import DEFAULT_DEVICES
 from evenshard.planner.knobs import place_knobs
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.utils.knobs import Knob
 
 # The hardware is the model's; a server has no files, and nothing to measure on.
 NOT_SERVED = {

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api.place import dense_bytes_of, place
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import Knob, chosen_in, knob, knobs_of
+from evenshard.base.params import check_ranges
+from evenshard.base.typed import check_arguments
+from evenshard.base.units import bytes_to_gb
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_knobs
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import Knob, chosen_in, knob, knobs_of
-from evenshard.utils.params import check_ranges
-from evenshard.utils.typed import check_arguments
-from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:
     from evenshard.compare.what_if.answer import WhatIfAnswer

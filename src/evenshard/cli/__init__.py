@@ -15,14 +15,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.console import log_to_stderr
+from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
+from evenshard.base.extras import named_packages
+from evenshard.base.messages import one_line
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.cli.help import GroupedCommands
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.console import log_to_stderr
-from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
-from evenshard.utils.extras import named_packages
-from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
 # The commands by heading of the help, each with the module that declares it.

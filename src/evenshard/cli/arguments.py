@@ -10,13 +10,13 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
+from evenshard.base.knobs import REQUIRED, Knob, knobs_of
+from evenshard.base.messages import brief, one_line
+from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
+from evenshard.base.params import load_params, section
 from evenshard.cli.help import COMMAND, clearer, unknown_words
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import names_in
-from evenshard.utils.knobs import REQUIRED, Knob, knobs_of
-from evenshard.utils.messages import brief, one_line
-from evenshard.utils.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
-from evenshard.utils.params import load_params, section
 
 if TYPE_CHECKING:
     from evenshard.planner.rules import Rules
@@ -77,7 +77,7 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
         actions: the flags of the command. Their types say what is read and what is written.
 
     Raises:
-        BadInput: see ``evenshard.utils.outputs``.
+        BadInput: see ``evenshard.base.outputs``.
     """
     outputs: dict[str, tuple[Path, ...]] = {}
     inputs: dict[str, tuple[Path, ...]] = {}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import MissingPackage
+from evenshard.base.extras import require_package
+from evenshard.base.outputs import Output
 from evenshard.cli.arguments import SOURCE, Source
-from evenshard.utils.errors import MissingPackage
-from evenshard.utils.extras import require_package
-from evenshard.utils.outputs import Output
 
 SHELLS = ("bash", "zsh")
 _TABLES = "_evenshard_tables"

@@ -10,6 +10,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, DatasetRefused
+from evenshard.base.params import section
 from evenshard.cli.arguments import (
     OUTPUT,
     PATH,
@@ -23,14 +26,11 @@ from evenshard.cli.arguments import (
     params_flag,
     params_of,
 )
+from evenshard.loop.commands import ImportCostsConfig, ObserveInputs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.here import hardware_here
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
-from evenshard.stages.commands import ImportCostsConfig, ObserveInputs
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, DatasetRefused
-from evenshard.utils.params import section
 
 # Instead of the name of some hardware.
 ADD = "add"
@@ -103,7 +103,7 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import calibrate_device as stage
+    from evenshard.loop import calibrate_device as stage
 
     print(stage.run(args.tables, args.costs, args.profile, args.out))
     print(f"saved: {args.out} (hardware: simulated:{args.out} uses it)")
@@ -111,7 +111,7 @@ def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages.import_costs import merge_parts
+    from evenshard.loop.import_costs import merge_parts
 
     found = merge_parts(args.costs, args.out)
     print(f"saved: {args.out} ({found['num_placements']:.0f} placements of {found['num_parts']:.0f} parts)")
@@ -119,7 +119,7 @@ def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import import_costs as stage
+    from evenshard.loop import import_costs as stage
 
     config = ImportCostsConfig(**flag_values(args, ImportCostsConfig))
     found = stage.run(config, args.shards, args.tables, args.columns, args.out, args.tables_out)
@@ -128,8 +128,8 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import observe as stage
-    from evenshard.stages.observe_text import observation_text
+    from evenshard.loop import observe as stage
+    from evenshard.loop.observe_text import observation_text
 
     inputs = ObserveInputs(**flag_values(args, ObserveInputs))
     observation, comparison = stage.run(inputs, args.costs_out, args.tables_out)

@@ -11,6 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.json_files import finite
+from evenshard.base.outputs import PROMOTION
+from evenshard.base.params import section
+from evenshard.base.provenance import Lineage, params_hash
 from evenshard.cli.arguments import (
     A_MODEL,
     OUTPUT,
@@ -26,20 +31,15 @@ from evenshard.cli.arguments import (
     params_flag,
     params_of,
 )
+from evenshard.loop.commands import DriftRequest, PromoteInputs
+from evenshard.loop.loop import EvaluateConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
-from evenshard.stages.commands import DriftRequest, PromoteInputs
-from evenshard.stages.loop import EvaluateConfig
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.json_files import finite
-from evenshard.utils.outputs import PROMOTION
-from evenshard.utils.params import section
-from evenshard.utils.provenance import Lineage, params_hash
 
 if TYPE_CHECKING:
     from evenshard.compare.difference import Difference
+    from evenshard.loop.decisions.drift import Drift
     from evenshard.sharders.model import Model
-    from evenshard.stages.decisions.drift import Drift
 
 # Exit codes.
 REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
@@ -47,9 +47,7 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.api.serving import served_code
-    from evenshard.measure.distributed import collective
-    from evenshard.sharders.cost_model.sharder import SearchConfig
-    from evenshard.stages.decisions.promote import (
+    from evenshard.loop.decisions.promote import (
         COSTS,
         PROMOTION_REPORT,
         PromotionOutcome,
@@ -57,6 +55,8 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         print_promotion,
         promote,
     )
+    from evenshard.measure.distributed import collective
+    from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
 
@@ -89,10 +89,10 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.compare.diff import diff
+    from evenshard.loop.decisions.drift import drift_of, print_drift
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.pricing import learned_model_of
     from evenshard.report.difference import print_difference
-    from evenshard.stages.decisions.drift import drift_of, print_drift
     from evenshard.tables.sources import tables_from
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
@@ -115,7 +115,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, asked.tolerated_pct)
     difference, problem = None, ""
     if old is not None:
-        from evenshard.stages.decisions.watch import replan
+        from evenshard.loop.decisions.watch import replan
 
         try:
             new = replan(old, tables, model, batch_size, tables_from=str(args.tables))

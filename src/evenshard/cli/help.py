@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from evenshard.utils.messages import brief, did_you_mean
+from evenshard.base.messages import brief, did_you_mean
 
 _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
 # Stands for a command in a parser's help and messages.

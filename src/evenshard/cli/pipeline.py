@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.atomic import scratch_folder
+from evenshard.base.errors import BadConfig, PipelineFailed
+from evenshard.base.extras import require_package
+from evenshard.base.messages import brief
+from evenshard.base.outputs import FilesInside
+from evenshard.base.yaml_files import load_yaml
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, add_flags, at_least, flag_values, output_flag
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
 from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
-from evenshard.utils.atomic import scratch_folder
-from evenshard.utils.errors import BadConfig, PipelineFailed
-from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief
-from evenshard.utils.outputs import FilesInside
-from evenshard.utils.yaml_files import load_yaml
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster

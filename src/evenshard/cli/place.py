@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api.place import place
+from evenshard.base.atomic import atomic_path
+from evenshard.base.console import best_so_far, without_progress
+from evenshard.base.errors import BadConfig, MissingPackage
+from evenshard.base.outputs import STDOUT
 from evenshard.cli.arguments import (
     OUTPUT,
     OUTPUT_OR_STDOUT,
@@ -23,10 +27,6 @@ from evenshard.cli.arguments import (
 )
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.knobs import groups, place_knobs
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.console import best_so_far, without_progress
-from evenshard.utils.errors import BadConfig, MissingPackage
-from evenshard.utils.outputs import STDOUT
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer

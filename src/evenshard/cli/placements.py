@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.console import plain_console
+from evenshard.base.errors import BadConfig, BadInput
+from evenshard.base.messages import count_text, cut, printable
+from evenshard.base.units import size_text
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
-from evenshard.utils.console import plain_console
-from evenshard.utils.errors import BadConfig, BadInput
-from evenshard.utils.messages import count_text, cut, printable
-from evenshard.utils.units import size_text
 
 if TYPE_CHECKING:
     from evenshard.compare.difference import Difference

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from evenshard.base.params import load_params, section
 from evenshard.cli.arguments import PARAMS, Commands, add_flags, flag_values, metrics_flag, params_flag
+from evenshard.loop.loop import STAGES, LoopConfig
+from evenshard.loop.stage import Stage, loop_settings, set_by
 from evenshard.measure.config import MeasureConfig
-from evenshard.stages.loop import STAGES, LoopConfig
-from evenshard.stages.stage import Stage, loop_settings, set_by
-from evenshard.utils.params import load_params, section
 
 
 def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages.runner import run_stage
+    from evenshard.loop.runner import run_stage
 
     missing = args.params == PARAMS and not args.params.exists()
     params = {} if missing and not stage.needs_params else load_params(args.params)

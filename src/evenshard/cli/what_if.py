@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.api.what_if import WhatIf, shared_knobs, what_if
+from evenshard.base.console import progress
+from evenshard.base.knobs import knobs_of
 from evenshard.cli.arguments import (
     OUTPUT,
     PATH,
@@ -22,8 +24,6 @@ from evenshard.cli.arguments import (
     join_rules,
     number,
 )
-from evenshard.utils.console import progress
-from evenshard.utils.knobs import knobs_of
 
 
 class PerHardware(Source):

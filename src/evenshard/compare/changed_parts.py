@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import names_text
 from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.step_time import windows
@@ -34,8 +36,6 @@ from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import MEAN
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import names_text
 
 # Other choices, by the position of the table.
 Changes = Mapping[int, Choice]

@@ -14,6 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import count_text
+from evenshard.base.process import one_thread
+from evenshard.base.typed import check_arguments
+from evenshard.base.units import gb_to_bytes
 from evenshard.compare.difference import (
     OWN_FIGURES,
     ChangedTable,
@@ -42,11 +47,6 @@ from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import count_text
-from evenshard.utils.process import one_thread
-from evenshard.utils.typed import check_arguments
-from evenshard.utils.units import gb_to_bytes
 
 
 @check_arguments()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, count_text
+from evenshard.base.units import seconds_to_ms, size_text
 from evenshard.placement.parts import Span
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.output_order import OrderChange
 from evenshard.planner.pricing import links_of_request
 from evenshard.sharders.model import Model
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, count_text
-from evenshard.utils.units import seconds_to_ms, size_text
 
 # The model of times that are not predicted anew.
 OWN_FIGURES = "the files' own figures"

@@ -15,6 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut, names_text
+from evenshard.base.process import one_thread
+from evenshard.base.typed import check_arguments
 from evenshard.compare.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
 from evenshard.measure.evidence import device_text
 from evenshard.measure.price.device_price import ROUNDING
@@ -25,10 +29,6 @@ from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut, names_text
-from evenshard.utils.process import one_thread
-from evenshard.utils.typed import check_arguments
 
 
 @dataclass(frozen=True)

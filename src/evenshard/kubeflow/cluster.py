@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from evenshard.base.errors import BadConfig, blame_file
+from evenshard.base.knobs import REQUIRED, knob
+from evenshard.base.limits import COUNT, COUNT_OR_NONE
+from evenshard.base.messages import brief
+from evenshard.base.params import load_params, require, settings_of
+from evenshard.base.retry import PAUSES
+from evenshard.base.typed import read_record
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
-from evenshard.stages.loop import STAGES
+from evenshard.loop.loop import STAGES
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
-from evenshard.utils.errors import BadConfig, blame_file
-from evenshard.utils.knobs import REQUIRED, knob
-from evenshard.utils.limits import COUNT, COUNT_OR_NONE
-from evenshard.utils.messages import brief
-from evenshard.utils.params import load_params, require, settings_of
-from evenshard.utils.retry import PAUSES
-from evenshard.utils.typed import read_record
 
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")
 MEASURING = tuple(stage.name for stage in STAGES if stage.measures)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 
-from evenshard.stages.rounds import WRITERS
-from evenshard.stages.stage import Reads, Stage, WhichRound, Writes, plain_inputs, uses_of
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import knobs_of
-from evenshard.utils.messages import brief
-from evenshard.utils.s3 import is_address
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import knobs_of
+from evenshard.base.messages import brief
+from evenshard.base.s3 import is_address
+from evenshard.loop.rounds import WRITERS
+from evenshard.loop.stage import Reads, Stage, WhichRound, Writes, plain_inputs, uses_of
 from evenshard.version import __version__
 
 EARLIER, NUM_GPUS, METRICS = "earlier", "num_gpus", "metrics"

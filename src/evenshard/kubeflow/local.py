@@ -21,15 +21,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from evenshard.base.atomic import scratch_folder
+from evenshard.base.errors import BadConfig, BadFile, PipelineFailed
+from evenshard.base.extras import require_package
+from evenshard.base.installation import checkout
+from evenshard.base.messages import reason_of
+from evenshard.base.process import environment
+from evenshard.base.s3 import is_address
 from evenshard.kubeflow.component import image
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOCAL, LOOP_ID
-from evenshard.utils.atomic import scratch_folder
-from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
-from evenshard.utils.extras import require_package
-from evenshard.utils.installation import checkout
-from evenshard.utils.messages import reason_of
-from evenshard.utils.process import environment
-from evenshard.utils.s3 import is_address
 
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"  # kfp's, in the folder of a run

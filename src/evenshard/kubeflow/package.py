@@ -8,18 +8,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
+from evenshard.base.limits import read_text
+from evenshard.base.messages import brief
+from evenshard.base.params import section
+from evenshard.base.provenance import sha256_of
+from evenshard.base.s3 import content_hash, is_address
+from evenshard.base.yaml_files import load_documents, read_yaml
 from evenshard.kubeflow.component import is_imported, require_readable
-from evenshard.stages.commands import DriftRequest, WatchConfig
-from evenshard.stages.decisions.requests import place_arguments
-from evenshard.stages.loop import LOOP_SECTIONS
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
-from evenshard.utils.limits import read_text
-from evenshard.utils.messages import brief
-from evenshard.utils.params import section
-from evenshard.utils.provenance import sha256_of
-from evenshard.utils.s3 import content_hash, is_address
-from evenshard.utils.yaml_files import load_documents, read_yaml
+from evenshard.loop.commands import DriftRequest, WatchConfig
+from evenshard.loop.decisions.requests import place_arguments
+from evenshard.loop.loop import LOOP_SECTIONS
 
 # Parameters of pipelines that are addresses; see ``evenshard.kubeflow.component``.
 ADDRESSES = {"tables", "source", "model", "in_use", "traces"}

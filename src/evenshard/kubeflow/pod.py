@@ -15,17 +15,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import scratch_folder
+from evenshard.base.console import log_to_stderr
+from evenshard.base.errors import BadConfig, MeasurementFailed
+from evenshard.base.process import environment, on_sigterm, terminate
+from evenshard.base.retry import with_retries
 from evenshard.kubeflow import component
 from evenshard.kubeflow.component import accumulates, input_name, require_readable
 from evenshard.kubeflow.pod_journal import kept_journal
-from evenshard.stages.loop import STAGES
-from evenshard.stages.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
+from evenshard.loop.loop import STAGES
+from evenshard.loop.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
-from evenshard.utils.atomic import scratch_folder
-from evenshard.utils.console import log_to_stderr
-from evenshard.utils.errors import BadConfig, MeasurementFailed
-from evenshard.utils.process import environment, on_sigterm, terminate
-from evenshard.utils.retry import with_retries
 
 # The table pool, inside the artifact ``tables``: a table file is read by its suffix.
 TABLES = "tables.parquet"
@@ -38,7 +38,7 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     MLflow gets the run where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
     """
     # after torch: the stage's code is imported here, not where a pipeline is compiled
-    from evenshard.stages.runner import run_stage
+    from evenshard.loop.runner import run_stage
 
     log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows every library's log, and FBGEMM's is long

@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from evenshard.base.atomic import scratch_folder
+from evenshard.base.errors import BadFile, EvenshardError
+from evenshard.base.process import on_sigterm, signal_socket, terminate
+from evenshard.base.retry import with_retries
+from evenshard.base.s3 import download, is_address, remove, upload
 from evenshard.measure.journal import Journal
 from evenshard.tracking import LOOP_ID
-from evenshard.utils.atomic import scratch_folder
-from evenshard.utils.errors import BadFile, EvenshardError
-from evenshard.utils.process import on_sigterm, signal_socket, terminate
-from evenshard.utils.retry import with_retries
-from evenshard.utils.s3 import download, is_address, remove, upload
 
 # Variable of a pod: folder for journals, on a volume that all pods see.
 FOLDER = "EVENSHARD_JOURNAL_FOLDER"

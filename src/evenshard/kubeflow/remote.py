@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
+from evenshard.base.knobs import REQUIRED, knob
+from evenshard.base.limits import Range
+from evenshard.base.messages import brief, reason_of, without_credentials
 from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, in_brief, status_of, with_pods
-from evenshard.utils.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
-from evenshard.utils.knobs import REQUIRED, knob
-from evenshard.utils.limits import Range
-from evenshard.utils.messages import brief, reason_of, without_credentials
 
 log = logging.getLogger(__name__)
 # The variable with the address of the API.

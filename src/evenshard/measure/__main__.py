@@ -11,13 +11,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from evenshard.base.errors import BadInput, EvenshardError
+from evenshard.base.outputs import File, require_apart, require_place
 from evenshard.measure.campaign import measure_jobs
 from evenshard.measure.distributed import collective
 from evenshard.measure.hardware import CHOICES, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.plan import load_measure_plan
-from evenshard.utils.errors import BadInput, EvenshardError
-from evenshard.utils.outputs import File, require_apart, require_place
 
 _LOG_EVERY_S = 10.0
 log = logging.getLogger("evenshard.measure")

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from evenshard.base.errors import BadFile
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import (
     CONTROL,
@@ -28,7 +29,6 @@ from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask, whole_task_text
-from evenshard.utils.errors import BadFile
 
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from evenshard.utils.units import seconds_to_ms
+from evenshard.base.units import seconds_to_ms
 
 L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import check_knobs, knob
+from evenshard.base.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range
+from evenshard.base.messages import brief
 from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import check_knobs, knob
-from evenshard.utils.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range
-from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)

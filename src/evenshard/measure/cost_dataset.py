@@ -8,6 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.messages import brief, cut, reason_of
+from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_rows import REMEDY, TIMES, is_total, read_rows, save_rows
 from evenshard.measure.costs import (
     OK,
@@ -26,9 +29,6 @@ from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import SEQUENCE, Table
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.messages import brief, cut, reason_of
-from evenshard.utils.provenance import Lineage
 
 
 def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:

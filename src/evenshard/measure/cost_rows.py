@@ -15,16 +15,16 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadFile, MeasurementFailed, blame_file
+from evenshard.base.extras import require_package
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import brief, cut, reason_of
+from evenshard.base.typed import record_of
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, moment_problem, time_problem
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.memory import optimizer_problem
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, MeasurementFailed, blame_file
-from evenshard.utils.extras import require_package
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, cut, reason_of
-from evenshard.utils.typed import record_of
 
 SCHEMA_VERSION = "2"
 MAX_ROWS = 5_000_000  # a file of a few bytes may say that a row comes a billion times

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from evenshard.base.errors import BadInput, MeasurementFailed
+from evenshard.base.messages import brief
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import is_simulated, provenance_problem
 from evenshard.measure.step_time import Phases, device_ms, step_ms
@@ -22,8 +24,6 @@ from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask
-from evenshard.utils.errors import BadInput, MeasurementFailed
-from evenshard.utils.messages import brief
 
 OK = "ok"
 OUT_OF_MEMORY = "out_of_memory"

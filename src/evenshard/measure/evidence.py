@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evenshard.base.limits import Range
 from evenshard.measure.hardware import names_in
-from evenshard.utils.limits import Range
 
 # Fewer measurements than these have no 90th percentile.
 MIN_HELD_OUT = 10

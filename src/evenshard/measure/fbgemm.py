@@ -21,6 +21,12 @@ from typing import Any
 
 import torch
 
+from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
+from evenshard.base.extras import remedy, require_package
+from evenshard.base.machine_memory import CONTROL_GROUP, machine_bytes
+from evenshard.base.messages import reason_of
+from evenshard.base.process import one_thread
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import Provenance
 from evenshard.measure.hardware import HardwareName
@@ -28,12 +34,6 @@ from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.placement.memory import state_bytes
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
-from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
-from evenshard.utils.extras import remedy, require_package
-from evenshard.utils.machine_memory import CONTROL_GROUP, machine_bytes
-from evenshard.utils.messages import reason_of
-from evenshard.utils.process import one_thread
-from evenshard.utils.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
 EMB_OPT_TYPES = {

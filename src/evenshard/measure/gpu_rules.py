@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from evenshard.base.limits import Range
 from evenshard.measure.evidence import Evidence
-from evenshard.utils.limits import Range
 
 # The fields that a data sheet must have, and the range of each: a value outside of it is in another unit.
 SHEET: Mapping[str, Range] = {

@@ -12,9 +12,9 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief, did_you_mean
+from evenshard.base.errors import BadConfig
+from evenshard.base.extras import require_package
+from evenshard.base.messages import brief, did_you_mean
 
 if TYPE_CHECKING:
     from evenshard.measure.config import MeasureConfig

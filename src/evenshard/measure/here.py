@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.extras import require_package
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.extras import require_package
 
 # The environment variable that names the machine; machines of one name count as one.
 MACHINE = "EVENSHARD_MACHINE"

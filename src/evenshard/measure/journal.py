@@ -18,12 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from evenshard.base.atomic import name_full_disk
+from evenshard.base.errors import BadFile, MeasurementFailed
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.typed import record_of
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
-from evenshard.utils.atomic import name_full_disk
-from evenshard.utils.errors import BadFile, MeasurementFailed
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.typed import record_of
 
 JOURNAL_VERSION = 1
 FSYNC_EVERY_S = 1.0

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief, cut
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import AUTO, link_profile_path
 from evenshard.measure.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curve, Link, mean_curve
 from evenshard.measure.profile_file import read_profile
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief, cut
 
 DEFAULT_LINK = "ethernet_25g"
 GPUS_OF_A_NODE = 8

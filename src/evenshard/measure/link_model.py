@@ -22,9 +22,9 @@ from functools import cached_property
 
 import numpy as np
 
+from evenshard.base.units import seconds_to_ms
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 # The constants of a link that are bandwidths, and the bytes that each is for.

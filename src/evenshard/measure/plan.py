@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.json_files import load_json
+from evenshard.base.limits import RANGES
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.typed import record_of
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import RANGES
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.typed import record_of
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 2**30

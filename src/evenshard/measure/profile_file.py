@@ -14,15 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadFile, bad_records, blame_file
+from evenshard.base.limits import Range
+from evenshard.base.messages import brief
+from evenshard.base.typed import read_record
+from evenshard.base.yaml_files import read_yaml
 from evenshard.measure import gpu_rules
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import profile_path
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, bad_records, blame_file
-from evenshard.utils.limits import Range
-from evenshard.utils.messages import brief
-from evenshard.utils.typed import read_record
-from evenshard.utils.yaml_files import read_yaml
 
 Profile = TypeVar("Profile")
 # Range of a constant in the units of the profiles, whose largest numbers are some thousands of GB per second.

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)

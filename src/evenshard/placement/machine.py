@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evenshard.utils.limits import RANGES
+from evenshard.base.limits import RANGES
 
 
 @dataclass(frozen=True)

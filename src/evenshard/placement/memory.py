@@ -34,6 +34,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.placement.parts import (
     FUSED,
     HOST,
@@ -45,8 +47,6 @@ from evenshard.placement.parts import (
     replica_table,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 Numbers = TypeVar("Numbers", int, npt.NDArray[np.int64])
 STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the weights' precision

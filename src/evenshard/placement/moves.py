@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.extras import require_package
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import state_bytes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
-from evenshard.utils.extras import require_package
 
 # Two tables of one name must share these, or nothing of one can be used for the other.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")

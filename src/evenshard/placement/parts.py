@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.limits import Range
+from evenshard.base.messages import brief
 from evenshard.tables.reuse import deduplicated_reuse, feasible_reuse_bins, thinned_reuse_bins
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.limits import Range
-from evenshard.utils.messages import brief
 
 FUSED, FUSED_UVM_CACHING, FUSED_UVM = "fused", "fused_uvm_caching", "fused_uvm"
 KEY_VALUE, HOST = "key_value", "host"

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.units import gb_text
 from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.units import gb_text
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import brief, cut, printable
+from evenshard.base.units import gb_text
 from evenshard.placement.parts import ON_DEVICE, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import ROWS_ALONE, sharding_problem, sharding_type, ways_of
@@ -17,9 +20,6 @@ from evenshard.placement.task import (
     width_problem,
 )
 from evenshard.tables.table import MEAN, Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief, cut, printable
-from evenshard.utils.units import gb_text
 
 
 def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, tuple[TablePart, ...]]:

@@ -20,11 +20,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, FUSED, ON_DEVICE, Span, TablePart, row_starts
 from evenshard.tables.table import DATA_TYPES, Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut
 
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"

@@ -8,6 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.base.messages import brief
+from evenshard.base.units import bytes_to_gb
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD, PartMemory, part_memory
 from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_tables
@@ -30,10 +34,6 @@ from evenshard.placement.sharding import (
     types_on_all,
 )
 from evenshard.tables.table import MEAN, Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
-from evenshard.utils.messages import brief
-from evenshard.utils.units import bytes_to_gb
 
 # Name of a task that is not one of many.
 TASK_ID = "placement"

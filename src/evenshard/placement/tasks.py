@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.json_files import load_json
+from evenshard.base.limits import RANGES, read_text
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.typed import read_record
+from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import RANGES, read_text
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.typed import read_record
-from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
 _MAX_SHARD_TABLES = 64
 

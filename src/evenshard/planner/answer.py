@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.measure.price.step import PredictedDevice, exchange_share
@@ -27,8 +29,6 @@ from evenshard.planner.memory import (
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.locality import COUNTED
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)

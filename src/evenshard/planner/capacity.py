@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.limits import RANGES
+from evenshard.base.units import BYTES_PER_GB, gb_text, gb_to_bytes
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
@@ -18,9 +21,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.packing.items import KnownItems
 from evenshard.sharders.packing.legal_parts import quick_parts
 from evenshard.sharders.packing.reasons import MORE_MEMORY, MORE_ROOM
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.limits import RANGES
-from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes
 
 # Link between domains of a machine that has one domain, taken to find out what several would hold.
 ANY_LINK = "infiniband_ndr"

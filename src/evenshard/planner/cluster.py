@@ -21,6 +21,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.knobs import check_knobs, chosen_in
+from evenshard.base.limits import RANGES
+from evenshard.base.typed import read_record
+from evenshard.base.units import gb_to_bytes
+from evenshard.base.yaml_files import read_yaml
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, link, link_name
 from evenshard.measure.simulated.gpu_profile import profile_of
@@ -29,12 +35,6 @@ from evenshard.planner.knobs import Machine as MachineKnobs
 from evenshard.planner.knobs import Memory
 from evenshard.planner.memory import own_memory_gb, own_memory_note
 from evenshard.planner.request import caps_of
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.knobs import check_knobs, chosen_in
-from evenshard.utils.limits import RANGES
-from evenshard.utils.typed import read_record
-from evenshard.utils.units import gb_to_bytes
-from evenshard.utils.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import brief
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO
@@ -58,8 +60,6 @@ from evenshard.sharders.torchrec.planner import (
     require_torchrec,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadFile
+from evenshard.base.outputs import MODEL_PARTS
+from evenshard.base.provenance import UNKNOWN, sha256_of
+from evenshard.base.units import ms_text, utc_text
 from evenshard.measure.journal import Journal, is_journal
 from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
-from evenshard.utils.errors import BadFile
-from evenshard.utils.outputs import MODEL_PARTS
-from evenshard.utils.provenance import UNKNOWN, sha256_of
-from evenshard.utils.units import ms_text, utc_text
 
 # Folders in which cost datasets are looked for, by their SHA-256.
 DATASETS = (Path("data"), Path("work"))

@@ -14,6 +14,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, MeasurementFailed, blame_file
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.typed import check_arguments, read_record
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import Times, measured_or_simulated
@@ -23,11 +28,6 @@ from evenshard.planner.answer import Nearness, PlacementAnswer, Rival
 from evenshard.planner.memory import DeviceMemory, NodeMemory
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import LATER_FIELDS
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed, blame_file
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.typed import check_arguments, read_record
 
 FILE_VERSION: Literal[4] = 4
 

@@ -15,9 +15,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import Group, Knob, check_knobs, chosen_in, group, groups_of, knob, knobs_of
-from evenshard.utils.limits import Range
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import Group, Knob, check_knobs, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.base.limits import Range
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

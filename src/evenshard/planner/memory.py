@@ -13,6 +13,11 @@ from typing import Final
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.extras import require_package
+from evenshard.base.machine_memory import machine_bytes
+from evenshard.base.params import check_ranges
+from evenshard.base.units import bytes_to_gb, gb_text, gb_to_bytes
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.offload import HostLink, host_link, part_offload_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
@@ -22,11 +27,6 @@ from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.locality import miss_source, set_miss_ratio
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.extras import require_package
-from evenshard.utils.machine_memory import machine_bytes
-from evenshard.utils.params import check_ranges
-from evenshard.utils.units import bytes_to_gb, gb_text, gb_to_bytes
 
 # Share of each device's memory that is kept for everything that is not counted, as TorchRec's planner does by default.
 RESERVED_SHARE = 0.15

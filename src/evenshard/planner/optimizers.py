@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, count_text, cut, printable
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, count_text, cut, printable
 
 
 @dataclass(frozen=True)

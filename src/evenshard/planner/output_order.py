@@ -32,6 +32,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import cut
+from evenshard.base.units import ms_text
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart
 from evenshard.placement.sharding import (
     COLUMNS_ALONE,
@@ -48,9 +51,6 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.sharders.search.search import EFFORTS, QUICK
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import cut
-from evenshard.utils.units import ms_text
 
 # Keys that are shown of an order.
 MOST_KEYS = 8

@@ -10,6 +10,10 @@ from heapq import heapify, heapreplace
 from itertools import chain
 from typing import Any
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import brief
+from evenshard.base.process import one_thread
+from evenshard.base.units import ms_text
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
 from evenshard.measure.price.step import PartCosts, PredictedParts
@@ -41,10 +45,6 @@ from evenshard.sharders.search.near_placement import NearSearch
 from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption, approximations
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief
-from evenshard.utils.process import one_thread
-from evenshard.utils.units import ms_text
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."

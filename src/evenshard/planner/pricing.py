@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig, BadInput
+from evenshard.base.extras import require_package
+from evenshard.base.installation import how_to_train
+from evenshard.base.messages import brief
+from evenshard.base.process import one_thread
+from evenshard.base.s3 import is_address, local
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
@@ -32,12 +38,6 @@ from evenshard.sharders.model import DeviceModel, Model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.locality import with_hot_rows
 from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
-from evenshard.utils.errors import BadConfig, BadInput
-from evenshard.utils.extras import require_package
-from evenshard.utils.installation import how_to_train
-from evenshard.utils.messages import brief
-from evenshard.utils.process import one_thread
-from evenshard.utils.s3 import is_address, local
 
 if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel

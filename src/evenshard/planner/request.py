@@ -10,6 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import knobs_of
+from evenshard.base.limits import MAX_TABLES
+from evenshard.base.messages import brief
+from evenshard.base.params import check_ranges
+from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link
 from evenshard.measure.simulated.gpu_profile import profile_of
@@ -29,12 +35,6 @@ from evenshard.planner.knobs import Knobs, groups, knob_field, place_knob
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import knobs_of
-from evenshard.utils.limits import MAX_TABLES
-from evenshard.utils.messages import brief
-from evenshard.utils.params import check_ranges
-from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
 # Share of the batch that rounding to a whole number of samples per device may change: less than times are known to.
 BATCH_SLACK = 0.01

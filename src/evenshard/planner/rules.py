@@ -21,14 +21,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadConfig, bad_records, blame_file
+from evenshard.base.messages import brief, cut
+from evenshard.base.typed import WrongValues, record_of
+from evenshard.base.yaml_files import read_yaml
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import TableLimits
-from evenshard.utils.errors import BadConfig, bad_records, blame_file
-from evenshard.utils.messages import brief, cut
-from evenshard.utils.typed import WrongValues, record_of
-from evenshard.utils.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

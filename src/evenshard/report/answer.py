@@ -6,9 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenshard.base.extras import require_package
+from evenshard.base.units import bytes_to_gb
 from evenshard.planner import answer, file
-from evenshard.utils.extras import require_package
-from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TextIO
 
+from evenshard.base.console import plain_console, plain_grid
+from evenshard.base.messages import printable
+from evenshard.base.units import decimals, ms_text
 from evenshard.compare.changed_parts import devices_text
 from evenshard.compare.explain import Explanation
-from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import printable
-from evenshard.utils.units import decimals, ms_text
 
 # Narrower output breaks lines.
 _NARROWEST = 80

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from evenshard.base.messages import count_text, names_text, printable, tables_text
+from evenshard.base.units import ms_text, pct_text, size_text
 from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
@@ -29,8 +31,6 @@ from evenshard.planner.comparison import CUTTING, FULL_SPACE, MOST_SHARDS, asked
 from evenshard.planner.request import PlacementRequest, unit_warnings
 from evenshard.report.table_facts import PlacedPart, placed_parts
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.messages import count_text, names_text, printable, tables_text
-from evenshard.utils.units import ms_text, pct_text, size_text
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 # Column of the assumption that stands above all others, as times follow it.

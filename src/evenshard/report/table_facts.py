@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evenshard.base.messages import count_text, names_text, printable
+from evenshard.base.units import ms_text, pct_text, range_text, size_text
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, KEY_VALUE, Span, TablePart, part_table
 from evenshard.placement.sharding import (
@@ -18,8 +20,6 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import RESERVED_SHARE, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
-from evenshard.utils.messages import count_text, names_text, printable
-from evenshard.utils.units import ms_text, pct_text, range_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
 # Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes.

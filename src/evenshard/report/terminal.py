@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from evenshard.base.console import plain_console, plain_grid, print_whole
+from evenshard.base.messages import count_text, names_text, printable
+from evenshard.base.units import BYTES_PER_GB, UNITS, decimals, ms_text, range_text, size_text
 from evenshard.measure.price.step import PredictedDevice, predicted_step_times
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
 from evenshard.planner.comparison import rival_label
@@ -44,9 +47,6 @@ from evenshard.report.table_facts import (
     reserve_text,
     sharding_texts,
 )
-from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import count_text, names_text, printable
-from evenshard.utils.units import BYTES_PER_GB, UNITS, decimals, ms_text, range_text, size_text
 
 _MAX_DEVICES = 32
 # Devices that are shown where there are more.

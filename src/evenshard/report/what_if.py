@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from typing import TextIO
 
+from evenshard.base.console import plain_console, plain_grid, print_whole
+from evenshard.base.messages import count_text, printable
+from evenshard.base.units import decimals, ms_text, pct_text, size_text
 from evenshard.compare.what_if.answer import Best, WhatIfAnswer
 from evenshard.compare.what_if.machines import CONTIGUOUS
 from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.measure.hardware import is_simulated
 from evenshard.planner.answer import fullest_device
 from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
-from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import count_text, printable
-from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 
 # The change that groups make to training, whatever they save.
 STEPS_OF_THEIR_OWN = (

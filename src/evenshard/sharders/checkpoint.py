@@ -15,15 +15,15 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadFile, blame_file, reading_saved
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import cut
+from evenshard.base.outputs import NETWORK_FOLDER
+from evenshard.base.typed import record_of
+from evenshard.base.weights import load_adam, load_weights, save_adam, save_weights
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, blame_file, reading_saved
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import cut
-from evenshard.utils.outputs import NETWORK_FOLDER
-from evenshard.utils.typed import record_of
-from evenshard.utils.weights import load_adam, load_weights, save_adam, save_weights
 
 
 class Network(nn.Module):

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief
-from evenshard.utils.params import section
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief
+from evenshard.base.params import section
 
 if TYPE_CHECKING:  # torch takes a second to import, and the command line asks for the names alone
     import torch

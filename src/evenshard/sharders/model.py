@@ -12,6 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.outputs import MODEL_PARTS
+from evenshard.base.provenance import sha256_of
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName, profile_path
 from evenshard.measure.link import link
@@ -21,9 +24,6 @@ from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.outputs import MODEL_PARTS
-from evenshard.utils.provenance import sha256_of
 
 
 @runtime_checkable

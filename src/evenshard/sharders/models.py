@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.installation import how_to_train
+from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.link import LINKS, NO_LINK
@@ -26,10 +30,6 @@ from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.installation import how_to_train
-from evenshard.utils.outputs import MODEL_PARTS, NETWORK_FOLDER
 
 COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 

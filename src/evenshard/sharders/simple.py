@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
 from evenshard.placement.placement import Placement
@@ -23,7 +24,6 @@ from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
 from evenshard.sharders.packing.items import PackedItem, PackedItems, Room
 from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 
 ATTEMPTS = 20
 

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import reading_saved
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import cut
+from evenshard.base.provenance import UNKNOWN, sha256_of
+from evenshard.base.typed import record_of
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import DeviceError
 from evenshard.placement.memory import SGD, optimizer_problem
@@ -17,12 +23,6 @@ from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import WEIGHT_BITS, Table
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import reading_saved
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import cut
-from evenshard.utils.provenance import UNKNOWN, sha256_of
-from evenshard.utils.typed import record_of
 from evenshard.version import __version__
 
 TRAINED_ON = "trained_on.json"

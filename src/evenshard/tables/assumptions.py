@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.typed import check_arguments
 from evenshard.tables.table import MEAN, Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.typed import check_arguments
 
 # Data types whose kernels are measured; all others are timed by their bits.
 TIMED_TYPES = ("fp32", "fp16")

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut, names_text
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.records import KNOWN_COLUMNS, MAX_NAMED, BadRecord, RawTable, is_blank
 from evenshard.tables.table import SEQUENCE
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut, names_text
 
 # Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none.
 COLUMN_ALIASES = {

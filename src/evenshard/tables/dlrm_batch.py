@@ -16,10 +16,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.utils.errors import BadFile, blame_file
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.packed_files import is_gzipped, unpack_file
-from evenshard.utils.tensor_files import load_tensors, not_integers
+from evenshard.base.errors import BadFile, blame_file
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.packed_files import is_gzipped, unpack_file
+from evenshard.base.tensor_files import load_tensors, not_integers
 
 if TYPE_CHECKING:  # torch takes a second to import
     import torch

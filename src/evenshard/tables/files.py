@@ -3,7 +3,7 @@
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
 of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). What else a column may be
 called: see ``columns.py``; how a value is read: ``records.py``; how a record stands in each format: ``formats.py``; how
-large numbers and files may be: ``utils/limits.py``.
+large numbers and files may be: ``base/limits.py``.
 
 The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
 do: ``load_tables_with_assumptions``.
@@ -18,6 +18,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, bad_records, blame_file
+from evenshard.base.limits import MAX_TABLES, RANGES
+from evenshard.base.messages import brief, names_text, reason_of
 from evenshard.tables.assumptions import (
     Assumption,
     TableSet,
@@ -39,10 +43,6 @@ from evenshard.tables.records import (
     table_record,
 )
 from evenshard.tables.table import MEAN, Table
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, bad_records, blame_file
-from evenshard.utils.limits import MAX_TABLES, RANGES
-from evenshard.utils.messages import brief, names_text, reason_of
 
 log = logging.getLogger(__name__)
 

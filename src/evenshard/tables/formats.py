@@ -16,13 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadFile
+from evenshard.base.extras import require_package
+from evenshard.base.json_files import load_json
+from evenshard.base.limits import MAX_TABLES, MAX_VALUES, read_text
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.yaml_files import load_yaml
 from evenshard.tables.records import COLUMN_TYPES, WRITE_AGAIN, RawTable, columns_of
-from evenshard.utils.errors import BadFile
-from evenshard.utils.extras import require_package
-from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import MAX_TABLES, MAX_VALUES, read_text
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.yaml_files import load_yaml
 
 Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[RawTable], Path], None]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.base.knobs import REQUIRED, check_knobs, knob
+from evenshard.base.limits import COUNT, POSITIVE, SHARE
+from evenshard.base.params import check_ranges
+from evenshard.base.units import gb_to_bytes
 from evenshard.tables.locality import with_hot_rows
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
 from evenshard.tables.table import Table, check_dims, check_weight_bits
-from evenshard.utils.knobs import REQUIRED, check_knobs, knob
-from evenshard.utils.limits import COUNT, POSITIVE, SHARE
-from evenshard.utils.params import check_ranges
-from evenshard.utils.units import gb_to_bytes
 
 ROW_COUNTS = (143, 15, 36, 31, 29, 58, 98, 341, 66, 5, 34)
 ROW_EDGES = (1, 200, 1e3, 1e4, 1e5, 1e6, 3e6, 5.5e6, 6.2e6, 7e6, 1e7, 12.5e6)
@@ -38,7 +38,7 @@ RAKING_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """A pool to generate; ``evenshard.stages.loop.GenerateTablesConfig`` has the meaning of its fields.
+    """A pool to generate; ``evenshard.loop.loop.GenerateTablesConfig`` has the meaning of its fields.
 
     Raises:
         BadConfig: if a value is out of its range.

@@ -15,11 +15,11 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
 
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import brief, cut, names_text
 from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, cut, names_text
 
 RawTable = dict[Any, Any]
 Value = TypeVar("Value")

@@ -25,6 +25,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.extras import require_package
+from evenshard.base.messages import brief, cut, did_you_mean
+from evenshard.base.params import check_ranges
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.columns import COLUMN_ALIASES
 from evenshard.tables.files import load_tables_with_assumptions, no_column, tables_of_records
@@ -32,10 +36,6 @@ from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.table import Table, check_weight_bits
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief, cut, did_you_mean
-from evenshard.utils.params import check_ranges
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
 # Columns that a sample of traffic tells.

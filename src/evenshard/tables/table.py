@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.limits import MAX_TABLE_BYTES, RANGES
+from evenshard.base.messages import brief
 from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
-from evenshard.utils.messages import brief
 
 # Data types of weights, and the bits of each; the usual one of so many bits first.
 DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
-from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of, root_of, without_credentials
-from evenshard.utils.process import environment, sigterm_waits
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, EvenshardError, TrackingFailed
+from evenshard.base.extras import require_package
+from evenshard.base.messages import reason_of, root_of, without_credentials
+from evenshard.base.process import environment, sigterm_waits
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import scratch_folder
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.sharders.model import digest_of
 from evenshard.tracking.client import (
     ask_mlflow,
@@ -27,8 +29,6 @@ from evenshard.tracking.client import (
 from evenshard.tracking.descriptions import experiment_id, model_description, version_description
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, network_tags
-from evenshard.utils.atomic import scratch_folder
-from evenshard.utils.errors import BadConfig, BadFile
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
 # The part of a model's folder without which it is no version of a registered model.

@@ -25,6 +25,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.messages import reason_of
 from evenshard.tracking.client import (
     address,
     connect,
@@ -39,8 +41,6 @@ from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.records import KEY_TAG, Point, Record
 from evenshard.tracking.registry import ensure_models, log_output
 from evenshard.tracking.tags import OUTCOME, PARENT_TAG, REGISTERED_AS, dataset_input
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import reason_of
 
 # Variable: the folder of run files.
 BACKLOG = "EVENSHARD_BACKLOG"

@@ -18,6 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.errors import MissingPackage, TrackingFailed
+from evenshard.base.extras import require_package
+from evenshard.base.provenance import sha256_of
 from evenshard.tracking.client import address, describe_miss, first_line, is_refusal, tracking_uri
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.records import Point, Record, current_parent, now_ms, parent_of
@@ -41,9 +44,6 @@ from evenshard.tracking.tags import (
     network_tags,
     origin_tags,
 )
-from evenshard.utils.errors import MissingPackage, TrackingFailed
-from evenshard.utils.extras import require_package
-from evenshard.utils.provenance import sha256_of
 
 # Tags of a stage that its loop gets too, and those that its models get.
 DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)

@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.provenance import UNKNOWN, git_commit, params_hash, sha256_of
 from evenshard.measure.cost_rows import read_lineage
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
-from evenshard.utils.provenance import UNKNOWN, git_commit, params_hash, sha256_of
 from evenshard.version import __version__
 
 PARENT_TAG = "mlflow.parentRunId"

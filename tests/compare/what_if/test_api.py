@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.base.errors import BadConfig
 from evenshard.compare.what_if.answer import WhatIfAnswer, save_what_if
 from evenshard.compare.what_if.option import HardwarePrice, Prices, WhatIfOption
 from evenshard.report.what_if import interval_text, print_what_if
-from evenshard.utils.errors import BadConfig
 from support.builders import table
 
 TABLES = [table("clicks", 2**20, 64, 20.0), table("item", 2**18, 64, 1.0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.compare.what_if.machines import (
     CONTIGUOUS,
     STRIDED,
@@ -16,7 +17,6 @@ from evenshard.compare.what_if.machines import (
 )
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
 

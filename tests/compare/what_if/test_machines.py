@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.compare.what_if.machines import of_hardware, whole_machine
 from evenshard.placement.machine import Machine
-from evenshard.utils.errors import BadConfig
 
 
 def test_hosts_and_links_that_are_not_named() -> None:

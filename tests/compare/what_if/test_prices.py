@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.base.errors import BadFile
 from evenshard.compare.what_if.option import HardwarePrice, load_prices
-from evenshard.utils.errors import BadFile
 
 
 def test_devices_and_hosts_are_paid() -> None:

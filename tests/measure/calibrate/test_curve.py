@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evenshard.base.errors import MeasurementFailed
 from evenshard.measure.calibrate.link import fit_curve
 from evenshard.measure.link_model import ALL_TO_ALL, Curve
-from evenshard.utils.errors import MeasurementFailed
 
 BYTES_P = 1024.0 * 2 ** np.arange(11)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from evenshard.base.errors import BadFile, BadInput
 from evenshard.measure.calibrate.device import CALLS, Calibration, fit_profile, measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
@@ -20,7 +21,6 @@ from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.generator import GeneratorConfig, generate_tables
-from evenshard.utils.errors import BadFile, BadInput
 from support.builders import PROVENANCE
 from support.builders import task as make_task
 

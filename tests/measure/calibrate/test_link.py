@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure.calibrate.link import (
     ExchangePoint,
     LinkFit,
@@ -26,7 +27,6 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE
 from evenshard.measure.link import link
 from evenshard.measure.link_model import BANDWIDTHS, Link
-from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from support.patience import PATIENCE_S
 
 KB, MB = 1024, 1024**2

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from evenshard.base.errors import BadInput, EvenshardError, MeasurementFailed
 from evenshard.measure import clock
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
@@ -47,7 +48,6 @@ from evenshard.measure.fbgemm import OutOfDeviceMemory
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadInput, EvenshardError, MeasurementFailed
 from support.builders import table, task
 from support.patience import PATIENCE_S, wait_until
 from support.ranks import run_ranks

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig
 from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS, link
@@ -25,7 +26,6 @@ from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 from support.builders import column_parts
 
 BATCH = 4096

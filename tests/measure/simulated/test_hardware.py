@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
@@ -22,7 +23,6 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadFile
 from support.builders import task as make_task
 
 BATCH = 65536

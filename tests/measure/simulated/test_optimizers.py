@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.scripts.fit_devices import Point, published_points
+from evenshard.base.errors import BadInput
 from evenshard.measure.calibrate.device import measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, MeasuredPlacement
@@ -20,7 +21,6 @@ from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.placement import Placement, alone
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadInput
 from support.builders import some_tables, table, task
 from support.truth import truth_file
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.base.errors import BadFile
 from evenshard.measure.traces.kineto import read_traces
-from evenshard.utils.errors import BadFile
 
 MB = 2**20
 SPACES = bytes([32]) * (20 * MB)

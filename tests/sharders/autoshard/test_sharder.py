@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from evenshard.base.errors import BadFile, InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
@@ -20,7 +21,6 @@ from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_best
-from evenshard.utils.errors import BadFile, InfeasibleTask
 from support.autoshard_builders import (
     MIXED,
     NORMALIZER,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from evenshard.base.errors import BadFile, TrainingFailed
+from evenshard.base.process import one_thread
 from evenshard.placement.placement import Placement
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, QUANTITIES, additive_work_TA, jump_sums_TJ
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadFile, TrainingFailed
-from evenshard.utils.process import one_thread
 from support.builders import BATCH_SIZE, table, task
 from support.convex_builders import EXCHANGE, TABLES, bound_ms, predicted, random_model
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.process import one_thread
 from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
@@ -35,8 +37,6 @@ from evenshard.sharders.simple import random_placement
 from evenshard.tables.files import load_tables
 from evenshard.tables.locality import hot_rows_together, with_hot_rows
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.process import one_thread
 from support.builders import BATCH_SIZE, PROVENANCE, cost, measured, some_tables, table, task
 from support.convex_builders import bound_ms, predicted, predicted_ms
 from support.dvc_store import stored

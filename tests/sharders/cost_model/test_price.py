@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from evenshard.base.process import one_thread
 from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.link_model import Link
 from evenshard.placement.placement import Placement
@@ -21,7 +22,6 @@ from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.process import one_thread
 from support.builders import BATCH_SIZE, every_placement, some_tables, table, task
 from support.convex_builders import EXCHANGE, TABLES, best_ms, bound_ms, predicted, predicted_ms, random_model
 

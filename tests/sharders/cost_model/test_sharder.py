@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.simple import expert_sharders
-from evenshard.utils.errors import InfeasibleTask
 from support import builders
 from support.builders import ROOMY, some_tables, table, task
 from support.convex_builders import NORMALIZER, best_ms, bound_ms, predicted, predicted_ms, random_model

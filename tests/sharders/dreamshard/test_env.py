@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.env import (
@@ -24,7 +25,6 @@ from evenshard.sharders.dreamshard.env import (
     seen_costs_BTDC,
 )
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,

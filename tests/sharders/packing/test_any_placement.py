@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing import legal_parts as packing
 from evenshard.sharders.packing.items import PackedItems
 from evenshard.sharders.packing.program import solve_program
-from evenshard.utils.errors import InfeasibleTask
 from support.builders import capped, sized, split_by, table, task
 from support.constraint_builders import any_placement, gb_task, legal_placements, limited, limited_tasks
 

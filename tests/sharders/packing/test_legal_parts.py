@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import broken_rule, check_sharding, parts_by_table
@@ -30,7 +31,6 @@ from evenshard.sharders.packing import items as room_items
 from evenshard.sharders.packing.items import KnownItems, PackedItems
 from evenshard.sharders.packing.legal_parts import legal_parts, quick_parts
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 
 EXAMPLES = int(os.environ.get("EVENSHARD_TIGHT_TASKS", "150"))
 LINK = "infiniband_ndr"

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.units import BYTES_PER_GB as GB
+from evenshard.base.units import missing_text
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing.reasons import reason, require_room
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.units import BYTES_PER_GB as GB
-from evenshard.utils.units import missing_text
 from support.builders import capped
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks, only
 

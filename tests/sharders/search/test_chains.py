@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evenshard.base.process import one_thread
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.price.step import DeviceKind, PartCosts
@@ -24,7 +25,6 @@ from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
-from evenshard.utils.process import one_thread
 from support.convex_builders import random_model
 
 DEVICES = 4

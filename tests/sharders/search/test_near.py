@@ -11,6 +11,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from evenshard.base.errors import BadConfig
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.measure.price.loads import Indices
@@ -35,7 +36,6 @@ from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanS
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 SHORT = PlanSearchEffort(changes=20_000)
 WHOLE = TableLimits(frozenset({TABLE_WISE}))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import SimulatedCluster
@@ -21,7 +22,6 @@ from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace, is_short_of_memory
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 from support import search_builders
 from support.search_builders import GB, least_ms
 

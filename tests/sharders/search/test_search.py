@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import whole_part
 from evenshard.placement.placement import Placement
@@ -28,7 +29,6 @@ from evenshard.sharders.search.annealing import UNUSUAL
 from evenshard.sharders.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearch, PlanSearchEffort, effort_called
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import column_parts
 from support.random_requests import random_request
 from support.search_builders import (

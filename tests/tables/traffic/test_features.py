@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evenshard.base.errors import BadConfig, BadFile
 from evenshard.tables.sources import tables_from
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
-from evenshard.utils.errors import BadConfig, BadFile
 from support.builders import table
 from support.traffic_builders import TRAFFIC, write_batches, write_parquet
 

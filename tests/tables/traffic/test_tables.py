@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import Span, lookup_share
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.reuse import feasible_reuse_bins, reuse_bins_of_counts
 from evenshard.tables.traffic import counts as counts_module
 from evenshard.tables.traffic import tables as tables_module
 from evenshard.tables.traffic import tables_from_traffic
-from evenshard.utils.errors import BadConfig
 from support.builders import table
 from support.traffic_builders import TRAFFIC, bins, complaint, write_batches, write_parquet
 

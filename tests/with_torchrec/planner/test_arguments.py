@@ -19,10 +19,10 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlanner
 
+from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.torchrec import EvenshardPlanner
-from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from support.documented import ROOT, snippet
 from support.drop_in_builders import Sparse, TableWise, bags, entries, planner, two_gpus
 

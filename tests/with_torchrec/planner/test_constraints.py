@@ -9,8 +9,8 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
 from torchrec.modules.embedding_configs import DataType
 
+from evenshard.base.errors import BadConfig
 from evenshard.tables.locality import LOAD_FACTORS
-from evenshard.utils.errors import BadConfig
 from support.drop_in_builders import MB, Sparse, TableWise, bags, entries, planner, two_gpus
 
 

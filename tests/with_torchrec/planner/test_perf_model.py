@@ -15,6 +15,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from evenshard.base.errors import BadConfig
 from evenshard.placement.machine import Machine
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
@@ -22,7 +23,6 @@ from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPerfModel, tables_of
 from evenshard.torchrec.plan.plans import shards_of
-from evenshard.utils.errors import BadConfig
 from support.documented import snippet
 
 PAGE = "docs/torchrec_costs.md"

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from evenshard.utils.errors import BadFile
+from evenshard.base.errors import BadFile
 from support.drop_in_builders import WARNINGS, Sparse, TableOrRowWise, TableWise, bags, entries, planner, two_gpus
 from support.torchrec_builders import META
 

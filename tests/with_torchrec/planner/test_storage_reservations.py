@@ -13,7 +13,7 @@ from torchrec.distributed.planner.storage_reservations import (
 )
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType, Topology
 
-from evenshard.utils.errors import BadConfig
+from evenshard.base.errors import BadConfig
 from support.drop_in_builders import MB, WARNINGS, Sparse, bags, planner, two_gpus
 from support.torchrec_builders import topology
 

@@ -9,8 +9,8 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, types
 from torchrec.distributed.planner.types import Topology
 from torchrec.distributed.sharding_plan import get_default_sharders
 
+from evenshard.base.errors import BadConfig
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.errors import BadConfig
 from support.drop_in_builders import MB, WARNINGS, Sparse, TableWise, bags, entries, planner, two_gpus
 from support.torchrec_builders import topology
 

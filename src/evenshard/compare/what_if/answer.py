@@ -16,6 +16,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import brief
+from evenshard.base.units import bytes_to_gb
 from evenshard.compare.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
 from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption
 from evenshard.measure.hardware import measured_or_simulated
@@ -24,10 +28,6 @@ from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.request import caps_of
 from evenshard.sharders.model import Model
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief
-from evenshard.utils.units import bytes_to_gb
 
 ALL_SIZES = "all"
 # If the fullest device holds more than this many times the mean, a placement with at most the second number is tried

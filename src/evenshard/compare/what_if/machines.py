@@ -22,6 +22,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.params import check_ranges
 from evenshard.compare.what_if.option import Sync
 from evenshard.measure.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
 from evenshard.measure.hardware import HardwareName
@@ -30,9 +33,6 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.cluster import own_link
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.params import check_ranges
 
 _Value = TypeVar("_Value")
 # The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.limits import Range
+from evenshard.base.messages import brief
+from evenshard.base.typed import read_record
+from evenshard.base.yaml_files import read_yaml
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.limits import Range
-from evenshard.utils.messages import brief
-from evenshard.utils.typed import read_record
-from evenshard.utils.yaml_files import read_yaml
 
 # Samples that a cost is of.
 SAMPLES_OF_COST = 10**9

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadInput
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import profile_path
@@ -26,7 +27,6 @@ from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
 from evenshard.placement.memory import SGD
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadInput
 
 CALLS = ("forward", "backward")
 SHARD_TIMES = (*KERNELS, *CALLS, "both")

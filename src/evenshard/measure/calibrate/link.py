@@ -20,6 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.base.messages import brief
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
@@ -35,9 +38,6 @@ from evenshard.measure.link_model import (
     moved_share,
 )
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
-from evenshard.utils.messages import brief
 
 KB, MB = 1024, 1024**2
 LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from evenshard.base.errors import BadInput, MeasurementFailed
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY
@@ -40,7 +41,6 @@ from evenshard.measure.distributed.ranks import (
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.utils.errors import BadInput, MeasurementFailed
 
 _Result = TypeVar("_Result")
 

@@ -15,6 +15,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.json_files import load_json
+from evenshard.base.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.base.messages import brief
+from evenshard.base.typed import record_of
 from evenshard.measure.distributed.exchange import Finding, Worker, measure_shard
 from evenshard.measure.distributed.ranks import Splits
 from evenshard.placement.machine import Machine
@@ -23,11 +28,6 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
-from evenshard.utils.messages import brief
-from evenshard.utils.typed import record_of
 
 WARMUP_PASSES = 1
 # A disturbance hits few repeats of many calls. A pass over exchanges has many calls, one over other collectives few.

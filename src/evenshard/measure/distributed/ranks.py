@@ -29,12 +29,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from evenshard.base.errors import MeasurementFailed
+from evenshard.base.messages import reason_of
+from evenshard.base.process import environment
+from evenshard.base.units import seconds_to_ms
 from evenshard.measure.clock import Stopwatch
 from evenshard.measure.costs import OUT_OF_MEMORY
-from evenshard.utils.errors import MeasurementFailed
-from evenshard.utils.messages import reason_of
-from evenshard.utils.process import environment
-from evenshard.utils.units import seconds_to_ms
 
 FINE = ""
 INPUT_REFUSED = "bad_input"

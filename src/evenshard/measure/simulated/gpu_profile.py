@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenshard.base.errors import BadFile
+from evenshard.base.limits import Range
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import HardwareName, profile_path
 from evenshard.measure.profile_file import read_profile
-from evenshard.utils.errors import BadFile
-from evenshard.utils.limits import Range
-from evenshard.utils.units import BYTES_PER_GB
 
 BYTES_PER_MB = 2**20
 # Taken for a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.

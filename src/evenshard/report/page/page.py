@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.messages import count_text, printable
+from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.sharding import TYPES
@@ -26,9 +29,6 @@ from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.planner.request import PlacementRequest
 from evenshard.report import step_facts, table_facts
 from evenshard.sharders.catalog import label_of
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import count_text, printable
-from evenshard.utils.units import decimals, ms_text, pct_text, range_text, size_text
 from evenshard.version import __version__
 
 # Rivals that may cut tables, as a sentence says them.

@@ -21,11 +21,11 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.placement import legal_mask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, placing_order
 from evenshard.sharders.training import balance_reward_B, overflow_ratio_B
-from evenshard.utils.units import BYTES_PER_GB
 
 
 @dataclass(frozen=True)

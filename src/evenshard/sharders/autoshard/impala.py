@@ -17,6 +17,8 @@ from statistics import fmean
 
 import torch
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
@@ -24,8 +26,6 @@ from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Mem
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
 from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.knobs import knob
 
 
 @dataclass(frozen=True)

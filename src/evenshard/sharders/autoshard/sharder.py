@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
@@ -21,7 +22,6 @@ from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best,
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.packing.reasons import no_room, reason, require_room
 from evenshard.sharders.training import REPRESENTATION_SIZE, ScaledNetwork, mlp
-from evenshard.utils.errors import InfeasibleTask
 
 STATE_SIZE = 2 * REPRESENTATION_SIZE
 LSTM_LAYERS = 2

@@ -29,17 +29,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadFile, TrainingFailed, reading_saved
+from evenshard.base.json_files import load_json
+from evenshard.base.messages import cut
+from evenshard.base.outputs import NETWORK_FOLDER
+from evenshard.base.typed import record_of
+from evenshard.base.weights import load_weights, save_weights
 from evenshard.measure.link_model import Link
 from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, TrainingFailed, reading_saved
-from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import cut
-from evenshard.utils.outputs import NETWORK_FOLDER
-from evenshard.utils.typed import record_of
-from evenshard.utils.weights import load_weights, save_weights
 
 KIND = "convex_cost_model"
 

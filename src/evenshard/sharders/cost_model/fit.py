@@ -17,6 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import check_knobs, knob
+from evenshard.base.limits import COUNT, Range
+from evenshard.base.process import one_thread
 from evenshard.measure.collectives import whole_table_bytes
 from evenshard.measure.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement
 from evenshard.measure.price.step import PredictedParts
@@ -26,10 +30,6 @@ from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import check_knobs, knob
-from evenshard.utils.limits import COUNT, Range
-from evenshard.utils.process import one_thread
 
 ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
 LEAST_TIME = 1e-4  # share of the mean time: shorter ones count as that

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.knobs import knob
+from evenshard.base.messages import cut
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
@@ -23,9 +26,6 @@ from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
 from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import expert_sharders
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.knobs import knob
-from evenshard.utils.messages import cut
 
 MOST_STARTS = 8
 

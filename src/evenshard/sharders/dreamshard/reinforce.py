@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -30,7 +31,6 @@ from evenshard.sharders.training import (
     set_learning_rate,
     standardised_B,
 )
-from evenshard.utils.knobs import knob
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import MissingPackage
+from evenshard.base.extras import require_package
 from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
 from evenshard.placement.placement import joined_groups
 from evenshard.placement.plan import is_legal_sharding
@@ -15,8 +17,6 @@ from evenshard.sharders.packing.cuts import Cut, Devices, Grid
 from evenshard.sharders.packing.items import KnownItems, PackedItem, PackedItems, Room, least_outside
 from evenshard.sharders.packing.program import solve_program
 from evenshard.sharders.packing.reasons import no_parts_found, require_sharding_room, require_types
-from evenshard.utils.errors import MissingPackage
-from evenshard.utils.extras import require_package
 
 # Items times devices that the solver is given; it then needs about 0.5 GB.
 MAX_PAIRS = 150_000

@@ -17,6 +17,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.messages import brief, names_text
+from evenshard.base.messages import cut as shortened
+from evenshard.base.units import gb_text, missing_text
 from evenshard.placement.parts import COLUMN_STEP, FUSED, KEY_VALUE
 from evenshard.placement.placement import allowed_together, caps_text, device_mask, joined_groups, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
@@ -24,10 +28,6 @@ from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, wi
 from evenshard.sharders.packing.cuts import Cut
 from evenshard.sharders.packing.items import PackedItem, PackedItems
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.messages import brief, names_text
-from evenshard.utils.messages import cut as shortened
-from evenshard.utils.units import gb_text, missing_text
 
 MORE_MEMORY = "Raise memory_cap_gb"
 # The remedy where memory is short. Only a search can say how much of it: what is missing alone may not be enough.

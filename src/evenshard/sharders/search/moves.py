@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadConfig
 from evenshard.measure.price.loads import Indices, repeat_numbers
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD, state_bytes
@@ -31,7 +32,6 @@ from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
 
 # Energy of moving all bytes, in times of a step: of placements that take as long, the one that moves less is better.
 PRICE = 1e-3

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.process import on_interrupt
+from evenshard.base.units import bytes_to_gb
 from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import PredictedParts
 from evenshard.measure.step_time import without_last_digits
@@ -26,10 +30,6 @@ from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer
 from evenshard.sharders.search.moves import EarlierPlacement, Moves, least_moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.process import on_interrupt
-from evenshard.utils.units import bytes_to_gb
 
 # Of placements that take as long, within this share, the one that moves least is the answer.
 ALIKE = 1e-3

@@ -15,6 +15,9 @@ from functools import partial
 
 import numpy as np
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.process import on_interrupt
 from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.step_time import without_last_digits
@@ -30,9 +33,6 @@ from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.proposals import Proposals
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.process import on_interrupt
 
 # Greedy starts of a search.
 MOST_STARTS = 20

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig, EvenshardError
+from evenshard.base.extras import require_package
+from evenshard.base.messages import brief
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import HardwareName
@@ -35,9 +38,6 @@ from evenshard.placement.parts import (
 )
 from evenshard.placement.sharding import SHARDING_TYPES, TYPES, tiling_problem
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, EvenshardError
-from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torch import nn

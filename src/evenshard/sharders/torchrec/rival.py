@@ -36,6 +36,7 @@ from torchrec.distributed.planner.types import Storage as TorchRecStorage
 from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH, state_bytes
@@ -67,7 +68,6 @@ from evenshard.sharders.torchrec.planner import (
     table_name,
 )
 from evenshard.tables.table import Table
-from evenshard.utils.errors import InfeasibleTask
 
 # Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
 LEAST_ROWS = 1000

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.errors import BadFile
+from evenshard.base.messages import brief
 from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, reuse_bins_of_counts
 from evenshard.tables.traffic.sample import Block, IntArray
-from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import brief
 
 # Lookups of one table that are kept as they came; beyond, rows and their counts are kept instead.
 COMPACT_AT = 1 << 20

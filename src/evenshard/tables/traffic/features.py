@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief, cut, names_text
 from evenshard.tables.records import KNOWN_COLUMNS
 from evenshard.tables.traffic.sample import Block, Part, Sample, Survey
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief, cut, names_text
 
 DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, NOT_ASKED = "dense", "label", "time", "not asked for"
 _DENSE_NAME = re.compile(r"I\d+|(?i:int|integer|dense|num|numeric|float|cont)_?\d+|(?i:.*dense.*)")

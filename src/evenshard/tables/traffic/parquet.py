@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from evenshard.base.errors import BadFile
+from evenshard.base.messages import brief, cut, reason_of
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
-from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import brief, cut, reason_of
 
 # Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
 # row group are held in memory.

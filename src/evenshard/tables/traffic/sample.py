@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.base.console import progress
+from evenshard.base.errors import BadFile
+from evenshard.base.messages import brief
 from evenshard.tables.dlrm_batch import DlrmBatch, mapped_batch
-from evenshard.utils.console import progress
-from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import brief
 
 IntArray = npt.NDArray[np.int64]
 

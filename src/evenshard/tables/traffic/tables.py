@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.console import progress
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.extras import require_package
+from evenshard.base.messages import brief, names_text
+from evenshard.base.packed_files import unpack_file
+from evenshard.base.params import check_ranges
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.tables.traffic.counts import TableCounts, WindowedCounts, remembered_rows
 from evenshard.tables.traffic.features import features_of
 from evenshard.tables.traffic.sample import Sample, Survey, TorchSample
-from evenshard.utils.console import progress
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief, names_text
-from evenshard.utils.packed_files import unpack_file
-from evenshard.utils.params import check_ranges
 
 # Expected lookups of one window in the tables that are read together: 128 MiB.
 GROUP_LOOKUPS = 1 << 24

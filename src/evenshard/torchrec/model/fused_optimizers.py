@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.placement.memory import SGD
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.optimizers import OTHER_TYPES, FusedOptimizer, TableOptimizers, optimizers_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec.model.modules import LocatedTable, located_tables
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collections

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.sharders.torchrec.planner import require_torchrec
 from evenshard.tables.table import SEQUENCE
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torch import nn

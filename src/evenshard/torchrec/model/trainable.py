@@ -14,6 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import (
@@ -27,8 +29,6 @@ from evenshard.placement.sharding import (
 )
 from evenshard.tables.table import MEAN, SEQUENCE, Table
 from evenshard.torchrec.model.modules import LocatedTable
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
 from evenshard.placement.parts import (
@@ -32,8 +34,6 @@ from evenshard.placement.parts import (
 from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, parts_of_shards, storage_of
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut
 
 COMPUTE_DEVICES = ("cuda", "cpu")
 

@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief
+from evenshard.base.typed import read_record
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, REPLICATED, TABLE_COLUMN_WISE, TYPES, sharding_type, type_among
@@ -41,10 +45,6 @@ from evenshard.torchrec.plan.entries import (
 )
 from evenshard.torchrec.plan.plans import parts_on_machine, plan_of_parts, warn_of_unsharded_order
 from evenshard.torchrec.planner.machine import device_of_process
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief
-from evenshard.utils.typed import read_record
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

@@ -12,6 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.placement.placement import Placement
@@ -27,8 +29,6 @@ from evenshard.torchrec.model.modules import LocatedTable, located_tables, quali
 from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, check_trainable, sharded_table, written_type
 from evenshard.torchrec.plan.entries import TableEntry, checked_local_world_size, prefetches, table_entry
 from evenshard.torchrec.planner.machine import device_of_process
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,6 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.process import one_thread
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName, profile_of_gpu
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.machine import Machine
@@ -30,9 +33,6 @@ from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import is_placed, located_tables, qualified_name
 from evenshard.torchrec.model.tables import LEFT_TO_TORCHREC, tables_of
 from evenshard.torchrec.plan.plans import other_kernels, shards_of
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
-from evenshard.utils.process import one_thread
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ShardingOption, Topology

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.knobs import Knob
+from evenshard.base.limits import Range
+from evenshard.base.messages import brief, cut
+from evenshard.base.units import gb_text, size_text
 from evenshard.planner.knobs import place_knobs
 from evenshard.sharders.torchrec.planner import planner_error
 from evenshard.torchrec.model.modules import qualified_name
 from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes, with_memory
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.knobs import Knob
-from evenshard.utils.limits import Range
-from evenshard.utils.messages import brief, cut
-from evenshard.utils.units import gb_text, size_text
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,6 +10,8 @@ from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS, FUSED
 from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WISE
@@ -21,8 +23,6 @@ from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import located_tables, other_tables_in
 from evenshard.torchrec.model.tables import changed_fields, with_bags
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.limits import RANGES
+from evenshard.base.machine_memory import machine_bytes
+from evenshard.base.units import gb_to_bytes, size_text
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import bandwidth_name
 from evenshard.placement.machine import Machine
@@ -20,10 +24,6 @@ from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, r
 from evenshard.planner.request import caps_of, reserves_of
 from evenshard.sharders.torchrec.planner import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.limits import RANGES
-from evenshard.utils.machine_memory import machine_bytes
-from evenshard.utils.units import gb_to_bytes, size_text
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology

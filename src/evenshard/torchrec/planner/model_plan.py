@@ -12,6 +12,9 @@ from torch import nn
 from torchrec.distributed.planner.types import Topology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+from evenshard.base.errors import EvenshardError, InfeasibleTask
+from evenshard.base.messages import cut, reason_of
+from evenshard.base.units import gb_to_bytes, pct_text, size_text
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_placement
@@ -33,9 +36,6 @@ from evenshard.torchrec.planner.constraints import carry_over
 from evenshard.torchrec.planner.machine import TorchRecMachine
 from evenshard.torchrec.planner.model_request import PlannerSettings, request_of
 from evenshard.torchrec.planner.report import ModelPlan, PlanReport
-from evenshard.utils.errors import EvenshardError, InfeasibleTask
-from evenshard.utils.messages import cut, reason_of
-from evenshard.utils.units import gb_to_bytes, pct_text, size_text
 
 log = logging.getLogger(__name__)
 

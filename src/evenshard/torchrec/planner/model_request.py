@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, cut
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES, Communication
@@ -24,8 +26,6 @@ from evenshard.torchrec.model.trainable import leaves_a_rank_empty
 from evenshard.torchrec.planner.arguments import DEFAULT_BATCH_SIZE
 from evenshard.torchrec.planner.constraints import constrained_model, whole_where_too_narrow
 from evenshard.torchrec.planner.machine import TorchRecMachine
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut
 
 if TYPE_CHECKING:
     from torch import nn

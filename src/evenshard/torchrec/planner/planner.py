@@ -15,6 +15,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.errors import BadConfig, EvenshardError
+from evenshard.base.knobs import chosen_in
+from evenshard.base.messages import one_line
+from evenshard.base.params import check_ranges
+from evenshard.base.typed import check_arguments
 from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.memory import RESERVED_SHARE
@@ -31,11 +36,6 @@ from evenshard.torchrec.planner.arguments import (
 )
 from evenshard.torchrec.planner.machine import links_of_topology, machine_of, topology_of, with_memory
 from evenshard.torchrec.planner.model_request import PlannerSettings
-from evenshard.utils.errors import BadConfig, EvenshardError
-from evenshard.utils.knobs import chosen_in
-from evenshard.utils.messages import one_line
-from evenshard.utils.params import check_ranges
-from evenshard.utils.typed import check_arguments
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -25,11 +25,11 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
+from evenshard.base.messages import reason_of
 from evenshard.placement.sharding import REPLICATED
 from evenshard.report.answer import PlacementAnswer
 from evenshard.torchrec.planner.arguments import PlannerArguments, heuristical
 from evenshard.torchrec.planner.machine import TorchRecMachine
-from evenshard.utils.messages import reason_of
 
 log = logging.getLogger(__name__)
 

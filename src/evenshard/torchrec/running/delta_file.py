@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.atomic import atomic_path
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.messages import brief, cut
+from evenshard.base.params import check_ranges
+from evenshard.base.typed import read_record
 from evenshard.compare.diff import diff
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
@@ -32,11 +37,6 @@ from evenshard.torchrec.model.trainable import ShardedTable, check_trainable, sh
 from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts
 from evenshard.torchrec.plan.file import contents_of
 from evenshard.torchrec.plan.plans import parameter_sharding, shards_of
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
-from evenshard.utils.messages import brief, cut
-from evenshard.utils.params import check_ranges
-from evenshard.utils.typed import read_record
 
 if TYPE_CHECKING:
     from torchrec.distributed.model_parallel import DistributedModelParallel

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from evenshard.base.errors import BadConfig, BadInput
+from evenshard.base.process import environment
 from evenshard.measure.campaign import Job
 from evenshard.measure.costs import OUT_OF_MEMORY, PlacementCost
 from evenshard.measure.distributed.collective import CollectiveHardware, local_world_size
@@ -39,8 +41,6 @@ from evenshard.sharders.torchrec.planner import collection_of, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts
-from evenshard.utils.errors import BadConfig, BadInput
-from evenshard.utils.process import environment
 
 _DENSE_OPTIMIZERS = {
     "sgd": torch.optim.SGD,

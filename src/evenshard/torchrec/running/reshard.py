@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
 from evenshard.placement.parts import Span
 from evenshard.planner.output_order import OrderChange
 from evenshard.torchrec.model.modules import original_collection, sharded_collections
 from evenshard.torchrec.plan.plans import warn_of_order
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,183 @@
+"""The errors of evenshard, as one tree.
+
+::
+
+    EvenshardError
+    |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
+    |   |-- BadFile           a file is missing, torn, or holds a wrong value
+    |   |   +-- BadRecords    ... or several wrong values: all of them
+    |   |-- BadConfig         a setting in params.yaml or a flag makes no sense
+    |   +-- MissingPackage    a package of an extra is not installed
+    |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
+    |                         for one placement; a row of the report in a study)
+    |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
+    |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
+    |-- DatasetRefused        measured costs are too noisy                         (exit code 1)
+    |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
+    |-- TrackingFailed        MLflow did not take something                (exit code 1)
+    +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from os import PathLike
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from evenshard.base.messages import one_line, reason_of
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# Problems of one file that are listed.
+MAX_PROBLEMS = 20
+
+
+class EvenshardError(Exception):
+    """Base of every error evenshard raises on purpose; its message is one printable line without passwords."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+class BadInput(EvenshardError):
+    """Input that its author can repair; the message is one line that names the remedy."""
+
+
+class BadFile(BadInput):
+    """A file that cannot be used.
+
+    Args:
+        path: the file.
+        problem: the problem with the file.
+        remedy: advice to the user.
+        where: the row, record or key inside the file, if it is known.
+    """
+
+    def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
+        place = f"{path}, {where}" if where else f"{path}"
+        super().__init__(f"{place}: {problem}. {remedy}")
+        self.path = str(path)
+
+
+class BadRecords(BadFile):
+    """A file in which several things are wrong.
+
+    Args:
+        path: the file.
+        found: where in the file (empty for the whole), what, and what to do, of each.
+        remedy: advice to the user about all of them, if there is any.
+
+    Attributes:
+        lines: how many there are, then each, as far as a person would read, and the remedy: one printable line each.
+    """
+
+    def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> None:
+        shown = [f"{where}: {problem}. {fix}".removeprefix(": ") for where, problem, fix in found[:MAX_PROBLEMS]]
+        more = len(found) - len(shown)
+        text = "; ".join(shown).removesuffix(".")
+        last = [*([f"And {more:,} more."] if more else ()), *([remedy] if remedy else ())]
+        super().__init__(path, f"{len(found):,} problems: {text}", " ".join(last))
+        self.lines = tuple(map(one_line, (f"{path}: {len(found):,} problems", *shown, *last)))
+
+
+def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> BadFile:
+    """Return the error of one or several problems of a file; arguments as of ``BadRecords``."""
+    if len(found) > 1:
+        return BadRecords(path, found, remedy)
+    ((where, problem, fix),) = found
+    return BadFile(path, problem, remedy or fix, where or None)
+
+
+class BadConfig(BadInput):
+    """A setting that makes no sense."""
+
+
+class MissingPackage(BadInput):
+    """A package of an extra that is not installed; the message ends in the command that installs it."""
+
+
+class InfeasibleTask(EvenshardError):
+    """No device has room left for a table; the message carries the numbers.
+
+    Args:
+        problem: the reason, as a sentence.
+        remedy: advice to the user, as a sentence; empty where the problem says it.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class MeasurementFailed(EvenshardError):
+    """A measurement could not be taken."""
+
+
+class TrainingFailed(EvenshardError):
+    """A network cannot be used, as its training has diverged."""
+
+
+class DatasetRefused(EvenshardError):
+    """Measured costs are too noisy."""
+
+
+class PipelineFailed(EvenshardError):
+    """A run of a pipeline has failed, or the server that runs it does not answer."""
+
+
+class TrackingFailed(EvenshardError):
+    """MLflow did not take something."""
+
+
+class StorageFailed(EvenshardError):
+    """Something could not be stored or fetched, and may well be on another try."""
+
+
+def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a reader of a file that the user named: any unforeseen error of it is the file's fault.
+
+    Args:
+        read: reader whose first argument is the path. An error of ours, of the system or of an import passes.
+    """
+
+    @wraps(read)
+    def read_or_blame(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return read(*args, **kwargs)
+        except (EvenshardError, OSError, ImportError):
+            raise
+        except Exception as error:
+            path = next(iter(inspect.signature(read).bind(*args, **kwargs).arguments.values()))
+            logging.getLogger(__name__).debug("unforeseen error in %s", read.__qualname__, exc_info=True)
+            problem = f"cannot be read ({type(error).__name__}: {reason_of(error)})"
+            raise BadFile(str(path), problem, "Check its content, or make it again.") from error
+
+    return read_or_blame
+
+
+@contextmanager
+def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
+    """Make whatever is wrong with a folder that a training saved a single line that names it.
+
+    Args:
+        what: content of the folder, such as "network".
+        remedy: advice if it is missing.
+
+    Raises:
+        BadFile: a file of it is missing, or anything else went wrong.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BadFile(folder, f"{Path(error.filename).name} is missing", remedy) from None
+    except BadFile:
+        raise
+    except Exception as error:  # torch.load raises half a dozen kinds on a torn file
+        raise BadFile(folder, f"not readable as a saved {what} ({reason_of(error)})", remedy) from None

@@ -1,0 +1,207 @@
+"""Declarations of settings: a field of a frozen dataclass with its default, meaning, range and flag.
+
+::
+
+    @dataclass(frozen=True)
+    class Memory:
+        host_memory_gb: float | None = knob(None, "GB of each host's memory that tables may take")
+
+Flags, keywords, keys of params.yaml and of a request, parameters of components, schemas and docs are made of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import reduce
+from operator import or_
+from textwrap import fill
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args
+
+from evenshard.base.errors import BadConfig
+from evenshard.base.limits import RANGES, Range
+from evenshard.base.outputs import Output
+
+# A number is called after its unit.
+UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
+REQUIRED: Any = MISSING
+Part = TypeVar("Part")
+
+
+def knob(default: Any, help: str, **how: Any) -> Any:
+    """Declare a field of a dataclass as a setting.
+
+    Args:
+        default: value where it is left out; ``REQUIRED`` for none.
+        help: meaning, in one line without markup.
+        how: further fields of ``Knob``.
+    """
+    one = Knob("", Any, default, help, **how)
+    metadata = {"description": help, "range": one.range, "knob": one}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def group(kind: type, heading: str) -> Any:
+    """Declare a field of a dataclass as a group of knobs.
+
+    Args:
+        kind: dataclass of these knobs.
+        heading: heading above them in a help.
+    """
+    return field(default_factory=kind, metadata={"kind": kind, "heading": heading})
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting, as ``knob`` declared it.
+
+    Attributes:
+        name: name of the field.
+        type: type of the field; a string where it names what its module does not import.
+        torchrec: TorchRec's name for it, such as ``Topology.hbm_cap``, perhaps in another unit.
+        range: allowed values of a number; those of ``RANGES`` where left out.
+        flag: flag on the command line; "" for the name of the field, None for no flag. Without dashes it is a
+            positional argument.
+        metavar: placeholder of the value in the help of a command.
+        choices: allowed values; empty for all.
+        section: section of params.yaml that sets it under the same name, where it is not given.
+        parameter: parameter of the component; "" for none.
+        output: rule of what a path that is written may replace.
+        use: use of a path by a stage; see ``evenshard.loop.stage``.
+        module: module that declares it.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    torchrec: str = ""
+    range: Range | None = None
+    flag: str | None = ""
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    section: str = ""
+    parameter: str = ""
+    output: Output | None = None
+    use: Any = None
+    module: str = __name__
+
+    @property
+    def kind(self) -> Any:
+        """The type without None."""
+        return reduce(or_, (kind for kind in _kinds(self.type) if kind is not NoneType))
+
+    @property
+    def unit(self) -> str:
+        """Unit of its numbers; empty if they have none."""
+        return next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
+
+    @property
+    def scalar(self) -> type | None:
+        """Type of a plain value: bool, int, float or str; None if no value is plain."""
+        return next((kind for kind in (bool, int, float, str) if kind in _kinds(self.kind)), None)
+
+    @property
+    def flag_name(self) -> str:
+        """The flag on the command line, or the name of a positional argument."""
+        return self.flag or f"--{self.name.replace('_', '-')}"
+
+    def is_default(self, value: Any) -> bool:
+        """True if a value means the same as leaving the knob out."""
+        if isinstance(self.default, tuple) and isinstance(value, list):
+            value = tuple(value)
+        return value is self.default or (type(value) is type(self.default) and bool(value == self.default))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Knobs that belong together: the name of the field, the heading in a help, and their dataclass."""
+
+    name: str
+    heading: str
+    kind: type
+
+
+def groups_of(kind: type) -> tuple[Group, ...]:
+    """Return the groups of knobs that a dataclass declares, in its order."""
+    return tuple(Group(one.name, one.metadata["heading"], one.metadata["kind"]) for one in fields(kind))
+
+
+def knobs_of(kind: type) -> tuple[Knob, ...]:
+    """Return the knobs that a dataclass declares, in its order; of any other class none."""
+    return tuple(
+        replace(
+            one.metadata["knob"],
+            name=one.name,
+            type=_evaluate(one.type, vars(sys.modules[kind.__module__])),
+            range=one.metadata["range"] or RANGES.get(one.name),
+            module=kind.__module__,
+        )
+        for one in getattr(kind, "__dataclass_fields__", {}).values()
+        if "knob" in one.metadata
+    )
+
+
+def _evaluate(kind: Any, names: Mapping[str, Any]) -> Any:
+    if not isinstance(kind, str):
+        return kind
+    try:
+        return eval(kind, dict(names))
+    except NameError:  # imported for type checkers alone
+        return kind
+
+
+def check_knobs(config: Any, where: str = "") -> None:
+    """Raise BadConfig for the first knob of a dataclass that is out of its range."""
+    if problem := range_problem(config):
+        raise BadConfig(f"{where}{problem}. Correct it.")
+
+
+def range_problem(config: Any) -> str | None:
+    """Return in one clause the first knob of a dataclass that is out of its range, or None."""
+    for one in knobs_of(type(config)):
+        value = getattr(config, one.name)
+        if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
+            return f"{one.name} {problem}"
+    return None
+
+
+def chosen_in(knobs: Any) -> Mapping[str, Any]:
+    """Return the knobs of a dataclass that differ from their defaults."""
+    values = ((one, getattr(knobs, one.name)) for one in knobs_of(type(knobs)))
+    return {one.name: value for one, value in values if not one.is_default(value)}
+
+
+def part_of(config: Any, kind: type[Part]) -> Part:
+    """Return a dataclass with the fields of the same names of another."""
+    known = fields(kind)  # type: ignore[arg-type]
+    return kind(**{one.name: getattr(config, one.name) for one in known if hasattr(config, one.name)})
+
+
+def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
+    """Return a docstring with a line for each knob in place of its argument ``knobs``; None where Python keeps none."""
+    if docstring is None:
+        return None
+    lines: list[str] = []
+    indent: str | None = None
+    for line in docstring.splitlines():
+        if line.lstrip().startswith("knobs: "):
+            indent = line[: -len(line.lstrip())]
+            for one in knobs:
+                spelled = f" TorchRec: ``{one.torchrec}``." if one.torchrec else ""
+                text = f"{one.name}: {one.help}.{spelled}"
+                lines.append(
+                    fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+                )
+        elif indent is None or not line.startswith(f"{indent} "):
+            lines.append(line)
+            indent = None
+    return "\n".join(lines)
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)

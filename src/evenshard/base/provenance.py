@@ -1,0 +1,73 @@
+"""Where an output comes from: the git commit, and hashes of the parameters and of files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenshard.base.outputs import HARDWARE_FILE, REPORT, REPORTS
+from evenshard.version import __version__
+
+UNKNOWN = "unknown"
+# Files that a run of the loop leaves to be committed: it is made from a commit, and does not change it.
+RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a file comes from.
+
+    Attributes:
+        git_commit: 40 hex digits, with "-dirty" behind them if tracked files other than ``RESULT`` were changed;
+            "unknown" outside of git.
+        params_hash: SHA-256 of all of params.yaml, "unknown" where there was none.
+        evenshard_version: version of the code that wrote the file.
+    """
+
+    git_commit: str = UNKNOWN
+    params_hash: str = UNKNOWN
+    evenshard_version: str = __version__
+
+    @staticmethod
+    def here(params: Mapping[str, Any]) -> Lineage:
+        """The lineage of what runs now with these parameters."""
+        return Lineage(git_commit(), params_hash(params))
+
+
+def params_hash(params: Mapping[str, Any]) -> str:
+    """SHA-256 of parameters, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str:
+    """The commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``.
+
+    Args:
+        made: files and folders that are made from the commit, so that their changes do not count; from ``folder`` on.
+    """
+    here = (folder or Path()).resolve()
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        top = Path(git("rev-parse", "--show-toplevel"))
+        paths = [here / path for path in made]
+        inside = [path.relative_to(top) for path in map(Path.resolve, paths) if path.is_relative_to(top)]
+        others = [f":(top,exclude){path.as_posix()}" for path in inside]
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no", "--", ":/", *others))
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN

@@ -1,0 +1,347 @@
+"""Typed values: records of JSON and YAML, and arguments of public functions, checked by pydantic in strict mode.
+
+A string is neither a number nor true, and True is not 1; a whole number may stand where a float is stated. Ranges are
+checked by the dataclass or the function that takes the values.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cache, wraps
+from importlib import import_module
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from evenshard.base.errors import BadConfig, bad_records
+from evenshard.base.knobs import Knob, knobs_of, with_meanings
+from evenshard.base.messages import brief, cut, did_you_mean, reason_of
+
+if TYPE_CHECKING:  # pydantic takes a tenth of a second to import
+    from pydantic import TypeAdapter, ValidationError
+
+_Record = TypeVar("_Record")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_MAX_TEXT = 4096  # bytes of a text argument: the longest path of Linux
+# Words for the types of pydantic's errors; errors about other types say it themselves.
+_WORDS = {
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "callable_type": "a function",
+    **dict.fromkeys(("tuple_type", "list_type", "sequence_str", "named_tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "dataclass_type", "model_type"), "a mapping"),
+}
+_CLASSES = {"Sequence": "a list", "Path": "a path"}
+
+
+class WrongValues(ValueError):
+    """Values of other types than a record states.
+
+    Attributes:
+        problems: for each, where it stands, the problem, and what to do.
+    """
+
+    def __init__(self, problems: Sequence[tuple[str, str, str]]) -> None:
+        lines = (f"{where}: {problem}".removeprefix(": ") for where, problem, _ in problems)
+        super().__init__("; ".join(lines))
+        self.problems = problems
+
+
+def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _Record:
+    """Return a plain value as a dataclass, a pydantic model or another type such as ``tuple[int, ...]``.
+
+    Lists become tuples, and whole numbers floats where these are stated.
+
+    Args:
+        floats_only: True if 1.0 may stand for 1, as in the parameters of a pipeline, whose numbers are all floats.
+
+    Raises:
+        WrongValues: if a field is missing, unknown or of another type; all of them.
+    """
+    try:
+        from pydantic import ValidationError
+    except ImportError:  # a bare GPU machine, which reads plans that another one has checked
+        return cast(_Record, _unchecked(kind, content))
+    try:
+        text = json.dumps([content], default=str, ensure_ascii=False).encode()
+        if floats_only:
+            text = json.dumps(json.loads(text, parse_float=lambda number: _whole(float(number)))).encode()
+        found: _Record = _adapter(kind).validate_json(text, strict=True)[0]  # type: ignore[arg-type]  # hashable
+        return found
+    except ValidationError as error:
+        known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+        raise WrongValues(_problems(error, json.loads(text), "", known)) from None
+    except (TypeError, ValueError, RecursionError) as error:  # a key or text that JSON cannot hold; a circle
+        raise WrongValues([("", reason_of(error), "Correct it.")]) from None
+
+
+def _unchecked(kind: Any, content: Any) -> Any:
+    """Return a plain value as a type, or as the first of alternatives that it may be; without a check."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if content is None:
+            return None
+        is_list, some = isinstance(content, list), (part for part in parts if part is not NoneType)
+        return _unchecked(next(part for part in some if (get_origin(part) is tuple) == is_list), content)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _unchecked(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
+    if origin is tuple:
+        inner = parts[:1] * len(content) if parts[1:] == (...,) else parts
+        return tuple(map(_unchecked, inner, content))
+    if isinstance(kind, type) and hasattr(kind, "_fields"):
+        return kind(*map(_unchecked, get_type_hints(kind).values(), content))
+    if origin in (dict, Mapping):
+        return {key: _unchecked(parts[1], value) for key, value in content.items()}
+    return content
+
+
+def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], remedy: str) -> _Record:
+    """Return the content of a file as a record; see ``record_of``.
+
+    Args:
+        remedy: advice after the problems.
+
+    Raises:
+        BadFile: if values have other types; a ``BadRecords`` if there are several.
+    """
+    try:
+        return record_of(kind, content)
+    except WrongValues as error:
+        raise bad_records(path, error.problems, remedy) from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[list[Any]]:
+    """A list passes its configuration on to dataclasses, which cannot be given any."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(list[kind], config=ConfigDict(extra="forbid", allow_inf_nan=False))
+
+
+def _problems(error: ValidationError, content: Any, name: str, known: Iterable[str] = ()) -> list[tuple[str, str, str]]:
+    """List where a value stands, the problem and what to do; alternatives of one type become one problem.
+
+    Args:
+        content: the checked value; for a record, in a list.
+        name: name of the value; of a record none.
+        known: fields of a record.
+    """
+    found: dict[tuple[str | int, ...], list[Any]] = {}
+    for one in error.errors(include_url=False):
+        path = tuple(_steps(one["loc"], content)) + one["loc"][-1:] * (one["type"] == "missing")
+        found.setdefault(path, []).append(one)
+    above = {path[:length] for path in found for length in range(len(path))}
+    problems = []
+    for path, of_path in found.items():
+        if path in above:  # an alternative of another shape
+            continue
+        steps = (name, *path) if name else path[1:]
+        last = max((at for at, step in enumerate(steps) if isinstance(step, str)), default=0)
+        problems.append((_joined(steps[:last]), *_problem(_joined(steps[last:]), of_path, known)))
+    return problems
+
+
+def _problem(name: str, errors: Sequence[Any], known: Iterable[str]) -> tuple[str, str]:
+    kind, value = errors[0]["type"], errors[0]["input"]
+    if kind == "missing":
+        return f"{name} is missing", "Add it."
+    if kind in _UNKNOWN:
+        near = did_you_mean(name, known)
+        return f"{brief(name)} is unknown" + (f" (d{near[2:]})" if near else ""), "Correct or remove it."
+    if kind == "value_error":
+        return f"{name}: {errors[0]['ctx']['error']}".removeprefix(": "), "Correct it."
+    closest = [one for one in errors if one["type"] == "text"] or errors
+    words = list(dict.fromkeys(map(_in_words, closest)))
+    if "a number" in words and "a whole number" in words:
+        words.remove("a whole number")
+    *others, last = words
+    expected = f"{', '.join(others)} or {last}" if others else last
+    remedy = "Correct it."
+    if "a number" in words or "a whole number" in words:  # quoted, or YAML's 1e-3, which is text
+        number = _parsed(value)
+        expected += "" if number is None else f" (write {number})"
+    elif isinstance(value, str) and "a list" in words:
+        remedy = f"Put it in brackets: [{brief(value)}]."
+    return f"{name} is {brief(value)}, not {expected}".strip(), remedy
+
+
+def _parsed(value: Any) -> int | float | None:
+    try:
+        number = float(value) if isinstance(value, str) else math.inf
+    except ValueError:
+        return None
+    return (int(number) if number.is_integer() else number) if math.isfinite(number) else None
+
+
+def _in_words(error: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "is_instance_of":
+        return _CLASSES.get(context["class"], f"a {context['class']}")
+    if kind in ("too_long", "too_short"):
+        return f"a list of {context.get('max_length', context.get('min_length'))}"
+    return _WORDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
+
+
+def _steps(location: Sequence[str | int], content: Any) -> Iterator[str | int]:
+    """Yield the keys and positions of a location; its other words name alternatives of a type."""
+    for step in location:
+        is_key = isinstance(content, Mapping) and step in content
+        if is_key or (isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
+            content = content[step]
+            yield step
+
+
+def _joined(steps: Sequence[str | int]) -> str:
+    return "".join(f"[{one}]" if isinstance(one, int) else f".{cut(one)}" for one in steps).removeprefix(".")
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+
+def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
+    """A decorator: the function gets values of the types that its signature states, or its caller a ``BadConfig``.
+
+    Numbers and arrays of other libraries become Python's, and 1.0 stands for 1. Text is what files and terminals take.
+
+    Args:
+        knobs: knobs that the function takes as ``**knobs``. Its signature and its docstring show each of them as a
+            keyword of its own; an argument of the same name has the type and the default of the knob.
+        homes: the modules of types that the signature names without importing them, as they are heavy; a name that is
+            not among them stands for any type.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        stated = {one.name: (one.annotation, function.__module__) for one in signature.parameters.values()}
+        stated |= {one.name: (one.type, one.module) for one in knobs}
+        rest = next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
+
+        @cache
+        def adapter(kind: Any, module: str) -> TypeAdapter[Any]:
+            from pydantic import TypeAdapter
+
+            return TypeAdapter(_strict(_evaluate(kind, vars(sys.modules[module]), homes)))
+
+        def checked(name: str, value: Any, kind: Any, module: str) -> Any:
+            from pydantic import ValidationError
+
+            try:
+                found = adapter(kind, module).validate_python(value)
+            except ValidationError as error:
+                (where, problem, remedy), *_ = _problems(error, value, name)
+                raise BadConfig(f"{where}.{problem}. {remedy}".removeprefix(".")) from None
+            inner = knobs_of(type(found))
+            values = {one.name: checked(one.name, getattr(found, one.name), one.type, one.module) for one in inner}
+            return replace(found, **values) if inner else found
+
+        def all_checked(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: all_checked(value) if name == rest else checked(name, value, *stated.get(name, (Any, __name__)))
+                for name, value in values.items()
+            }
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.arguments.update(all_checked(bound.arguments))
+            return function(*bound.args, **bound.kwargs)
+
+        if knobs:
+            call.__signature__ = _with_knobs(signature, knobs)  # type: ignore[attr-defined]
+            call.__doc__ = with_meanings(function.__doc__, knobs)
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.Signature:
+    """The signature with a keyword for each knob in the place of ``**knobs``, before those of its own."""
+    of_name = {one.name: one for one in knobs}
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in of_name]
+    named = {one.name: one for one in (*more, *own)}
+    first = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+    return signature.replace(
+        parameters=[
+            named[name].replace(annotation=of_name[name].type, default=of_name[name].default)
+            if name in of_name
+            else named[name]
+            for name in dict.fromkeys((*first, *named))
+        ]
+    )
+
+
+def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:
+    """A type as it stands among the names of a module; what is quoted is evaluated."""
+    while isinstance(kind, str):
+        heavy = {name: getattr(import_module(home), name) for name, home in homes.items() if name in kind}
+        kind = eval(kind, {}, defaultdict(lambda: Any, {**vars(builtins), **names, **heavy}))
+    return Any if kind is inspect.Parameter.empty else kind
+
+
+def _strict(kind: Any) -> Any:
+    """The type as pydantic is to check it in an argument; of classes, any instance."""
+    from pydantic import AfterValidator, BeforeValidator, InstanceOf, Strict
+
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_strict, parts))]  # noqa: UP007
+    if origin is Mapping:
+        return origin[tuple(map(_strict, parts))]
+    if origin is Sequence:
+        return Annotated[origin[_strict(parts[0])], BeforeValidator(_listed)]
+    if kind is int:
+        return Annotated[int, Strict(), BeforeValidator(_whole)]
+    if kind is float:  # a whole number stays whole: messages repeat it, and it may be larger than a float
+        return Annotated[Annotated[int, Strict()] | Annotated[float, Strict()], BeforeValidator(_number)]
+    if kind is bool:
+        return Annotated[bool, Strict()]
+    if kind in (str, Path, Any):
+        checked = {str: Annotated[str, Strict()], Path: InstanceOf[Path], Any: Any}[kind]
+        return Annotated[checked, AfterValidator(_text)]
+    if not isinstance(kind, type) or kind is NoneType:
+        return kind
+    # The function itself looks for what a protocol asks for.
+    is_checked = not getattr(kind, "_is_protocol", False) or getattr(kind, "_is_runtime_protocol", False)
+    return InstanceOf[kind] if is_checked else Any  # type: ignore[misc]  # any class
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value  # an array
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, Real) or isinstance(value, int | float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _whole(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _text(value: Any) -> Any:
+    from pydantic_core import PydanticCustomError
+
+    try:
+        if not isinstance(value, str | Path):
+            return value
+        if "\0" not in str(value) and len(str(value).encode()) <= _MAX_TEXT:
+            return value
+    except UnicodeEncodeError:  # half of a character
+        pass
+    raise PydanticCustomError("text", f"Unicode text of at most {_MAX_TEXT:,} bytes without NUL")

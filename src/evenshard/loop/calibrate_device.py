@@ -1,0 +1,45 @@
+"""The fit of a simulated device's free constants to measured costs, and its errors before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenshard.base.text_table import text_table
+from evenshard.measure.calibrate.device import Calibration, fit_profile
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.tables.files import load_tables
+
+
+def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
+    """Fit the constants, save the profile as ``out``, and return the table of errors and constants to print.
+
+    Args:
+        tables: tables of the costs.
+        costs: cost datasets of one hardware.
+        profile: name or file of the profile to start from.
+    """
+    start = gpu_profile(profile)
+    pool = load_tables(tables)
+    calibration = fit_profile(start, [one for path in costs for one in load_costs(path, pool)])
+    calibration.save(profile, out)
+    title = (
+        f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
+        f"held out; errors on those:"
+    )
+    return "\n".join([title, *_report(start, profile, calibration)])
+
+
+def _report(start: GpuProfile, name: str, calibration: Calibration) -> list[str]:
+    errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
+    for time, after in calibration.after.items():
+        before = calibration.before[time]
+        percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
+        errors.append([time, *(f"{percent:.1f}" for percent in percents)])
+    constants = [["constant", name, "fitted", ""]]
+    for constant in calibration.constants:
+        remark = "at its bound: the model misses something" if constant in calibration.at_bound else ""
+        values = (getattr(start, constant), getattr(calibration.profile, constant))
+        constants.append([constant, *(f"{value:.5g}" for value in values), remark])
+    return [text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")]

@@ -1,0 +1,249 @@
+"""Drift: how far today's tables have moved from those that a model was trained on.
+
+Two things can be wrong with a table. It lies *outside* of a range: the model has seen nothing like it. Or it lies where
+hardly any training table was: a range is as wide as its two most extreme tables. What lies outside counts by its load,
+that is lookups times dim: a table that is hardly read costs hardly anything. What is rare counts by tables, because
+heavy tables are the rare ones of every set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TextIO
+
+import numpy as np
+
+from evenshard.base.console import plain_console, plain_grid
+from evenshard.base.messages import printable
+from evenshard.sharders.trained_on import QUANTILES, SeenRange, TrainedOn, beyond, mean_reuse
+from evenshard.tables.table import Table
+
+# Quantities that are compared, with their names for users.
+QUANTITIES = {
+    "num_rows": "rows",
+    "embedding_dim": "dim",
+    "pooling_factor": "lookups per sample",
+    "reuse": "reuse of an index",
+}
+# Factor within which two tables are alike in a quantity.
+NEAR = 1.6
+# A table is rare if fewer of the training tables than this share are like it.
+RARE = 0.005
+# Least width of the table that is printed.
+_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Smallest, middle and largest; the middle is None where a model does not tell it."""
+
+    low: float
+    median: float | None
+    high: float
+
+
+@dataclass(frozen=True)
+class QuantityDrift:
+    """The drift of one quantity of the tables.
+
+    Attributes:
+        name: num_rows, embedding_dim, pooling_factor, or reuse: mean lookups of an index that a batch looks up.
+        trained_on: range of the training tables; None if the model does not state it.
+        now: range of today's tables; None if no table states it.
+        num_outside: tables outside of the range the model was trained on.
+        outside_load_pct: their part of the load, per cent.
+        num_rare: number of the others that are like hardly any training table; None if the model does not state it.
+    """
+
+    name: str
+    trained_on: Spread | None
+    now: Spread | None
+    num_outside: int
+    outside_load_pct: float
+    num_rare: int | None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The drift of all tables away from a model's training data.
+
+    Attributes:
+        retrain_due: True if the model does not cover the tables.
+        reasons: why, one clause each; none where no retraining is due.
+        remarks: values unlike the training data that do not matter enough, and facts that the model does not state.
+        outside_load_pct: part of the load in tables outside of any range, per cent.
+        rare_pct: part of the tables that are rare in any quantity, per cent; None where the model does not tell.
+    """
+
+    retrain_due: bool
+    reasons: tuple[str, ...]
+    remarks: tuple[str, ...]
+    num_tables: int
+    outside_load_pct: float
+    rare_pct: float | None
+    quantities: tuple[QuantityDrift, ...]
+
+
+def drift_of(
+    seen: TrainedOn,
+    tables: Sequence[Table],
+    batch_size: int,
+    num_devices: int | None = None,
+    tolerated_pct: float = 5.0,
+) -> Drift:
+    """Compare today's tables, at least one, with the training data of a model.
+
+    Args:
+        batch_size: today's global batch, samples.
+        num_devices: devices that the tables live on; None leaves devices aside.
+        tolerated_pct: part of the load that may lie outside, and of the tables that may be rare, per cent.
+    """
+    loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
+    loads /= max(loads.sum(), 1e-300)
+    checked = [_check_figure(name, seen, tables, batch_size, loads) for name in QUANTITIES]
+    other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
+    outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
+    outside_load_pct = 100 * float(loads[outside].sum())
+    rare = [one.rare for one in checked if one.rare is not None]
+    rare_pct = 100 * float((np.any(rare, axis=0) & ~outside).mean()) if rare else None
+
+    of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
+    reasons = [*seen.batch_outside(batch_size)]
+    if num_devices is not None:
+        reasons += seen.devices_outside(tables, num_devices)
+    remarks = []
+    if outside_load_pct > tolerated_pct:
+        reasons += [
+            f"{outside_load_pct:.0f} % of the load is in {_tables(int(outside.sum()))} that the model has seen nothing "
+            f"like",
+            *of_tables,
+        ]
+    else:
+        remarks += [f"{line}: {outside_load_pct:.1f} % of the load altogether" for line in of_tables]
+    if rare_pct is None:
+        remarks.append("the model tells the ranges of its training data alone, not how many tables were where")
+    elif rare_pct > tolerated_pct:
+        reasons.append(f"{rare_pct:.0f} % of the tables are like hardly any table the model was trained on")
+    return Drift(
+        retrain_due=bool(reasons),
+        reasons=tuple(reasons),
+        remarks=tuple(remarks),
+        num_tables=len(tables),
+        outside_load_pct=outside_load_pct,
+        rare_pct=rare_pct,
+        quantities=tuple(one.drift for one in checked),
+    )
+
+
+def _reuse_line(reuse: QuantityDrift) -> list[str]:
+    if not reuse.num_outside or reuse.trained_on is None:
+        return []
+    low, high = reuse.trained_on.low, reuse.trained_on.high
+    have = "1 table has" if reuse.num_outside == 1 else f"{reuse.num_outside:,} tables have"
+    return [f"{have} an index reuse outside of the {low:.3g} to {high:.3g} lookups the model was trained on"]
+
+
+@dataclass(frozen=True)
+class _Checked:
+    drift: QuantityDrift
+    outside: np.ndarray
+    rare: np.ndarray | None
+
+
+def _check_figure(name: str, seen: TrainedOn, tables: Sequence[Table], batch_size: int, loads: np.ndarray) -> _Checked:
+    values = [_value(name, table, batch_size) for table in tables]
+    known = [value for value in values if value is not None]
+    quantiles: tuple[float, ...] = getattr(seen, f"{name}_quantiles")
+    of_quantiles = (quantiles[0], quantiles[-1]) if quantiles else None
+    seen_range: SeenRange | None = getattr(seen, name, of_quantiles)
+    outside = np.array(
+        [value is not None and seen_range is not None and beyond(value, seen_range) != 0 for value in values]
+    )
+    rare = None
+    if quantiles:
+        rare = np.array([value is not None and _share_like(value, quantiles) < RARE for value in values]) & ~outside
+    middle = quantiles[QUANTILES.index(0.5)] if quantiles else None
+    drift = QuantityDrift(
+        name=name,
+        trained_on=None if seen_range is None else Spread(seen_range[0], middle, seen_range[1]),
+        now=Spread(min(known), median(known), max(known)) if known else None,
+        num_outside=int(outside.sum()),
+        outside_load_pct=100 * float(loads[outside].sum()),
+        num_rare=None if rare is None else int(rare.sum()),
+    )
+    return _Checked(drift, outside, rare)
+
+
+def _value(name: str, table: Table, batch_size: int) -> float | None:
+    """Return a quantity of a table; None where the table does not state it, or has no lookups."""
+    if name in ("pooling_factor", "reuse") and not table.pooling_factor:
+        return None
+    return mean_reuse(table, batch_size) if name == "reuse" else float(getattr(table, name))
+
+
+def _share_like(value: float, quantiles: Sequence[float]) -> float:
+    """Return the share of the training tables within a factor ``NEAR``; between quantiles, along the logarithm."""
+    logs = np.log(np.maximum(quantiles, 1e-9))
+    ends = np.log(max(value, 1e-9)) + np.log(NEAR) * np.array([-1.0, 1.0])
+    below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
+    return above - below
+
+
+def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
+    """Return the distribution function, without tables of exactly this value ("left") or with them ("right")."""
+    at = int(np.searchsorted(logs, log_value, side=side))  # type: ignore[call-overload]
+    if at == 0:
+        return 0.0
+    if at == len(logs):
+        return 1.0
+    low, high = logs[at - 1], logs[at]
+    part = (log_value - low) / (high - low) if high > low else 0.0
+    return QUANTILES[at - 1] + part * (QUANTILES[at] - QUANTILES[at - 1])
+
+
+def _tables(count: int) -> str:
+    return "1 table" if count == 1 else f"{count:,} tables"
+
+
+def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
+    """Print the drift from a model; in colour on a terminal only."""
+    console = plain_console(file, _WIDTH)
+    count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
+    covered = f"{count} covered by {printable(model)}."
+    due = f"Retrain: {printable(model)} does not cover what it is asked for."
+    text, style = (due, "bold red") if drift.retrain_due else (covered, "bold green")
+    console.print(text, style=style, soft_wrap=True)
+    for reason in drift.reasons:
+        console.print(f"- {printable(reason)}.", soft_wrap=True)
+    for remark in drift.remarks:
+        console.print(f"Note: {printable(remark)}.", style="dim", soft_wrap=True)
+    grid = plain_grid()
+    grid.add_column("")
+    for head in ("trained on", "now", "outside", "of the load", "rare"):
+        grid.add_column(head, justify="right")
+    for one in drift.quantities:
+        grid.add_row(QUANTITIES[one.name], *_cells(one))
+    console.print(grid)
+
+
+def _cells(one: QuantityDrift) -> tuple[str, ...]:
+    return (
+        _spread(one.trained_on),
+        _spread(one.now),
+        "-" if one.trained_on is None else f"{one.num_outside:,}",
+        "-" if one.trained_on is None else f"{one.outside_load_pct:.1f} %",
+        "-" if one.num_rare is None else f"{one.num_rare:,}",
+    )
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "unknown"
+    middle = "" if spread.median is None else f" .. {_number(spread.median)}"
+    return f"{_number(spread.low)}{middle} .. {_number(spread.high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"

@@ -1,0 +1,254 @@
+"""Promotion: a comparison on held-out tasks decides whether the alias ``champion`` moves to a candidate.
+
+The first champion needs no comparison. If the alias is moved by another process while models are compared, it stays
+where it was put: the decision was about the champion before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from evenshard.api.serving import served_code
+from evenshard.base.atomic import atomic_path
+from evenshard.base.console import plain_console, plain_grid
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.installation import how_to_train
+from evenshard.base.json_files import finite
+from evenshard.base.messages import printable
+from evenshard.base.provenance import Lineage
+from evenshard.base.units import ms_text
+from evenshard.loop.commands import PromoteInputs
+from evenshard.loop.decisions.promotion import Decision, ModelComparison, compare_models, decide
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.cost_dataset import load_costs, save_costs
+from evenshard.measure.hardware import measured_or_simulated, open_hardware
+from evenshard.measure.journal import Journal
+from evenshard.placement.tasks import load_tasks
+from evenshard.planner.pricing import REGISTERED, learned_model_of
+from evenshard.sharders.cost_model.sharder import SearchConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.tables.files import load_tables
+from evenshard.tracking.registry import (
+    REGISTERED_COST,
+    REGISTERED_POLICY,
+    ModelVersion,
+    champion,
+    download_model,
+    model_version,
+    newest_version,
+    register_folder,
+    set_champion,
+    version_of_files,
+)
+
+PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
+log = logging.getLogger(__name__)
+
+
+class PromotionOutcome(StrEnum):
+    """The end of a promotion."""
+
+    PROMOTED = "promoted"
+    ALREADY = "already the champion"
+    REFUSED = "refused"
+
+
+# Least width of the table that is printed.
+_WIDTH = 120
+_STYLES = {
+    PromotionOutcome.PROMOTED: "bold green",
+    PromotionOutcome.ALREADY: "bold",
+    PromotionOutcome.REFUSED: "bold red",
+}
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A promotion.
+
+    Attributes:
+        reason: one clause about the candidate.
+        candidate: folder or URI of the candidate.
+        champion, champion_now: models:/name/version of the champion before and after; empty where there is none.
+        decision, comparison: None where nothing was measured.
+    """
+
+    outcome: PromotionOutcome
+    reason: str
+    candidate: str
+    champion: str
+    champion_now: str
+    decision: Decision | None = None
+    comparison: ModelComparison | None = None
+
+
+def promote(
+    inputs: PromoteInputs,
+    report: Path,
+    measure: MeasureConfig,
+    search: SearchConfig,
+    lineage: Lineage,
+) -> Promotion:
+    """Compare the candidate with the champion, move the alias if that is due, and write the report.
+
+    Args:
+        report: folder of promotion.json and promotion_costs.parquet.
+
+    Raises:
+        BadInput: if a file, a model or a setting cannot be used, or MLflow cannot be reached.
+        InfeasibleTask: if neither can place any held-out task.
+        MeasurementFailed: if a kernel fails.
+    """
+    before = champion(REGISTERED_COST)
+    version = _candidate_version(inputs.candidate)
+    where = version.uri if version is not None else str(inputs.candidate)
+    model = learned_model_of(where, measure.hardware)
+    known = "" if before is None else before.uri
+    done = Promotion(PromotionOutcome.REFUSED, "", where, known, known)
+    if before is None:
+        done = _make_champion(done, "there was no champion", version)
+    elif version is not None and version.version == before.version:
+        done = replace(done, outcome=PromotionOutcome.ALREADY, reason="there is no other model to compare it with")
+    else:
+        held = learned_model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
+        if held.digest == model.digest:
+            done = replace(done, reason="its files are the champion's")
+        else:
+            found = _compare_with_champion(inputs, report, model, held, measure, search, lineage)
+            num_measured = (model.trained_on.num_measured, held.trained_on.num_measured)
+            decision = decide(found.tasks, found.noise, *num_measured, inputs.tolerance_pct)
+            done = _apply_decision(
+                replace(done, reason=decision.reason, decision=decision, comparison=found), before, version
+            )
+    with atomic_path(report / PROMOTION_REPORT) as draft:
+        draft.write_text(json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
+    if done.comparison is not None:  # not before: MLflow may be away when the alias is to move
+        (report / JOURNAL).unlink()
+    return done
+
+
+def _candidate_version(candidate: str | None) -> ModelVersion | None:
+    """Return the registered version; None for a folder."""
+    if candidate is None:
+        newest = newest_version(REGISTERED_COST)
+        if newest is None:
+            raise BadConfig(
+                f"MLflow has no version of {REGISTERED_COST} yet. Train one with {how_to_train()}, or name a folder."
+            )
+        return newest
+    if not candidate.startswith(REGISTERED):
+        return None
+    version = model_version(candidate)
+    if version.name != REGISTERED_COST:
+        raise BadConfig(f"{candidate}: only a version of {REGISTERED_COST} can become the champion. Name one.")
+    return version
+
+
+def _compare_with_champion(
+    inputs: PromoteInputs,
+    report: Path,
+    model: PlacementModel,
+    held: PlacementModel,
+    measure: MeasureConfig,
+    search: SearchConfig,
+    lineage: Lineage,
+) -> ModelComparison:
+    pool = load_tables(inputs.tables)
+    split = load_tasks(inputs.tasks, pool)
+    if not split.test:
+        raise BadFile(inputs.tasks, "has no test tasks", "Write some with `evenshard generate-tables`.")
+    earlier = [load_costs(path, pool) for path in inputs.costs]
+    with closing(open_hardware(measure)) as hardware, Journal(report / JOURNAL) as journal:
+        learned, timed = model.trained_on, hardware.provenance
+        if (learned.hardware, learned.optimizer) != (timed.hardware, timed.optimizer):
+            log.warning(
+                "the candidate was trained on %s with %s and is compared on %s with %s",
+                learned.hardware,
+                learned.optimizer,
+                timed.hardware,
+                timed.optimizer,
+            )
+        found = compare_models(model, held, split, search, hardware, measure, journal, earlier)
+    save_costs(found.measured, report / COSTS, lineage)
+    return found
+
+
+def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
+    """Promote if the decision says so, unless the alias has been moved meanwhile."""
+    if done.decision is None or not done.decision.promote:
+        return done
+    now = champion(REGISTERED_COST)
+    if now is None or now.version != before.version:
+        change = "was removed" if now is None else f"became {now.uri}"
+        reason = f"the champion {change} in the meantime. Promote again"
+        return replace(done, reason=reason, champion_now="" if now is None else now.uri)
+    return _make_champion(done, done.reason, version)
+
+
+def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
+    """Move the alias, and that of the version that is its policy; a folder is registered first."""
+    if version is None:
+        version, policy = register_folder(Path(done.candidate), served_code())
+    else:
+        with download_model(version.uri) as folder:
+            policy = version_of_files(REGISTERED_POLICY, folder, version.run_id)
+    if policy is not None:
+        set_champion(REGISTERED_POLICY, policy.version)
+    set_champion(REGISTERED_COST, version.version)
+    return replace(done, outcome=PromotionOutcome.PROMOTED, reason=reason, champion_now=version.uri)
+
+
+def as_json(promotion: Promotion) -> dict[str, Any]:
+    """Return the content of promotion.json, with null for numbers that are not finite."""
+    comparison = promotion.comparison
+    content = {
+        "outcome": promotion.outcome.value,
+        "reason": promotion.reason,
+        "candidate": promotion.candidate,
+        "champion": promotion.champion,
+        "champion_now": promotion.champion_now,
+        "decision": None if promotion.decision is None else asdict(promotion.decision),
+        "noise": None if comparison is None else asdict(comparison.noise),
+        "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,
+        "tasks": [] if comparison is None else [asdict(one) for one in comparison.tasks],
+    }
+    cleaned: dict[str, Any] = finite(content)
+    return cleaned
+
+
+def print_promotion(promotion: Promotion) -> None:
+    """Print it; colours go to terminals only."""
+    console = plain_console(None, _WIDTH)
+    line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
+    console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)
+    decision, found = promotion.decision, promotion.comparison
+    if decision is not None and found is not None:
+        difference = decision.difference_pct
+        grid = plain_grid()
+        hardware = found.measured[0].provenance.hardware
+        timed = measured_or_simulated(hardware)
+        grid.add_column("model")
+        for head in (f"mean {timed} ms", "tasks without a placement", "placements learned from"):
+            grid.add_column(head, justify="right")
+        for name, mean_ms, missed, learned in (
+            (promotion.candidate, decision.candidate_ms, decision.num_candidate_missed, decision.candidate_measured),
+            (promotion.champion, decision.champion_ms, decision.num_champion_missed, decision.champion_measured),
+        ):
+            grid.add_row(printable(name), ms_text(mean_ms), str(missed), f"{learned:,}")
+        console.print(grid)
+        if decision.num_common:
+            console.print(
+                f"Difference {difference.mean:+.2f} % [{difference.low:+.2f}, {difference.high:+.2f}] over "
+                f"{decision.num_common} held-out tasks, paired, 95 %; {decision.num_same} of them have the same "
+                f"placement. Below {decision.noise_pct:.2f} % is noise.",
+                soft_wrap=True,
+            )
+        console.print(f"All times are {timed}, on {printable(hardware)}.", style="dim")
+    if promotion.champion_now:
+        console.print(f"The champion is {promotion.champion_now}.")

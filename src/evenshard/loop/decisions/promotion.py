@@ -1,0 +1,240 @@
+"""The comparison of two models, and the rule of promotion: better, or as good and learned from fewer measurements.
+
+Both place the same held-out tasks, and one run measures both: the differences are paired. What the measuring
+noise alone could cause is not a difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
+regression, and "as good" must exclude one that is worth mentioning (``tolerance_pct``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import fmean
+
+from evenshard.base.console import progress
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.process import one_thread
+from evenshard.loop.propose import measure_answers
+from evenshard.loop.sharder_comparison import Answer, Interval, ask
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.journal import Journal
+from evenshard.measure.noise import Noise, controls_of, noise_of
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSplit
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.models import PlacementModel
+
+_CANDIDATE, _CHAMPION = "candidate", "champion"
+
+
+class Verdict(StrEnum):
+    """The verdict of the measurements about the candidate."""
+
+    BETTER = "better"
+    EQUAL = "equal"
+    WORSE = "worse"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True)
+class PairedTask:
+    """One held-out task.
+
+    Attributes:
+        candidate_ms, champion_ms: measured cost of a step; infinite where there is no placement, or where it ran out of
+            memory.
+        same_placement: both put the same tables together. It was measured once.
+    """
+
+    task_id: str
+    candidate_ms: float
+    champion_ms: float
+    same_placement: bool = False
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """The measured placements of two models.
+
+    Attributes:
+        tasks: the held-out tasks, in their order.
+        measured: all measurements, controls included. A placement that both chose is there once, as the candidate's.
+    """
+
+    tasks: tuple[PairedTask, ...]
+    noise: Noise
+    measured: tuple[MeasuredPlacement, ...]
+
+
+def compare_models(
+    candidate: PlacementModel,
+    champion: PlacementModel,
+    split: TaskSplit,
+    search: SearchConfig,
+    hardware: Hardware,
+    measure: MeasureConfig,
+    journal: Journal,
+    earlier: Sequence[Sequence[MeasuredPlacement]] = (),
+) -> ModelComparison:
+    """Place and measure the test tasks with both models.
+
+    Args:
+        split: the train tasks give the controls.
+        journal: keeps every measurement at once; started again with it, the comparison continues.
+        earlier: runs whose controls show the noise between runs.
+
+    Raises:
+        InfeasibleTask: if neither model can place any task.
+        MeasurementFailed: if a kernel fails.
+    """
+    ours = _answers(_CANDIDATE, candidate, split.test, search)
+    theirs = _answers(_CHAMPION, champion, split.test, search)
+    answers, ids = dict[str, Answer](), list[tuple[str, str]]()
+    for number, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        first, second = f"{_CANDIDATE}-{number:05d}", f"{_CHAMPION}-{number:05d}"
+        ids.append((first, first if _same(own, other) else second))
+        answers |= {first: own, **({} if _same(own, other) else {second: other})}
+    if all(one.placement is None for one in answers.values()):
+        raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
+    measured = measure_answers(answers, split.train, hardware, measure, journal, "promote")
+    cost_ms = {one.measurement_id: one.cost.max_device_ms for one in measured}
+    tasks = tuple(
+        PairedTask(one.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
+        for one, (first, second) in zip(ours, ids, strict=True)
+    )
+    return ModelComparison(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
+
+
+def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:
+    sharder = EvenshardSharder(model.cost_model, model.policy, search)
+    with one_thread():
+        return [replace(ask(sharder, task), sharder=who) for task in progress(tasks, f"placing with {model.source}")]
+
+
+def _same(ours: Answer, theirs: Answer) -> bool:
+    """True if both keep the same tables together: the tasks' devices are alike, their ids are names."""
+    if ours.placement is None or theirs.placement is None:
+        return False
+    return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about the champion, and its reason in one sentence.
+
+    Attributes:
+        candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without one.
+        difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN without one.
+        noise_pct: a mean difference below this is no more than measuring noise.
+        num_common: tasks that both could place.
+        num_same: number of those with the same placement.
+        num_candidate_missed, num_champion_missed: tasks that each could not place.
+        only_candidate, only_champion: tasks that only one of them could place.
+        candidate_measured, champion_measured: measured placements that each was trained on.
+    """
+
+    promote: bool
+    verdict: Verdict
+    reason: str
+    candidate_ms: float
+    champion_ms: float
+    difference_pct: Interval
+    noise_pct: float
+    num_common: int
+    num_same: int
+    num_candidate_missed: int
+    num_champion_missed: int
+    only_candidate: tuple[str, ...]
+    only_champion: tuple[str, ...]
+    candidate_measured: int
+    champion_measured: int
+
+
+def decide(
+    tasks: Sequence[PairedTask],
+    noise: Noise,
+    candidate_measured: int,
+    champion_measured: int,
+    tolerance_pct: float = 1.0,
+) -> Decision:
+    """Return the decision about one candidate.
+
+    Args:
+        tasks: held out; at least one.
+        candidate_measured, champion_measured: measured placements that each model was trained on.
+        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
+    """
+    common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
+    only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
+    only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
+    num_same = sum(one.same_placement for one in common)
+    difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
+    found = Decision(
+        promote=False,
+        verdict=_verdict(difference_pct, noise_pct, tolerance_pct),
+        reason="",
+        candidate_ms=fmean(one.candidate_ms for one in common) if common else math.nan,
+        champion_ms=fmean(one.champion_ms for one in common) if common else math.nan,
+        difference_pct=difference_pct,
+        noise_pct=noise_pct,
+        num_common=len(common),
+        num_same=num_same,
+        num_candidate_missed=sum(math.isinf(one.candidate_ms) for one in tasks),
+        num_champion_missed=sum(math.isinf(one.champion_ms) for one in tasks),
+        only_candidate=only_candidate,
+        only_champion=only_champion,
+        candidate_measured=candidate_measured,
+        champion_measured=champion_measured,
+    )
+    promote, reason = _conclusion(found, tolerance_pct)
+    return replace(found, promote=promote, reason=reason)
+
+
+def _difference_pct(common: Sequence[PairedTask]) -> Interval:
+    if not common:
+        return Interval(math.nan, math.nan, math.nan)
+    if all(one.same_placement for one in common):  # nothing is left to chance
+        return Interval(0.0, 0.0, 0.0)
+    return Interval.of_difference_pct([one.candidate_ms for one in common], [one.champion_ms for one in common])
+
+
+def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
+    """Return the noise floor of the mean over all common tasks, to which equal placements bring none."""
+    return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
+
+
+def _verdict(difference_pct: Interval, noise_pct: float, tolerance_pct: float) -> Verdict:
+    if difference_pct.high < 0 and difference_pct.mean < -noise_pct:
+        return Verdict.BETTER
+    if difference_pct.low > 0 and difference_pct.mean > noise_pct:
+        return Verdict.WORSE
+    return Verdict.EQUAL if difference_pct.high <= tolerance_pct else Verdict.UNCLEAR
+
+
+def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
+    mean, high = found.difference_pct.mean, found.difference_pct.high
+    if found.only_champion:
+        return False, f"it finds no placement for {_tasks(len(found.only_champion))} that the champion places"
+    if math.isnan(mean):
+        return False, "there is no task that both can place"
+    if found.verdict is Verdict.BETTER:
+        return True, f"its placements are {-mean:.2g} % faster, and at least {-high:.2g} % with 95 % confidence"
+    if found.verdict is Verdict.WORSE:
+        return False, f"its placements are {mean:.2g} % slower, which is more than noise ({found.noise_pct:.2g} %)"
+    if found.verdict is Verdict.UNCLEAR:
+        may_be = "an unknown amount" if math.isinf(high) else f"{high:.2g} %"
+        return False, f"its placements may be slower by {may_be}, and {tolerance_pct:g} % is tolerated. Take more tasks"
+    same, own, other = "its placements cost the same, and it", found.candidate_measured, found.champion_measured
+    if found.only_candidate:
+        return True, f"{same} places {_tasks(len(found.only_candidate))} that the champion does not"
+    if own < other:
+        return True, f"{same} learned from {own:,} placements instead of {other:,}"
+    return False, f"{same} learned from no fewer placements ({own:,}, the champion {other:,})"
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"

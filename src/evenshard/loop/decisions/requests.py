@@ -1,0 +1,163 @@
+"""The tasks ``place``, ``drift`` and ``watch``: their requests, run on addresses, and their files."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, field, make_dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from evenshard.api.place import place
+from evenshard.base.errors import BadConfig
+from evenshard.base.json_files import finite
+from evenshard.base.params import section
+from evenshard.base.retry import with_retries
+from evenshard.base.s3 import local
+from evenshard.compare.diff import diff
+from evenshard.loop.commands import DriftRequest, WatchConfig
+from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
+from evenshard.loop.decisions.watch import Watched, print_watched, traces_in, watch
+from evenshard.measure.hardware import HardwareName
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.file import load_answer, save_answer
+from evenshard.planner.knobs import place_knobs
+from evenshard.planner.pricing import learned_model_of, model_of, named_model
+from evenshard.planner.rules import RULES, Rules
+from evenshard.report.difference import print_difference
+from evenshard.report.page.page import save_page
+from evenshard.sharders.catalog import HEURISTICS
+from evenshard.tables.sources import tables_from
+from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save_plan
+
+# Model and plan in use are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no files
+# and no model of TorchRec's.
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near", "constraints"}
+NO_PLAN = "no_plan.txt"
+
+log = logging.getLogger(__name__)
+
+
+def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``evenshard.place`` in the section ``place`` of the settings, with defaults.
+
+    Raises:
+        BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
+    """
+    if "near" in request:
+        raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
+    kinds = [
+        # rules are judged by Rules.of
+        (one.name, Any if one.name in RULES else one.type, field(default=one.default, metadata={"range": one.range}))
+        for one in place_knobs()
+        if one.name not in NOT_IN_REQUEST
+    ]
+    arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
+    return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
+
+
+@with_retries
+def place_tables(
+    tables: str, model: str | None, request: Mapping[str, Any], in_use: str | None
+) -> tuple[PlacementAnswer, str]:
+    """Place tables; return the answer, and its difference to the plan in use as Markdown.
+
+    Args:
+        tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
+        model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
+        request: arguments of ``evenshard.place``.
+        in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
+            ``max_move_gb`` needs placement.json.
+    """
+    arguments = place_arguments(request)
+    bound = arguments["max_move_gb"]
+    if bound is not None and in_use is None:
+        raise BadConfig(f"max_move_gb is {bound:g}, but no plan in use is named. Name it with --set in_use=FILE.")
+    near = in_use if bound is not None else None
+    answer = place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
+    text = "No plan in use was named: nothing to compare with.\n"
+    if in_use is not None:
+        judge = model_of(named_model(answer))
+        with local(in_use) as path:
+            old = placement_in_use(path, answer, judge)
+        text = _as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
+    return answer, text
+
+
+def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
+    """Write placement.json and plan.json into their folders, and the page.
+
+    Where TorchRec cannot have this placement, such as for kernels that it lacks, no_plan.txt has the reason.
+    """
+    for folder in (placement, plan):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_answer(answer, placement / PLACEMENT)
+    save_page(answer, page)
+    try:
+        save_plan(answer, plan / PLAN, compute_device=HardwareName.parse(answer.request.hardware).kind.compute_device)
+    except BadConfig as error:  # the placement is worth having all the same
+        log.warning("no plan for TorchRec: %s", error)
+        (plan / NO_PLAN).write_text(f"{error}\n")
+
+
+@with_retries
+def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
+    """Compare today's tables with a model's training data; return the drift, and the same as Markdown."""
+    asked = section({"drift": dict(request)}, "drift", DriftRequest)
+    held = learned_model_of(model, None)
+    batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
+    with local(tables) as path:
+        now = tables_from(
+            path,
+            batch_size,
+            embedding_dim=asked.embedding_dim,
+            default_pooling_factor=asked.default_pooling_factor,
+            columns=asked.columns,
+        )
+    found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
+    return found, _as_markdown(lambda file: print_drift(found, held.source, file))
+
+
+@with_retries
+def watch_training(
+    traces: str, in_use: str, tables: str | None, model_uri: str, request: Mapping[str, Any], observation: Path
+) -> tuple[Watched, str]:
+    """Decide if a training should move to another placement, and to which; return that, and the same as Markdown.
+
+    Args:
+        traces: path or S3 address of a trace, an archive, or a folder of them.
+        in_use: placement.json that the training runs with, or a folder with it.
+        tables: today's table file; None for the tables of the placement.
+        model_uri: model that predicts; "" for the model that made the placement.
+        request: fields of ``WatchConfig``.
+        observation: folder that gets observation.json and, where the traces can be one, the cost dataset costs.parquet.
+    """
+    config = section({"watch": dict(request)}, "watch", WatchConfig)
+    observation.mkdir(parents=True, exist_ok=True)
+    with local(traces) as traced, local(in_use) as folder:
+        placement = folder / PLACEMENT if folder.is_dir() else folder
+        old = load_answer(placement)
+        today = None
+        if tables is not None:
+            with local(tables) as path:
+                today = tables_from(path, old.request.batch_size)
+        model = model_of(model_uri or named_model(old), None)
+        found = watch(traces_in(traced), placement, model, config, today, costs=observation / "costs.parquet")
+    content = {
+        **asdict(found.observation),
+        "comparison": asdict(found.comparison),
+        "payback": None if found.paid is None else asdict(found.paid),
+        "pays": found.pays,
+    }
+    (observation / "observation.json").write_text(json.dumps(finite(content), indent=1) + "\n")
+    return found, _as_markdown(lambda file: print_watched(found, file))
+
+
+def _as_markdown(print_to: Callable[[TextIO], None]) -> str:
+    """Return the output of a command as a block of Markdown, which Kubeflow shows."""
+    text = io.StringIO()
+    print_to(text)
+    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    return f"```text\n{lines}\n```\n"

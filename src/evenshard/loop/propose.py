@@ -1,0 +1,260 @@
+"""The placements that a round measures: the policy's, a few of a search's, random shards, and controls among them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from evenshard.base.console import progress
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.messages import brief
+from evenshard.base.params import require
+from evenshard.base.process import one_thread
+from evenshard.loop.sharder_comparison import Answer
+from evenshard.measure.campaign import Job, measure_jobs, with_controls
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.journal import Journal
+from evenshard.placement.machine import Machine
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import sample_shards
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.simple import RandomSharder, random_placement, random_sharding
+from evenshard.tables.table import Table
+from evenshard.torchrec.running.measured_step import ShardedJob
+
+log = logging.getLogger(__name__)
+# A longer search finds placements that are a little better, but no other errors of the model.
+SCORES_PER_TABLE = 1_000
+# Link of a machine whose exchanges are timed, not modelled.
+MEASURED_LINK = "measured"
+
+
+@dataclass(frozen=True)
+class Proposers:
+    """The previous round's networks, which propose placements; none before round 1.
+
+    Attributes:
+        policy: samples placements; None for random placements.
+        cost_model: model of the search that proposes ``searched_share`` (0 to 1) of the placements; None for no search.
+    """
+
+    policy: TrainedSharder | None = None
+    cost_model: CostModel | None = None
+    searched_share: float = 0.0
+
+    @staticmethod
+    def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
+        """Return the proposers in the folders of the previous round; a policy needs its cost network."""
+        sharder = None
+        if policy is not None and cost_net is not None:
+            sharder = load_sharder(cost_net, policy)
+        model = None if cost_model is None else CostModel.load(cost_model)
+        return Proposers(sharder, model, searched_share)
+
+    def searches(self, number: int) -> bool:
+        """True if the search proposes placement ``number``: every fifth where the share is 0.2."""
+        if self.cost_model is None:
+            return False
+        return int((number + 1) * self.searched_share) > int(number * self.searched_share)
+
+
+def placement_jobs(
+    tasks: Sequence[ShardingTask],
+    count: int,
+    round_number: int,
+    seed: int,
+    proposers: Proposers | None = None,
+) -> list[Job]:
+    """Return ``count`` placements of the tasks: sampled from the policy, some searched, the others random.
+
+    Every task comes once, in random order, before any comes again: rounds then compare like with like.
+
+    Raises:
+        InfeasibleTask: if no task fits its devices.
+    """
+    if not count:
+        return []
+    proposers = proposers or Proposers()
+    order_rng, rng = np.random.default_rng([seed, round_number]), np.random.default_rng([seed, round_number, 1])
+    order: list[int] = []
+    while len(order) < count:
+        order.extend(order_rng.permutation(len(tasks)).tolist())
+    chosen = [tasks[number] for number in order[:count]]
+    proposed: list[tuple[Placement | None, str]] = [(None, "")] * count
+    if proposers.policy is not None:
+        sampled = proposers.policy.sample(chosen, torch.Generator().manual_seed(seed * 1000 + round_number))
+        proposed = [(placement, proposers.policy.name) for placement in sampled]
+    proposed = _with_searched(chosen, proposed, proposers, seed * 1000 + round_number)
+    proposals = list(_fill_with_random(chosen, proposed, rng))
+    if not proposals:
+        raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
+    return [
+        Job.whole(f"round{round_number}-{number:05d}", task, placement, round_number, proposed_by, str(number))
+        for number, (task, placement, proposed_by) in enumerate(proposals)
+    ]
+
+
+def _with_searched(
+    tasks: Sequence[ShardingTask],
+    proposed: Sequence[tuple[Placement | None, str]],
+    proposers: Proposers,
+    seed: int,
+) -> list[tuple[Placement | None, str]]:
+    """Replace the search's share; a task that is searched again gives its next best candidate."""
+    mixed, asked = list(proposed), Counter[str]()
+    if proposers.cost_model is None:
+        return mixed
+    sharder = EvenshardSharder(
+        proposers.cost_model, proposers.policy, SearchConfig(scores_per_table=SCORES_PER_TABLE, seed=seed)
+    )
+    found: dict[str, Sequence[Placement]] = {}
+    for number, task in enumerate(tasks):
+        if not proposers.searches(number):
+            continue
+        if task.task_id not in found:
+            found[task.task_id] = _candidates(sharder, task)
+        rank = asked[task.task_id]
+        asked[task.task_id] += 1
+        if rank < len(found[task.task_id]):
+            mixed[number] = (found[task.task_id][rank], sharder.name)
+    return mixed
+
+
+def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Placement]:
+    """Return the candidates of the search, lowest predicted cost first; none for an infeasible task."""
+    try:
+        with one_thread():
+            return sharder.search(task).candidates
+    except InfeasibleTask:
+        return ()
+
+
+def _fill_with_random(
+    tasks: Sequence[ShardingTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
+) -> Iterator[tuple[ShardingTask, Placement, str]]:
+    for task, (placement, who) in zip(tasks, proposed, strict=True):
+        if placement is not None:
+            yield task, placement, who
+            continue
+        try:
+            yield task, random_placement(task, rng), "random"
+        except InfeasibleTask as error:
+            log.warning("skipped: %s", error)
+
+
+def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_number: int, seed: int) -> list[Job]:
+    """Return random shards of the pool, each alone on a device, with batch size and memory cap of the task ``like``."""
+    rng = np.random.default_rng([seed, round_number, 2])
+    shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
+    return [
+        Job.whole(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
+        for task in shards
+    ]
+
+
+def sharding_jobs(
+    tasks: Sequence[ShardingTask],
+    count: int,
+    types: Sequence[str],
+    devices_per_node: int,
+    optimizer: str,
+    round_number: int,
+    seed: int,
+) -> list[ShardedJob]:
+    """Return ``count`` random placements of parts of the tasks' tables, each task in turn.
+
+    Raises:
+        BadConfig: if a sharding type is unknown, or the devices of a task do not make whole nodes.
+        InfeasibleTask: if a task does not fit its devices.
+    """
+    unknown = next((way for way in types if way not in SHARDING_TYPES), None)
+    require(
+        unknown is None,
+        f"benchmark.sharding_types has {brief(unknown)}, which is none of {', '.join(SHARDING_TYPES)}. Correct it.",
+    )
+    rng = np.random.default_rng([seed, round_number, 4])
+    jobs = []
+    for number in range(count):
+        task = tasks[number % len(tasks)]
+        nodes = min(devices_per_node or task.num_devices, task.num_devices)
+        machine = Machine(task.num_devices, nodes, intra=MEASURED_LINK, inter=MEASURED_LINK)
+        problem = machine.problem()
+        require(problem is None, f"task {task.task_id}: {problem}")
+        sharding = replace(task, machine=machine, optimizer=optimizer, limits=())
+        parts = random_sharding(sharding, types or SHARDING_TYPES, rng)
+        name = f"round{round_number}-sharded-{number:05d}"
+        jobs.append(ShardedJob(name, sharding, parts, round_number, RandomSharder.name, name))
+    return jobs
+
+
+def in_part(
+    jobs: Sequence[Job], part: int, num_parts: int, with_controls: Callable[[Sequence[Job]], list[Job]]
+) -> list[Job]:
+    """Return every ``num_parts``-th job, with the controls among them, which are named by the part.
+
+    Args:
+        part: number of the part, from 1; part 1 of 1 is the whole round.
+        with_controls: puts the controls among jobs.
+
+    Raises:
+        BadConfig: if there are more parts than jobs.
+    """
+    if num_parts == 1:
+        return with_controls(jobs)
+    require(
+        num_parts <= len(jobs),
+        f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Make it at most {len(jobs)}.",
+    )
+    return [
+        replace(job, measurement_id=f"part{part}-{job.measurement_id}") if job.proposed_by == CONTROL else job
+        for job in with_controls(jobs[part - 1 :: num_parts])
+    ]
+
+
+def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
+    """Return the jobs with the controls of ``measure`` among them.
+
+    Controls are random placements of the first tasks that have one. They do not depend on the round, so that the same
+    placements come back in every run and tell how much a run differs from the next.
+    """
+    controls: list[tuple[ShardingTask, Placement]] = []
+    for number, task in enumerate(tasks):
+        if len(controls) == measure.controls:
+            break
+        try:
+            controls.append((task, random_placement(task, np.random.default_rng([measure.seed, number]))))
+        except InfeasibleTask:
+            continue
+    return with_controls(jobs, controls, measure.control_repeats)
+
+
+def measure_answers(
+    answers: Mapping[str, Answer],
+    train_tasks: Sequence[ShardingTask],
+    hardware: Hardware,
+    measure: MeasureConfig,
+    journal: Journal,
+    description: str,
+) -> list[MeasuredPlacement]:
+    """Measure the placements of answers, by their measurement ids, with the controls of the train tasks among them."""
+    jobs = [
+        Job.whole(name, one.task, one.placement, 0, one.sharder, one.task.task_id)
+        for name, one in answers.items()
+        if one.placement is not None
+    ]
+    log.info("timing %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
+    show = partial(progress, description=description)
+    return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)

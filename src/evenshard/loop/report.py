@@ -1,0 +1,387 @@
+"""The tables and pictures of an evaluation, each as a file and all of them as one page."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from evenshard.base.atomic import atomic_path
+from evenshard.base.extras import require_package
+from evenshard.base.text_table import text_table
+from evenshard.loop.sharder_comparison import NetworkAccuracy, Result, Standing
+from evenshard.measure.cost_rows import TIMES
+from evenshard.measure.costs import (
+    CONTROL,
+    OK,
+    RANDOM_SHARD,
+    MeasuredPlacement,
+    PlacementCost,
+)
+from evenshard.measure.evidence import DeviceError, device_text
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.noise import Noise
+from evenshard.sharders.learned import LEARNED
+
+CSV_COLUMNS = (
+    "task_id",
+    "sharder",
+    "status",
+    "reason",
+    "max_device_ms",
+    "predicted_ms",
+    "device_id",
+    "num_tables",
+    "input_dist_ms",
+    "fwd_compute_ms",
+    "fwd_all_to_all_ms",
+    "bwd_all_to_all_ms",
+    "bwd_compute_ms",
+    "fwd_compute_spread_ms",
+    "bwd_compute_spread_ms",
+    "fwd_wait_ms",
+    "all_to_all",
+    "hardware",
+)
+TIME_PARTS = {
+    "fwd_compute_ms": ("forward", "#4c78a8"),
+    "fwd_all_to_all_ms": ("all-to-all forward", "#f2b447"),
+    "bwd_all_to_all_ms": ("all-to-all backward", "#e4813b"),
+    "bwd_compute_ms": ("backward", "#8a5a9e"),
+}
+
+PICTURES = {
+    "device_costs.png": "Time of each device on one held-out task",
+    "predicted_vs_measured.png": "Predicted against {timed} cost",
+    "cost_per_round.png": "Cost of proposed placements, {timed}, round by round",
+}
+_STYLE = (
+    "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+    "pre{overflow-x:auto;font-size:13px}"
+)
+
+_POLICY, _SEARCH = "the policy", "evenshard's search"
+# Colour of the dots and of the mean, and where they stand beside the round's number.
+PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text file with a final newline."""
+    with atomic_path(path) as draft:
+        draft.write_text(text + "\n")
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """Write one row per task, sharder and device; an infeasible answer is one row with its reason."""
+    with atomic_path(path) as draft, draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS, restval="")
+        writer.writeheader()
+        for result in results:
+            writer.writerows(_csv_rows(result))
+
+
+def write_plot_data(
+    results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
+) -> None:
+    """Write the data of ``dvc plots``, one file per plot: that of the pictures, and the standings.
+
+    Args:
+        rounds: measurements of the benchmarks of all rounds.
+    """
+    _write_data(
+        [
+            {
+                "sharder": one.sharder,
+                "mean_measured_ms": _round(one.measured_ms.mean),
+                "ci95_low_ms": _round(one.measured_ms.low),
+                "ci95_high_ms": _round(one.measured_ms.high),
+            }
+            for one in standings
+        ],
+        folder / "sharders.csv",
+    )
+    _write_data(
+        [
+            {
+                "task_id": one.answer.task.task_id,
+                "sharder": one.answer.sharder,
+                "predicted_ms": _round(one.answer.predicted_ms),
+                "max_device_ms": _round(one.measured_ms),
+            }
+            for one in results
+            if math.isfinite(one.measured_ms)
+        ],
+        folder / "predicted_vs_measured.csv",
+    )
+    by_proposer = _proposed_costs(rounds)
+    proposed = [
+        {
+            "round": number,
+            **{
+                name: _round(fmean(by_proposer[label].get(number, [math.nan])))
+                for label, name in ((_POLICY, "policy_ms"), (_SEARCH, "search_ms"))
+            },
+        }
+        for number in sorted({number for by_round in by_proposer.values() for number in by_round})
+    ]
+    write_text(json.dumps(proposed, indent=1), folder / "cost_per_round.json")  # CSV has no word for "none"
+
+
+def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    with atomic_path(path) as draft, draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _csv_rows(result: Result) -> list[dict[str, object]]:
+    answer = result.answer
+    head: dict[str, object] = {"task_id": answer.task.task_id, "sharder": answer.sharder}
+    one = result.measured
+    if answer.placement is None or one is None:
+        return [{**head, "status": "infeasible", "reason": answer.reason}]
+    shards = answer.placement.shards()
+    return [
+        {
+            **head,
+            "max_device_ms": one.cost.max_device_ms if one.cost.fits else "",
+            "predicted_ms": answer.predicted_ms,
+            "device_id": device_id,
+            "num_tables": len(shards[device_id]),
+            **({name: value for name, value in asdict(cost).items() if name in TIMES} if cost.status == OK else {}),
+            "status": measured_or_simulated(one.provenance.hardware) if cost.status == OK else cost.status,
+            "all_to_all": one.cost.all_to_all,
+            "hardware": one.provenance.hardware,
+        }
+        for device_id, cost in enumerate(one.cost.devices)
+    ]
+
+
+def metrics(
+    standings: Sequence[Standing],
+    accuracy: NetworkAccuracy,
+    num_tasks: int,
+    num_infeasible: int,
+    noise: Noise,
+    origin: Mapping[str, Any],
+    model_accuracy: NetworkAccuracy | None = None,
+) -> dict[str, Any]:
+    """Return the contents of ``metrics.json``.
+
+    Args:
+        accuracy: accuracy of the learned sharder's cost network.
+        model_accuracy: accuracy of evenshard's cost model; None where there is none.
+    """
+    noise_floor = noise.difference_pct(num_tasks - num_infeasible)
+    return {
+        **origin,
+        "noise": {**asdict(noise), "equal_below_pct": _round(noise_floor)},
+        "num_test_tasks": num_tasks,
+        "num_infeasible": num_infeasible,
+        "sharders": {
+            one.sharder: {
+                "mean_measured_ms": _round(one.measured_ms.mean),
+                "ci95_ms": [_round(one.measured_ms.low), _round(one.measured_ms.high)],
+                "difference_to_best_heuristic_pct": _round(one.against_best_pct.mean),
+                "difference_ci95_pct": [_round(one.against_best_pct.low), _round(one.against_best_pct.high)],
+                "num_infeasible": one.num_infeasible,
+                "privileged": one.privileged,
+                "verdict": one.verdict,
+            }
+            for one in standings
+        },
+        **{
+            name: {key: _round(value) for key, value in asdict(one).items()}
+            for name, one in (("cost_network", accuracy), ("cost_model", model_accuracy))
+            if one is not None
+        },
+    }
+
+
+def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
+    """Return the contents of ``summary.json``: the figures that tell loops apart."""
+    means = {
+        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _round(one.measured_ms.mean)
+        for one in standings
+        if one.is_best_heuristic or one.sharder in ("evenshard", *LEARNED)
+    }
+    return {**means, "noise_pct": _round(max(one.noise_pct for one in standings))}
+
+
+def _round(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+def standings_text(
+    standings: Sequence[Standing],
+    num_tasks: int,
+    noise: Noise,
+    hardware: str,
+    device_error: DeviceError | None = None,
+) -> str:
+    """Return the standings as a table for the terminal, fastest first."""
+    timed = measured_or_simulated(hardware)
+    rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]
+    for one in sorted(standings, key=lambda one: one.measured_ms.mean):
+        against = one.against_best_pct
+        difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]"
+        missed = f"; {one.num_infeasible} of {num_tasks} tasks infeasible" if one.num_infeasible else ""
+        rows.append(
+            (
+                f"{one.sharder} *" if one.privileged else one.sharder,
+                f"{one.measured_ms.mean:.3f}",
+                "0" if one.is_best_heuristic else difference,
+                one.verdict + missed,
+            )
+        )
+    lines = [text_table(rows, "<>><")]
+    if any(one.privileged for one in standings):
+        lines.append(f"* privileged: it has {timed} every table of the test tasks by itself before placing them")
+    lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
+    if noise.within_run_pct is not None:
+        between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
+        if noise.relative_between_run_pct is not None:
+            between += f" ({noise.relative_between_run_pct:.1f} % relative to each other)"
+        equal_below = max(one.noise_pct for one in standings)
+        lines.append(
+            f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "
+            f"deviation); differences below {equal_below:.1f} % are called equal"
+        )
+    if device_error is not None:
+        lines.append(device_text(hardware, device_error))
+    return "\n".join(lines)
+
+
+@contextmanager
+def _picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+    require_package("matplotlib")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, ((*axes,),) = pyplot.subplots(
+        1, max(1, columns), figsize=(width, height), sharey=columns > 1, layout="constrained", squeeze=False
+    )
+    try:
+        yield figure, axes
+        for axis in axes:
+            axis.spines[["top", "right"]].set_visible(False)
+        with atomic_path(path) as draft:
+            figure.savefig(draft, dpi=130, format="png", metadata={"Software": None})
+    finally:
+        pyplot.close(figure)
+
+
+def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
+    """Draw stacked bars of every device's four times, one panel per sharder, and the step time."""
+    with _picture(path, 1.2 + 3.1 * len(costs), 3.8, len(costs)) as (figure, axes):
+        for axis, (sharder, cost) in zip(axes, costs.items(), strict=False):  # an empty panel if there is no cost
+            bottom = [0.0] * len(cost.devices)
+            devices = range(len(cost.devices))
+            for part, (label, colour) in TIME_PARTS.items():
+                heights = [getattr(device, part) for device in cost.devices]
+                axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
+                bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+            axis.axhline(cost.max_device_ms, color="#333333", linewidth=1, linestyle="--")
+            axis.set_title(f"{sharder}: {cost.max_device_ms:.2f} ms", fontsize=11)
+            axis.set_xlabel("device")
+            axis.set_xticks(list(devices))
+            axis.margins(y=0.08)
+        modelled = any(cost.all_to_all == "modelled" for cost in costs.values())
+        axes[0].set_ylabel("ms per step" + (", all-to-all modelled" if modelled else ""))
+        figure.suptitle(title, fontsize=11)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+
+
+def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
+    """Draw predicted against measured or simulated cost of every measured placement of the held-out tasks."""
+    with _picture(path, 5.6, 5.0) as (_, (axis,)):
+        measured = [result for result in results if math.isfinite(result.measured_ms)]
+        for sharder in dict.fromkeys(result.answer.sharder for result in measured):
+            own = [result for result in measured if result.answer.sharder == sharder]
+            axis.scatter(
+                [r.measured_ms for r in own], [r.answer.predicted_ms for r in own], s=14, alpha=0.75, label=sharder
+            )
+        if measured:
+            values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
+            ends = (min(values) * 0.95, max(values) * 1.05)
+            axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
+            axis.set(xlim=ends, ylim=ends)
+            axis.legend(frameon=False, fontsize=8)
+        axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
+        error, tau = accuracy.median_abs_pct_error, accuracy.kendall_tau
+        axis.set_title(f"unseen tables: median error {error:.1f} %, Kendall's tau {tau:.2f}", fontsize=11)
+
+
+def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
+    """Draw the cost of each round's placements, and the 95 % interval of its mean; the search's beside the others."""
+    with _picture(path, 5.6, 3.8) as (_, (axis,)):
+        by_round = _proposed_costs(measured)
+        for label, costs in by_round.items():
+            if not costs:
+                continue
+            dots, line, offset = PROPOSED[label]
+            rounds = sorted(costs)
+            places = [number + offset for number in rounds]
+            means = [fmean(costs[number]) for number in rounds]
+            errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
+            for number, place in zip(rounds, places, strict=True):
+                axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
+            axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
+        ticks = sorted({number for costs in by_round.values() for number in costs})
+        timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
+        axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
+        axis.set_ylim(bottom=0)
+        if ticks:
+            axis.legend(frameon=False)
+
+
+def _proposed_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
+    found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
+    for one in measured:
+        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
+            found[_proposer_of(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+    return found
+
+
+def _proposer_of(one: MeasuredPlacement) -> str:
+    return _SEARCH if one.proposed_by == "evenshard" else _POLICY
+
+
+def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
+    """Write the table of an evaluation as Markdown, without pictures: viewers that sanitize it drop inlined ones."""
+    write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
+
+
+def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
+    """Write the table of an evaluation and the pictures in its folder as one self-contained HTML page."""
+    timed = measured_or_simulated(metrics["hardware"])
+    titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
+    pictures = "".join(
+        f'<h2>{title}</h2><img alt="{title}" src="{_inline_picture(folder / name)}">' for name, title in titles.items()
+    )
+    body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
+    head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
+    write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>', page)
+
+
+def _facts(metrics: Mapping[str, Any]) -> str:
+    infeasible = metrics["num_infeasible"]
+    return (
+        f"{metrics['num_test_tasks']} held-out tasks on {metrics['hardware']}; all-to-all: "
+        f"{', '.join(metrics['all_to_all'])}."
+        + (f" {infeasible} were infeasible for some sharder." if infeasible else "")
+    )
+
+
+def _inline_picture(picture: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

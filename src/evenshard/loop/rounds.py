@@ -1,0 +1,82 @@
+"""The loop with its rounds unrolled: which stage runs when, and on the files of which rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evenshard.loop.loop import STAGES
+from evenshard.loop.stage import Reads, Stage, WhichRound, Writes, uses_of
+
+# The stage that writes an artifact, by the artifact's name.
+WRITERS = {name: stage for stage in STAGES for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """One run of a stage.
+
+    Attributes:
+        round: number of the round, from 1; 0 before all rounds, and the last one after them.
+    """
+
+    stage: Stage
+    round: int
+
+    @property
+    def name(self) -> str:
+        """The stage's name, with the round where it runs once per round."""
+        return f"{self.stage.name}_{self.round}" if self.stage.per_round else self.stage.name
+
+    @property
+    def reads(self) -> Mapping[str, tuple[Artifact, ...]]:
+        """The artifacts behind each of its inputs: none, one, or one of each round so far."""
+        return {name: self._behind(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
+
+    @property
+    def writes(self) -> tuple[Artifact, ...]:
+        """What it leaves for other stages and for people."""
+        return tuple(Artifact(name, self.round) for name in uses_of(self.stage.outputs, Writes) if name in WRITERS)
+
+    def _behind(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
+        if not WRITERS[name].per_round:
+            return (Artifact(name, 0),)
+        rounds = {
+            WhichRound.SAME: range(self.round, self.round + 1),
+            WhichRound.PREVIOUS: range(max(1, self.round - 1), self.round),
+            WhichRound.SO_FAR: range(1, self.round + 1),
+        }
+        return tuple(Artifact(name, number) for number in rounds[of])
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a step has written, named as in ``LoopStep``."""
+
+    name: str
+    round: int
+
+    @property
+    def writer(self) -> Stage:
+        """The stage that has written it."""
+        return WRITERS[self.name]
+
+    @property
+    def path(self) -> str:
+        """Where the loop of dvc.yaml has it; "" if it has none."""
+        return uses_of(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
+
+
+def steps(num_rounds: int) -> list[LoopStep]:
+    """All runs of stages in a loop, in their order."""
+    of_rounds = [number for number, stage in enumerate(STAGES) if stage.per_round]
+    before, during, after = (
+        STAGES[: of_rounds[0]],
+        STAGES[of_rounds[0] : of_rounds[-1] + 1],
+        STAGES[of_rounds[-1] + 1 :],
+    )
+    return [
+        *(LoopStep(stage, 0) for stage in before),
+        *(LoopStep(stage, number) for number in range(1, num_rounds + 1) for stage in during),
+        *(LoopStep(stage, num_rounds) for stage in after),
+    ]

@@ -1,0 +1,94 @@
+"""One run of a stage: its code, and what MLflow gets of it. Commands, pods and tests run stages through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evenshard import tracking
+from evenshard.api.serving import served_code
+from evenshard.base.outputs import MODEL_PARTS, FilesInside
+from evenshard.base.process import on_sigterm, terminate
+from evenshard.base.provenance import Lineage
+from evenshard.loop.stage import Outcome, Reads, Stage, Writes, uses_of
+from evenshard.measure.distributed import collective
+from evenshard.tracking import StageRun
+
+Code = Callable[..., Outcome]
+
+
+def run_stage(
+    stage: Stage,
+    settings: Mapping[str, Any],
+    inputs: Any,
+    outputs: Any,
+    params: Mapping[str, Any],
+    tracked: bool = True,
+    attempts: Callable[[Code], Code] = lambda code: code,
+) -> Outcome:
+    """Runs a stage and logs it to MLflow, where SIGTERM ends its run as KILLED.
+
+    Args:
+        settings: its sections as dataclasses, by name.
+        params: all sections that are known, which identify the loop.
+        tracked: whether there is an MLflow to log to.
+        attempts: wraps the stage's code, to try again what may pass.
+
+    Raises:
+        BadInput: if an input cannot be read or a setting makes no sense.
+        MeasurementFailed: if a kernel fails.
+    """
+    if stage.measures and collective.is_follower():
+        from evenshard.torchrec.running.measured_step import RANK_JOBS
+
+        collective.serve(settings["measure"], RANK_JOBS)
+        return Outcome({})
+    arguments = (*settings.values(), inputs, outputs, *([Lineage.here(params)] if stage.takes_lineage else []))
+    tracked = tracked and stage.tracked(inputs, outputs)
+    values = {name: value for one in settings.values() for name, value in asdict(one).items()}
+    name = stage.run_name(inputs)
+    in_mlflow = tracking.stage_run(name, params, values, stage.what)
+    with on_sigterm(terminate), in_mlflow if tracked else nullcontext(StageRun()) as run:
+        outcome = attempts(stage.run)(*arguments)
+        _log(run, stage, inputs, outputs, outcome)
+    if tracked and not run.is_kept:
+        tracking.log_backlog(served_code)
+    return outcome
+
+
+def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcome) -> None:
+    if outcome.curve:
+        run.series(outcome.curve_name or stage.curve, outcome.curve)
+    run.metrics(outcome.metrics)
+    read = {name: (one, _paths(inputs, name)) for name, one in uses_of(stage.inputs, Reads).items()}
+    written = {name: (one, _paths(outputs, name)) for name, one in uses_of(stage.outputs, Writes).items()}
+    for path in _paths(inputs, "tables") + _paths(outputs, "tables"):
+        run.tables(path)
+    for one, paths in written.values():
+        for path in paths if one.uploaded else ():
+            if isinstance(one.output, FilesInside):  # what else lies there is not of this stage
+                for file in filter(Path.exists, one.output.paths(path)):
+                    run.artifact(file, one.path)
+            else:
+                run.artifact(path)
+            for name in one.tables:
+                run.table(Path(name).with_suffix(".json").name, path / name)
+            for name, role in one.roles:
+                run.costs([path / name], role)
+    for declaration, paths in read.values():
+        if declaration.role:
+            run.costs(paths, declaration.role)
+    for path in _paths(inputs, stage.learned_from):
+        run.learned_from(path)
+    if stage.concludes:
+        parts = {name: path for name in MODEL_PARTS for path in _paths(inputs, name)}
+        run.register(parts, served_code(), outcome.metrics)
+        run.conclude(outcome.metrics)
+
+
+def _paths(of: Any, name: str) -> tuple[Path, ...]:
+    value = getattr(of, name, None)
+    return () if value is None else value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,213 @@
+"""The standings of sharders: every sharder places every task; the placements are measured and compared task by task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+
+from evenshard.base.errors import InfeasibleTask
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.noise import Noise
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS
+from evenshard.sharders.learned import Sharder
+
+PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
+# The noise if no control was measured: nothing is known about it.
+QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of one sharder to one task.
+
+    Attributes:
+        placement: None for an infeasible task.
+        reason: why it is infeasible, with table and numbers; empty if it is not.
+        predicted_ms: the cost network's prediction; NaN where there is no placement.
+    """
+
+    task: ShardingTask
+    sharder: str
+    placement: Placement | None
+    reason: str
+    predicted_ms: float
+
+
+def ask(sharder: Sharder, task: ShardingTask) -> Answer:
+    """Return the sharder's answer, which may be that the task is infeasible."""
+    try:
+        return Answer(task, sharder.name, sharder.place(task), "", math.nan)
+    except InfeasibleTask as error:
+        return Answer(task, sharder.name, None, str(error), math.nan)
+
+
+@dataclass(frozen=True)
+class Result:
+    """An answer with its measurement; None for an infeasible answer."""
+
+    answer: Answer
+    measured: MeasuredPlacement | None
+
+    @property
+    def measured_ms(self) -> float:
+        """Measured cost of a step; infinite for an infeasible answer, and for a placement that ran out of memory."""
+        return self.measured.cost.max_device_ms if self.measured else math.inf
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % confidence interval (Student's t over tasks)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Interval:
+        """Return mean and interval; the interval of a single value is infinite."""
+        from scipy.stats import t
+
+        mean = fmean(values)
+        if len(values) < 2:
+            return Interval(mean, -math.inf, math.inf)
+        half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        return Interval(mean, mean - half, mean + half)
+
+    @staticmethod
+    def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
+        """Return the interval of the paired differences, times ``scale``; negative is faster than the base."""
+        return Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
+
+    @staticmethod
+    def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
+        """Return the interval of the paired differences, in per cent of the base's mean."""
+        return Interval.of_difference(own, base, 100 / fmean(base))
+
+
+def verdict_on(difference_pct: Interval, noise_pct: float) -> str:
+    """Return the verdict of an interval about a difference, in words; one below the noise is none."""
+    if abs(difference_pct.mean) < noise_pct:
+        return "equal (within the noise)"
+    if difference_pct.high < 0:
+        return "faster"
+    return "slower" if difference_pct.low > 0 else "not separable"
+
+
+def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
+    """Return the positions of the tasks that every sharder could place.
+
+    Args:
+        ms_of: cost of each task, by sharder; infinite where infeasible.
+    """
+    return [number for number, ms in enumerate(zip(*ms_of.values(), strict=True)) if all(map(math.isfinite, ms))]
+
+
+def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
+    """Return the named sharder with the least mean cost; None if there is none of them."""
+    return min((name for name in names if name in costs), key=lambda name: fmean(costs[name]), default=None)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The standing of one sharder.
+
+    Attributes:
+        privileged: True if it measured the test tables before placing them.
+        measured_ms: mean over the tasks that every sharder could place.
+        is_best_heuristic: True for the sharder that the others are compared with.
+        against_best_pct: paired difference to the best heuristic, per cent of the latter's mean; negative is faster.
+        num_infeasible: tasks this sharder could not place, or whose placement ran out of memory.
+        noise_pct: a mean difference below this is no more than measuring noise.
+    """
+
+    sharder: str
+    privileged: bool
+    is_best_heuristic: bool
+    measured_ms: Interval
+    against_best_pct: Interval
+    num_infeasible: int
+    noise_pct: float
+
+    @property
+    def verdict(self) -> str:
+        """The verdict about the difference to the best heuristic."""
+        if self.is_best_heuristic:
+            return "the best heuristic"
+        if math.isnan(self.against_best_pct.mean):
+            return "no task that all could place"
+        verdict = verdict_on(self.against_best_pct, self.noise_pct)
+        return "not separable from it" if verdict == "not separable" else verdict
+
+
+def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:
+    """Compare the sharders over the tasks that all of them could place.
+
+    Args:
+        results: results of every sharder, the tasks in the same order.
+        noise: two sharders that differ by less are called equal.
+    """
+    ms_of: dict[str, list[float]] = {}
+    for result in results:
+        ms_of.setdefault(result.answer.sharder, []).append(result.measured_ms)
+    common = common_tasks(ms_of)
+    costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
+    best = fastest(costs, HEURISTICS)
+    nothing = Interval(math.nan, math.nan, math.nan)
+    return [
+        Standing(
+            sharder=name,
+            privileged=name in PRIVILEGED,
+            is_best_heuristic=name == best,
+            measured_ms=Interval.of(costs[name]) if common else nothing,
+            against_best_pct=Interval.of_difference_pct(costs[name], costs[best]) if best is not None else nothing,
+            num_infeasible=sum(map(math.isinf, ms)),
+            noise_pct=noise.difference_pct(len(common)),
+        )
+        for name, ms in ms_of.items()
+    ]
+
+
+def infeasible_tasks(results: Sequence[Result]) -> int:
+    """Return the number of tasks that at least one sharder could not place."""
+    return len({result.answer.task.task_id for result in results if math.isinf(result.measured_ms)})
+
+
+@dataclass(frozen=True)
+class NetworkAccuracy:
+    """The accuracy of a network on measured placements of unseen tables.
+
+    Attributes:
+        median_abs_pct_error: median absolute error of the overall cost, per cent; NaN without placements.
+        kendall_tau: mean over tasks of the rank correlation between predicted and measured placements of one task;
+            NaN without a task that has ranks.
+    """
+
+    median_abs_pct_error: float
+    kendall_tau: float
+
+    @staticmethod
+    def of(pairs_of_tasks: Iterable[Sequence[tuple[float, float]]]) -> NetworkAccuracy:
+        """Return the accuracy over the predicted and measured ms of the placements of each task."""
+        from scipy.stats import kendalltau
+
+        errors, taus = [], []
+        for pairs in pairs_of_tasks:
+            errors += [abs(predicted_ms / measured_ms - 1) * 100 for predicted_ms, measured_ms in pairs]
+            tau = float(kendalltau(*zip(*pairs, strict=True)).statistic) if len(pairs) > 1 else math.nan
+            taus += [tau] if math.isfinite(tau) else []
+        return NetworkAccuracy(median(errors) if errors else math.nan, fmean(taus) if taus else math.nan)
+
+
+def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
+    """Compare predictions with measurements over all measured placements."""
+    pairs_of: dict[str, list[tuple[float, float]]] = {}
+    for one in results:
+        if math.isfinite(one.measured_ms):
+            pairs_of.setdefault(one.answer.task.task_id, []).append((one.answer.predicted_ms, one.measured_ms))
+    return NetworkAccuracy.of(pairs_of.values())

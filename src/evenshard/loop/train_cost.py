@@ -1,0 +1,133 @@
+"""Stage 3, once per round: fits cost network and cost model to all costs measured so far.
+
+Two learn from the same costs: the cost network of a learned sharder, against which its policy is trained, and
+evenshard's cost model, with which evenshard searches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from evenshard.base.console import progress
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.knobs import part_of
+from evenshard.base.process import one_thread
+from evenshard.base.provenance import Lineage
+from evenshard.loop.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
+from evenshard.loop.stage import Outcome
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.costs import MeasuredPlacement, optimizer_of
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables, load_tasks
+from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.fit import CostModelFitConfig, cost_model_round
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.learned import LearnedSharder, load_learned_sharder
+from evenshard.sharders.models import save_cost_model
+from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training import FitConfig
+from evenshard.tables.files import load_tables
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs, lineage: Lineage | None = None
+) -> Outcome:
+    """Fits the learned sharder's network, starting from the previous round's, and evenshard's cost model from scratch.
+
+    Raises:
+        BadInput: if an input cannot be read.
+    """
+    if outputs.cost_net is None and outputs.cost_model is None:
+        raise BadConfig("nothing is to be written. Name a folder for the cost model: --model-out MODEL/cost_model.")
+    if outputs.cost_net is not None and inputs.tasks is None:
+        raise BadConfig(
+            "the cost network needs tasks. Give --tasks, or leave --out out and train the cost model alone."
+        )
+    method, pool = load_learned_sharder(inputs.method), load_tables(inputs.tables)
+    ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
+    optimizer_of(ran)  # refuses several, before a training
+    lineage, outcome = lineage or Lineage(), Outcome({})
+    if outputs.cost_net is not None and inputs.tasks is not None:
+        known = _require(method.examples(ran), inputs, "Measure some with `evenshard benchmark --placements`.")
+        tasks = load_tasks(inputs.tasks, pool).train
+        outcome = _fit_cost_net(method, config, inputs, outputs.cost_net, known, tasks, lineage)
+    if outputs.cost_model is None:
+        return outcome
+    _require(ran, inputs, "Measure some.")
+    uncontrolled = [one for one in ran if not one.is_control]
+    more = _fit_cost_model(config, inputs, outputs.cost_model, uncontrolled, lineage)
+    return Outcome({**outcome.metrics, **more}, outcome.curve)
+
+
+def _require(
+    measured: Sequence[MeasuredPlacement], inputs: TrainCostInputs, remedy: str
+) -> Sequence[MeasuredPlacement]:
+    if not measured:
+        problem = "no placement that fits its devices, so there is nothing to learn from"
+        raise BadFile(inputs.costs[-1], problem, remedy)
+    return measured
+
+
+def _fit_cost_net(
+    method: LearnedSharder,
+    config: TrainCostConfig,
+    inputs: TrainCostInputs,
+    folder: Path,
+    measured: Sequence[MeasuredPlacement],
+    tasks: Sequence[ShardingTask],
+    lineage: Lineage,
+) -> Outcome:
+    torch.manual_seed(config.seed)
+    if inputs.cost_net is not None:
+        before = load_checkpoint(inputs.cost_net, method.cost_net)
+    else:
+        before = new_checkpoint(method.cost_net(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
+    fit = part_of(config, FitConfig)
+    generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
+    show = partial(progress, description=f"train cost {inputs.round}")
+    with one_thread():
+        fitted = method.fit_round(before, measured, fit, Round(inputs.round, inputs.num_rounds), generator, show)
+    save_checkpoint(fitted.checkpoint, folder, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
+    error = fitted.median_abs_pct_error
+    log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
+    metrics = {
+        "loss": fmean(fitted.losses[-20:]),
+        "fit_median_abs_pct_error": error,
+        "num_placements": len(measured),
+    }
+    return Outcome(metrics, fitted.losses)
+
+
+def _fit_cost_model(
+    config: TrainCostConfig,
+    inputs: TrainCostInputs,
+    folder: Path,
+    measured: Sequence[MeasuredPlacement],
+    lineage: Lineage,
+) -> dict[str, float]:
+    previous = CostModel.load(inputs.cost_model) if inputs.cost_model else None
+    own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
+    fit = CostModelFitConfig(num_updates=config.convex_updates, seed=config.seed)
+    show = partial(progress, description=f"cost model {inputs.round}")
+    model, found = cost_model_round(measured, fit, previous, own, show)
+    save_cost_model(folder, model, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
+    log.info(
+        "round %d: cost model fitted to %d devices, median error on held-out placements %.1f %%",
+        inputs.round,
+        found.num_devices,
+        found.held_out_pct_error,
+    )
+    return {
+        "cost_model_held_out_pct_error": found.held_out_pct_error,
+        "cost_model_num_devices": float(found.num_devices),
+    }

@@ -1,0 +1,68 @@
+"""Messages: one printable line, without passwords, with values cut short."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import MAX_MESSAGE, brief, cut, one_line, printable, reason_of, without_credentials
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://alice:hunter2@127.0.0.1:9 is away", "http://***@127.0.0.1:9 is away"),
+        ("http://tokenonly@host", "http://***@host"),
+        ("'http://bob:s3cr/et@host/a'", "'http://***@host/a'"),
+        ("https://u:p@ss@host", "https://***@host"),
+        (
+            "postgresql+psycopg2://u:p@db/x?sslmode=on&password=pw",
+            "postgresql+psycopg2://***@db/x?sslmode=on&password=***",
+        ),
+        ("http://h/?X-Amz-Signature=abc&x=1", "http://h/?X-Amz-Signature=***&x=1"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("models:/evenshard-cost@champion", "models:/evenshard-cost@champion"),
+        ("write to me@host.org", "write to me@host.org"),
+    ],
+)
+def test_no_address_gives_its_password_away(text: str, expected: str) -> None:
+    assert without_credentials(text) == expected
+    assert str(BadConfig(text)) == expected
+
+
+def test_an_error_is_one_line_that_steers_no_terminal() -> None:
+    assert str(BadConfig("a\nb\x1b[31m\u202e")) == "a b\ufffd[31m\ufffd"
+    assert str(BadFile("a\x07.csv", "is\r\nbad", "Do.")) == "a\ufffd.csv: is bad. Do."
+    assert len(str(BadConfig("x" * 10_000))) == MAX_MESSAGE
+
+
+def test_values_are_cut() -> None:
+    assert brief("abc") == "'abc'"
+    assert len(brief("x" * 10_000)) == 80
+    assert brief(10**6000) == "a whole number of about 6,000 digits"
+    assert brief("\x1b") == r"'\x1b'"
+
+
+def test_a_value_that_would_fill_the_memory_is_not_unfolded() -> None:
+    value: list[object] = ["x"] * 9
+    for _ in range(60):
+        value = [value] * 9
+    assert len(brief(value)) <= 80
+    assert len(brief({"a": value})) <= 80
+
+
+def test_a_text_is_cut_between_words() -> None:
+    assert cut("one two three four", 14) == "one two..."
+    assert cut("one", 14) == "one"
+    assert cut("x" * 20, 10) == "xxxxxxx..."
+
+
+def test_the_reason_of_an_error_is_its_first_line() -> None:
+    assert reason_of(ValueError("first.\nsecond")) == "first"
+    assert reason_of(ValueError("http://u:p@h: away")) == "http://***@h: away"
+    assert reason_of(KeyError()) == "KeyError"
+
+
+def test_what_is_printable_stays() -> None:
+    assert printable("naïve 表") == "naïve 表"
+    assert one_line("  a   b ") == "a b"

@@ -1,0 +1,226 @@
+"""Shards that others measured, as a cost dataset: what comes in, what is refused, and that a training takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.cli import main
+from evenshard.loop.commands import ImportCostsConfig
+from evenshard.loop.import_costs import read_shards
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.costs import RANDOM_SHARD, DeviceCost
+from evenshard.planner.file import load_answer
+from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
+from evenshard.tables.files import load_tables
+from evenshard.tables.table import Table
+from evenshard.tracking import StageRun
+from support.convex_builders import predicted_ms
+from support.documented import command, snippet
+from support.truth import truth_file
+
+GPU = ImportCostsConfig("cuda: RTX 2080 Ti", batch_size=64)
+STATISTICS = "num_rows,pooling_factor," + ",".join(f"bin_{number}" for number in range(17))
+ONCE, NONE = "1.0" + ",0" * 16, "0.0" + ",0" * 16
+SHARDS = "tables,dims,fwd_bwd_ms\n1,8,2.5\n0 2 0,8 4 16,4\n0 0,8 8,3e0\n"
+IMPORT = ["import-costs", "s.csv", "--tables", "t.csv", "--batch-size", "64", "--hardware", "cuda: RTX 2080 Ti"]
+OUT = ["--out", "costs.parquet", "--tables-out", "tables.parquet"]
+
+
+@pytest.fixture(autouse=True)
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening MLflow's database takes seconds."""
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
+
+
+@pytest.fixture
+def files(workdir: Path) -> Path:
+    """Three tables without names and dims, the last one without lookups; three shards of them."""
+    lines = [STATISTICS, f"100,2.5,{ONCE}", f"2000,0.5,{ONCE}", f"100,0.0,{NONE}"]
+    (workdir / "t.csv").write_text("\n".join(lines) + "\n")
+    (workdir / "s.csv").write_text(SHARDS)
+    return workdir
+
+
+def refused(shards: str, config: ImportCostsConfig = GPU) -> str:
+    Path("s.csv").write_text(shards)
+    with pytest.raises(BadFile) as caught:
+        read_shards(Path("s.csv"), Path("t.csv"), config)
+    return str(caught.value)
+
+
+def test_shards_come_in_with_their_tables_dims_and_sums(files: Path) -> None:
+    assert main([*IMPORT, *OUT]) == 0
+    pool = load_tables("tables.parquet")
+    first, second, third = load_costs(Path("costs.parquet"), pool)
+    once = (1.0,) + (0.0,) * 16
+    assert first.task.tables == (Table("1-dim-8", 2000, 8, 0.5, once),)
+    assert {(table.name, table.embedding_dim, table.reuse_bins) for table in second.task.tables} == {
+        ("0-dim-8", 8, once),
+        ("2-dim-4", 4, None),
+        ("0-dim-16", 16, once),
+    }
+    assert [table.name for table in third.task.tables] == ["0-dim-8", "0-dim-8-copy-2"]
+    assert [one.cost.devices for one in (first, second, third)] == [
+        (DeviceCost.of_total(total_ms),) for total_ms in (2.5, 4.0, 3.0)
+    ]
+    for one in (first, second, third):
+        assert (one.task.num_devices, one.task.batch_size, one.proposed_by) == (1, 64, RANDOM_SHARD)
+        assert one.task.memory_cap_bytes == sum(table.size_bytes for table in one.task.tables)
+        assert (one.provenance.hardware, one.provenance.repeats) == ("cuda: RTX 2080 Ti", 0)
+
+
+def test_the_documented_command_maps_columns(
+    workdir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    page = "docs/loop.md"
+    shards, tables = snippet(page, "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
+    Path("shards.csv").write_text(shards.partition("\n\n")[0] + "\n")
+    Path("ours.csv").write_text(tables.partition("\n\n")[0] + "\n")
+    words = command(page, "evenshard import-costs")
+    assert main(words) == 0
+    assert "(2 shards)" in capsys.readouterr().out
+    assert "ours.csv: 1 column is not used: 'owner'." in caplog.text
+    pool = load_tables("tables.parquet")
+    assert [(one.name, one.num_rows, one.embedding_dim, one.pooling_factor) for one in pool] == [
+        ("user_id", 5_000_000, 64, 1.0),
+        ("clicked_items", 800_000, 32, 23.4),
+    ]
+    assert [len(one.task.tables) for one in load_costs(Path("costs.parquet"), pool)] == [1, 2]
+    mapped = words.index("feature=name,cardinality=num_rows")
+    assert main([*words[:mapped], "feature=,cardinality=num_rows,ctr=", *words[mapped + 1 :]]) == 2
+    assert "columns names 'ctr', which is not a column of ours.csv" in capsys.readouterr().err
+
+
+def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None:
+    """A table's name and its dim, by aliases and by ``columns``; without a name, it is called by its line."""
+    Path("t.csv").write_text("id,hash_size,width,avg_pooling\na,100,8,2.5\nb,200,4,1\n")
+    Path("s.csv").write_text("tables,fwd_bwd_ms\n1,2.5\n")
+    for columns, name in (({"width": "dim", "id": "name"}, "b"), ({"width": "dim", "id": ""}, "1")):
+        (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU, columns)
+        assert shard.task.tables == (Table(name, 200, 4, 1.0),)
+    Path("t.csv").write_text("table_name,hash_size,dim,avg_pooling\na,100,8,2.5\n")
+    Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n0,16,2.5\n")
+    (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
+    assert shard.task.tables == (Table("a-dim-16", 100, 16, 2.5),)
+
+
+def test_bits_are_those_of_every_table(files: Path) -> None:
+    assert main([*IMPORT, *OUT, "--weight-bits", "16"]) == 0
+    assert {table.weight_bits for table in load_tables("tables.parquet")} == {16}
+
+
+def test_the_optimizer_of_the_costs_is_kept(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*IMPORT, *OUT, "--optimizer", "adam"]) == 0
+    found = load_costs(Path("costs.parquet"), load_tables(Path("tables.parquet")))
+    assert {one.provenance.optimizer for one in found} == {"adam"}
+    assert main([*IMPORT, *OUT, "--optimizer", "lion"]) == 2
+    assert "optimizer is 'lion', which is none of sgd, rowwise_adagrad" in capsys.readouterr().err
+
+
+def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
+    lines = ["name,num_rows,embedding_dim,pooling_factor", "clicks,100,8,2", "views,50,16,1"]
+    Path("t.csv").write_text("\n".join(lines) + "\n")
+    Path("s.csv").write_text("tables,fwd_bwd_ms\n1 0,2.5\n")
+    (one,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
+    assert [(table.name, table.embedding_dim) for table in one.task.tables] == [("views", 16), ("clicks", 8)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("3,8,1.0", "s.csv, shard 2: tables holds '3', not the number of a table, 0 to 2"),
+        ("-1,8,1.0", "shard 2: tables holds '-1', not the number"),
+        ("a,8,1.0", "shard 2: tables holds 'a', not the number"),
+        ("99999999999999999999,8,1.0", "shard 2: tables holds '99999999999999999999', not the number"),
+        (",,1.0", "shard 2: tables is empty"),
+        ("1 2,8,1.0", "shard 2: dims holds 1 values for 2 tables"),
+        ("1,8 8,1.0", "shard 2: dims holds 2 values for 1 tables"),
+        ("1,0,1.0", "shard 2: table '1-dim-0': embedding_dim is 0"),
+        ("1,8.5,1.0", "shard 2: dims holds '8.5', not an embedding dim"),
+        ("1,99999,1.0", "shard 2: dims holds '99999', not an embedding dim"),
+        ("1,8,0", "shard 2: fwd_bwd_ms is '0', not a time above 0 ms"),
+        ("1,8,-1", "shard 2: fwd_bwd_ms is '-1', not a time"),
+        ("1,8,nan", "shard 2: fwd_bwd_ms is 'nan', not a time"),
+        ("1,8,inf", "shard 2: fwd_bwd_ms is 'inf', not a time"),
+        ("1,8,fast", "shard 2: fwd_bwd_ms is 'fast', not a time"),
+        ("1,8", "record 2: has fewer fields"),
+        ("1,8,1.0,2.0", "record 2: has more fields"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str) -> None:
+    assert words in refused(f"tables,dims,fwd_bwd_ms\n0,8,1.0\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "holds no shard"),
+        ("tables,dims,fwd_bwd_ms\n", "holds no shard"),
+        ("tables,dims\n0,8\n", "column 'fwd_bwd_ms' is missing"),
+        ("dims,fwd_bwd_ms\n8,1.0\n", "column 'tables' is missing"),
+        ("tables,dims,fwd_bwd_ms,fwd_ms\n0,8,1.0,0.5\n", "unknown column 'fwd_ms'"),
+        ("tables,fwd_bwd_ms\n0,1.0\n", "t.csv, records 1, 2, 3: column 'embedding_dim' is missing"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(files: Path, content: str, words: str) -> None:
+    assert words in refused(content)
+
+
+def test_what_the_flags_say_must_make_sense(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadConfig, match="hardware is 'abacus'"):
+        ImportCostsConfig("abacus", 64)
+    with pytest.raises(BadConfig, match="batch_size is 0"):
+        ImportCostsConfig("cuda: V100", 0)
+    with pytest.raises(BadConfig, match="weight_bits is 7"):
+        ImportCostsConfig("cuda: V100", 64, 7)
+    Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n7,8,1.0\n")
+    assert main([*IMPORT, *OUT]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s.csv, shard 1" in line
+    assert not Path("costs.parquet").exists() and not Path("tables.parquet").exists()
+    assert main(["import-costs", "missing.csv", *IMPORT[2:], *OUT]) == 2
+
+
+@pytest.mark.slow
+def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{n} {n + 1},{dim} 8,{1 + n / 4 + dim / 64}" for n in range(5) for dim in (4, 8, 16)]
+    Path("s.csv").write_text("\n".join(["tables,dims,fwd_bwd_ms", *lines]) + "\n")
+    Path("t.csv").write_text("\n".join([STATISTICS, *(f"{100 * n},{n},{ONCE}" for n in range(1, 8))]) + "\n")
+    assert main([*IMPORT, *OUT]) == 0
+    assert (
+        main(["generate-tables", "--source", "tables.parquet", "--tables-out", "t.parquet", "--tasks-out", "t.json"])
+        == 0
+    )
+    train = ["train-cost", "--tables", "tables.parquet", "--tasks", "t.json", "--costs", "costs.parquet"]
+    assert main([*train, "--out", "net", "--model-out", "round/cost_model", "--metrics", "m.json"]) == 0
+    assert json.loads(Path("m.json").read_text())["cost_model_num_devices"] == 15
+    place = ["place", "tables.parquet", "--devices", "2", "--model", "round", "--memory-cap-gb", "1", "-o", "p.json"]
+    capsys.readouterr()
+    assert main(place) == 2
+    said = capsys.readouterr().err
+    assert "name no link and have no exchanges" in said and "--intra" in said and len(said.splitlines()) == 1
+    assert not Path("p.json").exists()
+    assert main([*place, "--intra", "10gb_s"]) == 0
+    assert load_answer("p.json").request.nodes.intra == "10gb_s"
+    assert main(["place", "tables.parquet", "--devices", "1", "--model", "round", "--memory-cap-gb", "1"]) == 0
+
+
+@pytest.mark.slow
+def test_the_cost_model_learns_what_strangers_measured() -> None:
+    """Half of the tables and 200 shards of them; judged on shards of the other half."""
+    config = ImportCostsConfig("cpu: unknown", 65_536)
+    shards = read_shards(truth_file("cpu_shards_4.csv"), truth_file("dlrm_2021_tables.csv"), config)
+    sides = [{int(table.name.split("-")[0]) % 2 for table in one.task.tables} for one in shards]
+    known = [one for one, side in zip(shards, sides, strict=True) if side == {0}][:200]
+    unseen = [one for one, side in zip(shards, sides, strict=True) if side == {1}][:200]
+    model, _ = fit_cost_model(known, CostModelFitConfig(num_updates=300))
+    predicted = np.array([predicted_ms(model, one.task, one.placement) for one in unseen])
+    actual = np.array([one.cost.max_device_ms for one in unseen])
+    assert np.median(np.abs(predicted / actual - 1)) < 0.12
+    ranks = (values.argsort().argsort() for values in (predicted, actual))
+    assert np.corrcoef(*ranks)[0, 1] > 0.97

@@ -1,0 +1,193 @@
+"""What a round measures: placements of every task, random shards, and the same controls in every run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.loop.propose import (
+    SCORES_PER_TABLE,
+    Proposers,
+    among_controls,
+    placement_jobs,
+    shard_jobs,
+    sharding_jobs,
+)
+from evenshard.measure.campaign import Job
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD
+from evenshard.placement.plan import check_placement, check_sharding
+from evenshard.placement.tasks import sample_shards
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from support.builders import FakeHardware, cost_net, policy, some_tables, table, task
+from support.convex_builders import NORMALIZER, predicted_ms, random_model
+
+POOL = some_tables(100)
+TASKS = [task(POOL[10 * n : 10 * n + 10], devices=2, task_id=f"train-{n:03d}") for n in range(5)]
+FULL = task([table("big", 1000), table("large", 1000)], 2, cap=10, task_id="train-999")
+
+
+def test_every_task_comes_before_any_comes_again() -> None:
+    jobs = placement_jobs(TASKS, 12, 1, seed=0)
+    assert len(jobs) == len({job.measurement_id for job in jobs}) == 12
+    assert len({job.task.task_id for job in jobs[:5]}) == len({job.task.task_id for job in jobs[5:10]}) == 5
+    assert all(job.proposed_by == "random" and job.round == 1 for job in jobs)
+    for job in jobs:
+        check_placement(job.task, job.placement)
+    assert [job.key for job in placement_jobs(TASKS, 12, 1, seed=0)] == [job.key for job in jobs]
+    assert [job.key for job in placement_jobs(TASKS, 15, 1, seed=0)][:10] == [job.key for job in jobs][:10]
+    assert [job.placement for job in placement_jobs(TASKS, 12, 2, seed=0)] != [job.placement for job in jobs]
+
+
+def test_tasks_that_fit_nowhere_are_skipped_and_none_at_all_is_an_error() -> None:
+    assert {job.task.task_id for job in placement_jobs([FULL, TASKS[0]], 6, 1, seed=0)} == {"train-000"}
+    with pytest.raises(InfeasibleTask, match="No train task fits"):
+        placement_jobs([FULL], 3, 1, seed=0)
+    assert placement_jobs([FULL], 0, 1, seed=0) == []
+
+
+# Placements of parts --------------------------------------------------------------------------------------------------
+
+
+def jobs_of_parts(count: int = 6, types: tuple[str, ...] = (), per_node: int = 0) -> list[Job]:
+    of_four = [task(one.tables, 4, one.memory_cap_bytes, one.task_id, one.batch_size) for one in TASKS]
+    return sharding_jobs(of_four, count, types, per_node, "sgd", 1, seed=0)
+
+
+def test_placements_of_parts_take_tasks_in_turn_and_fit() -> None:
+    jobs = jobs_of_parts(per_node=2)
+    assert [job.task.task_id for job in jobs] == [*(f"train-{n:03d}" for n in range(5)), "train-000"]
+    assert len({job.key for job in jobs}) == 6 and {job.task.machine.num_nodes for job in jobs} == {2}
+    for job in jobs:
+        check_sharding(job.task, job.parts)
+    assert [job.key for job in jobs_of_parts(per_node=2)] == [job.key for job in jobs]
+    assert {job.task.machine.num_nodes for job in jobs_of_parts()} == {1}
+    assert {job.task.machine.num_nodes for job in jobs_of_parts(per_node=8)} == {1}
+
+
+def test_types_and_nodes_that_cannot_be_are_one_line() -> None:
+    with pytest.raises(BadConfig, match="'rows', which is none of table_wise, column_wise"):
+        jobs_of_parts(types=("row_wise", "rows"))
+    with pytest.raises(BadConfig, match="task train-000: 4 devices do not fill nodes of 3"):
+        jobs_of_parts(per_node=3)
+
+
+def test_one_process_exchanges_nothing() -> None:
+    with pytest.raises(BadConfig, match=r"torchrun --nproc-per-node 4 -m evenshard benchmark"):
+        jobs_of_parts(1)[0].measure_on(FakeHardware())
+
+
+# The search's share ---------------------------------------------------------------------------------------------------
+
+MODEL = random_model()
+POLICY = DreamShardSharder(cost_net(), policy(), NORMALIZER)
+
+
+@pytest.mark.slow
+def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -> None:
+    without = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY))
+    mixed = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY, MODEL, 0.25))
+    assert {job.proposed_by for job in without} == {"dreamshard"}
+    searched = [number for number, job in enumerate(mixed) if job.proposed_by == "evenshard"]
+    assert searched == [3, 7, 11]
+    assert [job for n, job in enumerate(mixed) if n not in searched] == [
+        job for n, job in enumerate(without) if n not in searched
+    ]
+    assert [job.task for job in mixed] == [job.task for job in without]
+    again = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY, MODEL, 0.25))
+    assert [job.key for job in again] == [job.key for job in mixed]
+
+
+@pytest.mark.slow
+def test_what_the_search_proposes_is_what_evenshard_answers() -> None:
+    for job in placement_jobs(TASKS, 5, 3, seed=2, proposers=Proposers(None, MODEL, 1.0)):
+        assert (job.proposed_by, job.round) == ("evenshard", 3)
+        sharder = EvenshardSharder(MODEL, None, SearchConfig(scores_per_table=SCORES_PER_TABLE, seed=2003))
+        assert job.placement == sharder.place(job.task)
+
+
+def test_without_a_cost_model_nothing_is_searched_and_without_a_policy_the_rest_is_random() -> None:
+    assert [job.key for job in placement_jobs(TASKS, 8, 1, seed=0, proposers=Proposers(searched_share=1.0))] == [
+        job.key for job in placement_jobs(TASKS, 8, 1, seed=0)
+    ]
+    assert Counter(
+        job.proposed_by for job in placement_jobs(TASKS, 4, 1, seed=0, proposers=Proposers(None, MODEL, 0.5))
+    ) == {"random": 2, "evenshard": 2}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.5, 0.9, 1.0])
+def test_the_share_holds_for_any_beginning_of_a_round(share: float) -> None:
+    """A time budget cuts off the end."""
+    searches = [Proposers(None, MODEL, share).searches(number) for number in range(100)]
+    for count in range(1, 101):
+        assert sum(searches[:count]) == pytest.approx(share * count, abs=1)
+    assert sum(searches) == round(100 * share)
+
+
+def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:
+    jobs = placement_jobs(TASKS[:1], 4, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
+    assert len({job.placement for job in jobs}) == 4
+    predicted = [predicted_ms(MODEL, job.task, job.placement) for job in jobs]
+    assert predicted == sorted(predicted)
+
+
+def test_when_the_search_knows_no_more_candidates_another_sharder_proposes() -> None:
+    two = task(POOL[:2], devices=2, task_id="train-000")  # together or apart
+    jobs = placement_jobs([two], 5, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
+    searched = [job.placement for job in jobs if job.proposed_by == "evenshard"]
+    assert 1 <= len(set(searched)) == len(searched) <= 2
+    assert {job.proposed_by for job in jobs} == {"evenshard", "random"}
+
+
+def test_the_search_skips_what_fits_nowhere() -> None:
+    jobs = placement_jobs([FULL, TASKS[0]], 6, 1, seed=0, proposers=Proposers(None, MODEL, 1.0))
+    assert {job.task.task_id for job in jobs} == {"train-000"}
+
+
+# Random shards --------------------------------------------------------------------------------------------------------
+
+
+def test_random_shards_stand_alone_on_one_device() -> None:
+    jobs = shard_jobs(POOL, TASKS[0], 50, 3, seed=0)
+    assert len({job.key for job in jobs}) == len({job.group for job in jobs}) == 50
+    for job in jobs:
+        assert job.task.num_devices == 1 and set(job.placement.device_of_table) == {0}
+        assert (job.proposed_by, job.round, job.task.batch_size) == (RANDOM_SHARD, 3, TASKS[0].batch_size)
+
+
+def test_shards_have_one_to_64_tables_few_as_often_as_many() -> None:
+    shards = sample_shards(POOL, 3000, 64, 10**12, np.random.default_rng(0))
+    sizes = Counter(len(shard.tables) for shard in shards)
+    assert min(sizes) == 1 and max(sizes) == 64
+    # log-uniform over [1, 65): the part from 1 to 7 is log(8) / log(65)
+    assert sum(sizes[size] for size in range(1, 8)) / 3000 == pytest.approx(np.log(8) / np.log(65), abs=0.03)
+    assert all(len(set(shard.tables)) == len(shard.tables) for shard in shards)
+    assert {one.name for shard in shards for one in shard.tables} == {one.name for one in POOL}
+
+
+def test_shards_stay_below_the_memory_cap() -> None:
+    cap = sorted(one.size_bytes for one in POOL)[50]
+    shards = sample_shards(POOL, 200, 64, cap, np.random.default_rng(0))
+    assert all(0 < sum(one.size_bytes for one in shard.tables) <= cap for shard in shards)
+    with pytest.raises(BadConfig, match="no table of the pool fits"):
+        sample_shards(POOL, 1, 64, 1, np.random.default_rng(0))
+
+
+def test_the_controls_are_the_same_in_every_round() -> None:
+    config = MeasureConfig(controls=2, control_repeats=3)
+    rounds = [among_controls(placement_jobs(TASKS, 20, k, seed=0), TASKS, config) for k in (1, 2)]
+    controls = [[job for job in jobs if job.proposed_by == CONTROL] for jobs in rounds]
+    assert len(controls[0]) == 6 and len(rounds[0]) == 26
+    assert [(job.task, job.placement) for job in controls[0]] == [(job.task, job.placement) for job in controls[1]]
+    assert len({job.placement for job in controls[0]}) == 2
+    assert len({job.measurement_id for job in rounds[0]}) == 26
+    assert among_controls([], TASKS, MeasureConfig(controls=0)) == []
+
+
+def test_a_task_that_fits_nowhere_is_no_control() -> None:
+    jobs = among_controls([], [FULL, *TASKS], MeasureConfig(controls=2, control_repeats=1))
+    assert [job.task.task_id for job in jobs] == ["train-000", "train-001"]

@@ -1,0 +1,67 @@
+"""Settings of stages: a made-up one is everywhere once a dataclass has it, and a real one stands in three files."""
+
+from __future__ import annotations
+
+import subprocess
+from argparse import ArgumentParser
+from dataclasses import dataclass, replace
+
+import pytest
+
+from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import knob
+from evenshard.base.limits import SHARE
+from evenshard.cli.arguments import add_flags, flag_values
+from evenshard.loop.loop import TRAIN_COST, TrainCostConfig, TrainCostInputs
+from evenshard_components.generate import component_of
+from support.documented import ROOT
+
+
+@dataclass(frozen=True)
+class MoreSettings(TrainCostConfig):
+    made_up: float = knob(0.5, "share of nothing, at most 100 %", flag="--made-up", range=SHARE)
+
+
+@dataclass(frozen=True)
+class MoreInputs(TrainCostInputs):
+    made_up_count: int = knob(2, "number of nothing", parameter="made_up_count")
+
+
+def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = replace(TRAIN_COST, config=MoreSettings)
+    parser = ArgumentParser()
+    add_flags(parser, MoreSettings, "train_cost")
+    given, none = (
+        {"train_cost": flag_values(parser.parse_args(words), MoreSettings, "train_cost")}
+        for words in (["--made-up", "0.75"], [])
+    )
+    params = {"train_cost": {"made_up": 0.25}}
+    found = [stage.settings(*one)["train_cost"].made_up for one in (({}, none), (params, none), (params, given))]
+    assert found == [0.5, 0.25, 0.75]
+    with pytest.raises(BadConfig, match=r"params section train_cost: made_up is 1.5, not a number from 0 to 1"):
+        stage.settings({"train_cost": {"made_up": 1.5}}, none)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--made-up", "2"])
+    assert "--made-up: is 2.0, not a number from 0 to 1" in capsys.readouterr().err
+    said = " ".join(parser.format_help().split())
+    assert "share of nothing, at most 100 % (default: train_cost.made_up of the settings)" in said
+
+
+def test_an_input_is_a_parameter_of_the_component() -> None:
+    text = component_of(replace(TRAIN_COST, inputs=MoreInputs))
+    assert "    made_up_count: int = 2,\n" in text and "        made_up_count: number of nothing.\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("catalog_embedding_dim", {"loop/loop.py", "loop/generate_tables.py"}),
+        # what_if leaves out the knobs of one machine
+        ("pinned_nodes", {"planner/knobs.py", "planner/rules.py", "api/what_if.py"}),
+    ],
+)
+def test_a_setting_stands_where_it_is_declared_used_and_tested(name: str, files: set[str]) -> None:
+    search = ["git", "grep", "-lw", name, "--", "*.py", ":!tests/loop/test_settings.py"]
+    found = subprocess.run(search, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tests = {one for one in found if one.startswith("tests/")}
+    assert tests and {one.removeprefix("src/evenshard/") for one in found} - tests == files
