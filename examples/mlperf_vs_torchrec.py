@@ -16,8 +16,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
+from evenshard.measure.placements import measured_parts
 from evenshard.placement.parts import TablePart
-from evenshard.planner.pricing import measured_parts, model_of
+from evenshard.planner.pricing import model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec import shards_of
 

@@ -28,12 +28,12 @@ import numpy as np
 
 import evenshard
 from evenshard.base.errors import EvenshardError
-from evenshard.measure.collectives import Links
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import link
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import SimulatedCluster
+from evenshard.measure.placements import simulated_cost
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.hardware import HardwareName
+from evenshard.price.link import link
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 
 RECORDED = "dlrm_2021_tables.csv"
@@ -134,8 +134,8 @@ def true_ms(answer: PlacementAnswer) -> float:
     machine = request.nodes
     profile = gpu_profile(HardwareName.parse(request.hardware).device)
     links = Links(link(machine.intra or profile.link), link(machine.inter) if machine.num_domains > 1 else None)
-    cluster = SimulatedCluster(machine, [profile] * request.num_devices, links)
-    return cluster.cost(answer.task, answer.parts).step_ms(request.training_pipeline)
+    cost = simulated_cost(answer.task, answer.parts, [profile] * request.num_devices, links)
+    return cost.step_ms(request.training_pipeline)
 
 
 def answer_of_case(arguments: dict[str, Any], truth: Path | None) -> dict[str, Any]:

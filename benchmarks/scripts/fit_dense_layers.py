@@ -27,8 +27,8 @@ from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
 from evenshard.base.text_table import text_table
-from evenshard.measure.hardware import SHORT_NAMES
-from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.hardware import SHORT_NAMES
 from evenshard.tables.reuse import FloatArray
 
 # Bytes of a value of a product, and the rate at which tensor cores take values, relative to BF16: NVIDIA's data sheets,

@@ -32,20 +32,20 @@ from evenshard.measure.calibrate.device import (
     measured_times,
     predicted_ms,
 )
-from evenshard.measure.evidence import Evidence
-from evenshard.measure.hardware import profile_path
-from evenshard.measure.kernel_calls import Lookup
-from evenshard.measure.profile_file import origin_of, sources_of, write_profile
-from evenshard.measure.simulated.device_model import (
+from evenshard.price.device_model import (
     BACKWARD_KERNELS,
     FORWARD_KERNELS,
     KERNELS,
     NS_PER_MS,
     kernel_times,
 )
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
-from evenshard.measure.simulated.price import work_columns
-from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.price.evidence import Evidence
+from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.price.hardware import profile_path
+from evenshard.price.kernel_calls import Lookup
+from evenshard.price.profile_file import origin_of, sources_of, write_profile
+from evenshard.price.shard_work import WorkCounter
+from evenshard.price.simulated_price import work_columns
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, power_law_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table
 

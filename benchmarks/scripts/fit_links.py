@@ -3,7 +3,7 @@
     python -m benchmarks.scripts.fit_links [--truth FOLDER] [--write]
 
 The folder holds other people's measurements (its README names their sources); none of it is part of the project. With
---write the curves go into evenshard/measure/profiles/links. The fit is that of ``evenshard calibrate-link``.
+--write the curves go into evenshard/price/profiles/links. The fit is that of ``evenshard calibrate-link``.
 
 A row that contradicts both of its neighbours in size is noise of the source, and left out: time does not fall with the
 size, so a row above both by more than a tenth, or below both, is none. Errors are those of sizes that a fit did not
@@ -26,10 +26,10 @@ import numpy as np
 from benchmarks.references import others_measurements
 from evenshard.base.text_table import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
-from evenshard.measure.evidence import Evidence
-from evenshard.measure.hardware import link_profile_path
-from evenshard.measure.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
-from evenshard.measure.link_model import ALL_TO_ALL, Curve, Link, curve_at, moved_share
+from evenshard.price.evidence import Evidence
+from evenshard.price.hardware import link_profile_path
+from evenshard.price.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
+from evenshard.price.link_model import ALL_TO_ALL, Curve, Link, curve_at, moved_share
 from evenshard.tables.reuse import FloatArray
 
 FILE = "nccl.csv"

@@ -3,7 +3,7 @@
     python -m benchmarks.scripts.gpu_rules [--truth FOLDER]
 
 The folder holds other people's measurements (its README names their sources); none of it is part of the project. The
-last line is of ``EVIDENCE`` in evenshard/measure/gpu_rules.py. Errors are of logarithms, in percent: 10 is a factor of
+last line is of ``EVIDENCE`` in evenshard/price/gpu_rules.py. Errors are of logarithms, in percent: 10 is a factor of
 1.105 either way.
 """
 
@@ -30,8 +30,8 @@ from benchmarks.scripts.fit_devices import (
 )
 from evenshard.base.text_table import text_table
 from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predicted_ms
-from evenshard.measure.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of
-from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of
 from evenshard.tables.reuse import FloatArray
 
 GPUS = ("rtx_2080_ti", "v100", "a100_80gb", *FITTED, "b200")

@@ -27,9 +27,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, sample_tasks
+from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.cost_model.sharder import EvenshardSharder

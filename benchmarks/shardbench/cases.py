@@ -13,12 +13,12 @@ import numpy as np
 from benchmarks.references.others_measurements import default_folder, read
 from evenshard.base.errors import BadFile
 from evenshard.compare.what_if.machines import whole_machine
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import link
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import link
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.sources import load_catalog

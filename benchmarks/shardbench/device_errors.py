@@ -27,10 +27,10 @@ from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.base.errors import BadInput
-from evenshard.measure.evidence import DeviceError, with_device_error
-from evenshard.measure.price.step import exchange_share
 from evenshard.planner.comparison import saving, shared_work
 from evenshard.planner.pricing import part_costs, price_parts
+from evenshard.price.evidence import DeviceError, with_device_error
+from evenshard.price.step import exchange_share
 from evenshard.sharders.model import DeviceModel
 
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"

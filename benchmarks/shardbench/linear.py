@@ -25,7 +25,10 @@ import yaml
 from scipy.optimize import nnls
 
 from benchmarks.references.others_measurements import BATCH_SIZE, default_folder, read, read_rows
-from evenshard.measure.collectives import (
+from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import (
     GRADIENT_BYTES,
     all_reduced_bytes,
     all_to_all_bytes,
@@ -33,13 +36,10 @@ from evenshard.measure.collectives import (
     reduced_bytes,
     volumes_of,
 )
-from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
-from evenshard.measure.link_model import BYTES_PER_VALUE
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.shard_work import WorkCounter
-from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import parts_by_table
-from evenshard.placement.task import ShardingTask
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
+from evenshard.price.link_model import BYTES_PER_VALUE
+from evenshard.price.shard_work import WorkCounter
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

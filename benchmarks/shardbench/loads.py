@@ -1,6 +1,6 @@
 """What each device of a plan runs in a step: its kernel calls, told so that they can be run without the plan.
 
-The calls are those of ``evenshard.measure.kernel_calls``: a fused one for each kind of part, and dense ones for
+The calls are those of ``evenshard.price.kernel_calls``: a fused one for each kind of part, and dense ones for
 replicas. A load names no table, so that equal loads are one, whoever planned them. Needs torch and numpy alone.
 """
 
@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
 from evenshard.tables.table import Table
 
 

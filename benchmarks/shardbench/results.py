@@ -18,11 +18,11 @@ from benchmarks.shardbench.planners import Planner
 from benchmarks.shardbench.timed import KERNEL_TIMES, KernelTimes, kernel_times_of
 from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadInput, EvenshardError, InfeasibleTask
-from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import broken_rule, check_parts_memory, parts_by_table
 from evenshard.placement.task import used_bytes
 from evenshard.planner.pricing import part_costs
+from evenshard.price.step import PartCosts
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
 

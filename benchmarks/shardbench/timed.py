@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shardbench.loads import Load, key_of, loads_of
-from evenshard.measure.collectives import Links, exchange_times, volumes_of
-from evenshard.measure.step_time import Phases, step_ms
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import Links, exchange_times, volumes_of
+from evenshard.price.step_time import Phases, step_ms
 
 US_PER_MS = 1e3
 # What torch.profiler lists beside kernels, and the kernels that a backward pass has not: its flush writes signed chars.

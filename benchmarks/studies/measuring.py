@@ -10,9 +10,9 @@ from benchmarks.studies.answers import Row, placement_of, rows_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
-from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import PlacementCost
 
 
 @dataclass(frozen=True)

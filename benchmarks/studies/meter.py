@@ -13,13 +13,14 @@ from evenshard.base.console import progress
 from evenshard.loop.propose import among_controls
 from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import MeasuredPlacement, PlacementCost, Provenance
-from evenshard.measure.hardware import Hardware, TimeShare, open_hardware
+from evenshard.measure.hardware import Hardware, TimeShare
 from evenshard.measure.journal import Journal
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.noise import Noise, controls_of, noise_of
-from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import MeasuredPlacement, PlacementCost, Provenance
 
 Jobs = Sequence[tuple[ShardingTask, Placement]]
 

@@ -24,7 +24,7 @@ from evenshard.base.messages import brief
 from evenshard.base.params import require
 from evenshard.base.provenance import git_commit
 from evenshard.measure.distributed import collective
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.noise import Noise
 from evenshard.version import __version__
 

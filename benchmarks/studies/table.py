@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evenshard.base.text_table import text_table
-from evenshard.measure.hardware import measured_or_simulated
+from evenshard.price.hardware import measured_or_simulated
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]

@@ -119,9 +119,9 @@ class PlaceLearned(Unit):
         for name in self.sharders:
             if not name.startswith("evenshard"):
                 dreamshard = dreamshard_of(0 if name == "dreamshard_argmax" else self.num_rollouts)
-                search = replace(self.search, seed=self.seed)
+                search, measure = replace(self.search, seed=self.seed), self.ground.measure
                 resources = Resources(
-                    self.seed, self.ground.measure, policy=dreamshard, cost_model=model, search=search
+                    self.seed, measure.hardware, measure.link, policy=dreamshard, cost_model=model, search=search
                 )
                 asked = sharder(name.removesuffix("_argmax"), resources)
                 answers[name + self.suffix], seconds[name + self.suffix] = answers_of(asked, tasks)

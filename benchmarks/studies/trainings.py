@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.measure.hardware import Hardware, Measure
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables, sample_shards
+from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.sharders.autoshard import fit as autoshard_fit
 from evenshard.sharders.autoshard import impala
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet

@@ -13,10 +13,10 @@ from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import single_table_task
+from evenshard.price.costs import PlacementCost
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.simple import random_placement
 
@@ -69,7 +69,8 @@ class Peers(Unit):
     def do(self, store: Store) -> Result:
         """``answers`` and ``seconds`` by sharder."""
         costs = store.result(self.single_costs)["ms"] if self.single_costs else None
-        resources = Resources(self.ground.pool.seed, self.ground.measure, costs)
+        measure = self.ground.measure
+        resources = Resources(self.ground.pool.seed, measure.hardware, measure.link, costs)
         tasks = self.ground.test(self.setting)
         asked = {name: answers_of(sharder(name, resources), tasks) for name in self.sharders}
         return {

@@ -33,6 +33,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.providers import PROVIDERS
 from evenshard.version import __version__
 
 if sys.platform == "win32":
@@ -80,6 +81,8 @@ _HOMES = {
     "save_answer": "evenshard.planner.file",
     "what_if": "evenshard.api.what_if",
 }
+
+PROVIDERS["registered_model"] = "evenshard.tracking.registry:registered_model"
 
 __all__ = [
     "BadInput",

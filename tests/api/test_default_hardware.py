@@ -14,8 +14,8 @@ import evenshard
 from evenshard.api.what_if import what_if
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
-from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.measure.inventory import inventory, inventory_text
+from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.models import load_model
 from evenshard.torchrec.plan.prices import chosen_model
 from support.documented import command

@@ -20,7 +20,7 @@ from benchmarks.scripts.fit_dense_layers import (
     product_ms,
     read_products,
 )
-from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.price.gpu_profile import gpu_profile
 from support.truth import truth_file
 
 SHEET = replace(gpu_profile("h100"), tflops=1.0, hbm_gb_s=1.0, num_sms=2)

@@ -17,8 +17,8 @@ from benchmarks.scripts import gpu_kernels
 from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, read_lines, times_us
 from benchmarks.scripts.gpu_kernels import Bench, Shard, random_shard
 from evenshard.measure.calibrate.device import Errors
-from evenshard.measure.simulated.device_model import KERNELS
-from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.price.device_model import KERNELS
+from evenshard.price.gpu_profile import gpu_profile
 from evenshard.tables.table import SEQUENCE
 from support.dvc_store import stored
 

@@ -16,7 +16,7 @@ from benchmarks.scripts.fit_links import (
     read_truth,
     rule_errors,
 )
-from evenshard.measure.link import LINKS, NVLINK_GB_S
+from evenshard.price.link import LINKS, NVLINK_GB_S
 from support.truth import truth_file
 
 

@@ -23,10 +23,10 @@ from benchmarks.shardbench.results import FITS, Result, parts_of, read_csv, read
 from benchmarks.shardbench.time_loads import Timer, dense_error, repeats_in_time
 from benchmarks.shardbench.timed import KernelTimes
 from evenshard.base.errors import BadInput
-from evenshard.measure.collectives import exchange_times, volumes_of
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import exchange_times, volumes_of
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table
 from support.dvc_store import stored

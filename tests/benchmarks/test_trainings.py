@@ -18,11 +18,11 @@ from benchmarks.studies.trainings import (
     train_dreamshard,
 )
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.costs import MeasuredPlacement, PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import MeasuredPlacement, PlacementCost
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.learned import Sharder

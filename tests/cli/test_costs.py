@@ -14,8 +14,8 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.measure.__main__ import main as bare_main
-from evenshard.measure.hardware import profile_path
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS
+from evenshard.price.gpu_profile import FREE_CONSTANTS
+from evenshard.price.hardware import profile_path
 from evenshard.tracking import StageRun
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
@@ -87,7 +87,7 @@ def test_without_a_journal_a_failed_benchmark_goes_on_where_it_was(
     pool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from evenshard.base.errors import MeasurementFailed
-    from evenshard.measure.simulated.hardware import SimulatedHardware
+    from evenshard.measure.simulated_hardware import SimulatedHardware
 
     measure, calls = SimulatedHardware.measure, []
 

@@ -14,7 +14,7 @@ from evenshard.loop.commands import ImportCostsConfig
 from evenshard.loop.import_costs import read_shards
 from evenshard.loop.loop import STAGES
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.planner.cluster import load_cluster_file
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import load_rules

@@ -14,13 +14,13 @@ from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
 from evenshard.compare.diff import diff, rename_devices
 from evenshard.compare.difference import Difference, Payback, payback
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.comparison import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.planner.file import load_answer, save_answer
+from evenshard.price.evidence import DeviceError
+from evenshard.price.link import LINKS
 from evenshard.report.difference import payback_lines
 from evenshard.sharders.models import load_model
 from support.explain_builders import additive, answered, asked

@@ -13,8 +13,8 @@ from evenshard.cli import main
 from evenshard.loop.commands import ImportCostsConfig
 from evenshard.loop.import_costs import read_shards
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.costs import RANDOM_SHARD, DeviceCost
 from evenshard.planner.file import load_answer
+from evenshard.price.costs import RANDOM_SHARD, DeviceCost
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table

@@ -16,7 +16,7 @@ from evenshard.loop import benchmark, generate_tables, loop
 from evenshard.loop.import_costs import merge_parts
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
-from evenshard.measure.costs import CONTROL
+from evenshard.price.costs import CONTROL
 from evenshard.tracking import StageRun
 from support.kubeflow_builders import SMALL_PARAMS
 

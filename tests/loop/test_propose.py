@@ -18,9 +18,9 @@ from evenshard.loop.propose import (
 )
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.plan import check_placement, check_sharding
 from evenshard.placement.tasks import sample_shards
+from evenshard.price.costs import CONTROL, RANDOM_SHARD
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from support.builders import FakeHardware, cost_net, policy, some_tables, table, task

@@ -25,9 +25,9 @@ from evenshard.loop.report import (
     write_plot_data,
 )
 from evenshard.loop.sharder_comparison import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
-from evenshard.measure.evidence import DeviceError
 from evenshard.measure.noise import Noise
+from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
+from evenshard.price.evidence import DeviceError
 from support.builders import PROVENANCE, cost, measured, some_tables, task
 
 CPU, H200 = "cpu: a core", "simulated: h200"

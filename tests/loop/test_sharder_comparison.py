@@ -19,10 +19,10 @@ from evenshard.loop.sharder_comparison import (
     network_accuracy,
     standings,
 )
-from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import DeviceCost, PlacementCost
 from support.builders import cost, measured, some_tables, task
 
 TABLES = some_tables(2)

@@ -16,10 +16,10 @@ from evenshard.base.errors import BadFile, BadInput, TrainingFailed
 from evenshard.base.provenance import Lineage
 from evenshard.loop import loop, train_cost, train_policy
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit, save_tasks
+from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, calibrate_for_chosen, fit_cost_model
 from evenshard.sharders.simple import random_placement

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.sharders.simple import expert_sharders
 from evenshard.tables.files import load_tables

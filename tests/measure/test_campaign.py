@@ -27,11 +27,11 @@ from evenshard.measure import campaign
 from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import CONTROL, MeasuredPlacement, PlacementCost
 from evenshard.measure.journal import Journal
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import CONTROL, MeasuredPlacement, PlacementCost
 from support import killable_campaign
 from support.builders import PROVENANCE, ROOMY, FakeHardware, every_placement, table, task, working
 

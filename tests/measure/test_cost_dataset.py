@@ -20,11 +20,11 @@ from evenshard.base.provenance import Lineage
 from evenshard.measure import cost_rows
 from evenshard.measure.cost_dataset import load_costs, read_placements, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
-from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from support.builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, table, task
 
 POOL = some_tables(4)

@@ -12,8 +12,8 @@ from evenshard.base.errors import BadFile
 from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.describe import describe, text
+from evenshard.price.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
 from support.builders import PROVENANCE, measured, some_tables, task
 from support.dataset_builders import measure
 

@@ -29,7 +29,7 @@ from evenshard.measure.fbgemm import (
     library_versions,
     real_device,
 )
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.tables.table import Table

@@ -12,10 +12,10 @@ import yaml
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
-from evenshard.measure.hardware import profile_names, profile_path
 from evenshard.measure.inventory import inventory, inventory_text, known_devices, known_hardware, known_links, unit_of
-from evenshard.measure.link import LINKS
-from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.price.gpu_profile import GpuProfile
+from evenshard.price.hardware import profile_names, profile_path
+from evenshard.price.link import LINKS
 
 SHARDS = {"points": "shards of a test", "source": "a laboratory"}
 CONFIRMED = {**SHARDS, "fitted": 50, "held_out": 40, "median_error_percent": 5.25, "p90_error_percent": 12.0}

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadFile, MeasurementFailed
-from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.measure.journal import Journal, Origin, Visit
+from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from support.builders import PROVENANCE, cost, device_costs, provenances
 
 ORIGIN = Origin(PROVENANCE, {"num_batches": 2, "recorded_batch": None})

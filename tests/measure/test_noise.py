@@ -11,9 +11,9 @@ import pytest
 
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.cost_rows import read_rows
-from evenshard.measure.costs import CONTROL, DeviceCost, PlacementCost
 from evenshard.measure.noise import ControlCost, Noise, controls_of, controls_of_rows, drift_pct, noise_of
 from evenshard.placement.placement import Placement
+from evenshard.price.costs import CONTROL, DeviceCost, PlacementCost
 from support.builders import PROVENANCE, cost, measured, some_tables, task
 
 TABLES = some_tables(3)

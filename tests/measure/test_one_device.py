@@ -12,13 +12,14 @@ import torch
 
 from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure import one_device
-from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost
-from evenshard.measure.hardware import TimeShare, open_hardware
-from evenshard.measure.link import LINKS
+from evenshard.measure.hardware import TimeShare
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.one_device import OneDeviceInTurn
 from evenshard.placement.placement import Placement
+from evenshard.price.collectives import all_to_all_ms
+from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost
+from evenshard.price.link import LINKS
 from evenshard.tables.table import Table
 from support.builders import table, task
 

@@ -8,14 +8,15 @@ import pytest
 import evenshard
 from evenshard.base.units import gb_to_bytes
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import profile_names
-from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.placements import measured_parts
+from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.pricing import measured_parts, model_of, part_costs
+from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import profile_names
 from evenshard.sharders.simple import random_sharding
 from evenshard.tables.sources import catalog_names, load_catalog
 from evenshard.tables.table import Table

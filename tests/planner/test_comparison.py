@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.plan import check_parts_memory
@@ -28,6 +27,7 @@ from evenshard.planner.comparison import (
 from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
+from evenshard.price.costs import DeviceCost, PlacementCost
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.planner import AS_IT_COMES, SETTINGS, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables

@@ -17,16 +17,17 @@ from evenshard.compare.diff import diff
 from evenshard.compare.explain import explain
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
-from evenshard.measure.costs import MeasuredPlacement
-from evenshard.measure.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
-from evenshard.measure.hardware import open_hardware, profile_path
-from evenshard.measure.link import link
-from evenshard.measure.price.step import exchange_share
-from evenshard.measure.profile_file import write_profile
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.price.costs import MeasuredPlacement
+from evenshard.price.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
+from evenshard.price.hardware import profile_path
+from evenshard.price.link import link
+from evenshard.price.profile_file import write_profile
+from evenshard.price.step import exchange_share
 from evenshard.report.explanation import print_explanation
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import device_error_text

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import evenshard
-from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import whole_tables
 from evenshard.planner.pricing import interval_factors, widening_note
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.step import PredictedDevice
 from evenshard.sharders.trained_on import MOST_FACTOR, TrainedOn
 from evenshard.tables.table import Table
 from support.learned import learned_model

@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 
 from evenshard.base.errors import BadFile
-from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import TABLE_WISE, Communication
@@ -22,6 +21,7 @@ from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.rules import Rules
+from evenshard.price.costs import DeviceCost, PlacementCost
 from support.answer_builders import answer as made
 from support.builders import table
 from support.effort import LITTLE

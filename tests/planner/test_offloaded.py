@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from evenshard.measure.offload import host_link, part_offload_ms
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.offload import host_link, part_offload_ms
 from evenshard.report.step_facts import assumed_groups
 from evenshard.report.table_facts import badly_served, badly_served_text, offload_text
 from evenshard.tables.locality import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import evenshard
-from evenshard.measure.link import LINKS, bandwidth_name, link
 from evenshard.planner.request import PlacementRequest, unit_warnings
+from evenshard.price.link import LINKS, bandwidth_name, link
 from evenshard.tables.table import Table
 from support.request_builders import devices_asked
 

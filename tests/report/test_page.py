@@ -17,13 +17,13 @@ import pytest
 import evenshard
 from evenshard.base.errors import MissingPackage
 from evenshard.cli import main
-from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.comparison import FULL_SPACE, RULE, TORCHREC
 from evenshard.planner.file import json_schema
 from evenshard.planner.rules import Rules
+from evenshard.price.costs import DeviceCost, PlacementCost
 from evenshard.report.page.page import Axis, device_bars, host_bars, page, rival_axis, save_page, time_axis
 from evenshard.sharders.catalog import HEURISTICS, label_of
 from evenshard.tables.assumptions import Assumption

@@ -19,7 +19,7 @@ import yaml
 
 from evenshard.base.provenance import RESULT
 from evenshard.measure.cost_rows import read_lineage
-from evenshard.measure.here import MACHINE
+from evenshard.measure.local_hardware import MACHINE
 from support.dataset_builders import dvc, git, own_name
 from support.loops import TINY, params_with
 from support.repository import ROOT

@@ -74,7 +74,7 @@ for command in json.load(sys.stdin):
 """
 OPENS_HARDWARE = """
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.base.errors import BadInput
 try:
     open_hardware(MeasureConfig("cpu"))

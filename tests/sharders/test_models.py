@@ -14,12 +14,12 @@ import pytest
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.outputs import MODEL_PARTS
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import HardwareName
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import model_of
+from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.price.evidence import DeviceError
+from evenshard.price.hardware import HardwareName
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.models import load_model, save_cost_model

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.measure.collectives import Links
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.link import LINKS
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_placement
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import LINKS
 from evenshard.sharders.torchrec.planner import Bandwidths, PlannerSetting, bandwidths_of, machine_bandwidths
 from evenshard.sharders.torchrec.rival import TorchRecSharder
 from support.builders import capped, sized, some_tables, split_by, table, task
@@ -123,18 +122,18 @@ def test_what_is_left_out_is_torchrecs_own() -> None:
 def test_bandwidths_of_hardware() -> None:
     """A link counts with what its long exchanges reach: the straight line through all sizes is an eighth below."""
     machine = Machine.one_node(8)
-    h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"), machine)
+    h200 = bandwidths_of("simulated:h200", "auto", machine)
     reached = gpu_profile("h200").hbm_efficiency
     assert 0.5 < reached < 1
     link = LINKS["nvlink_h200"]
     long = link.even_gb_s(8)
     assert h200 == Bandwidths(pytest.approx(4800 * reached), long, long) and long > 1.1 * link.bandwidth_gb_s
     assert h200 == machine_bandwidths("simulated:h200", machine, Links(link))
-    slow = bandwidths_of(MeasureConfig(hardware="simulated:a100_80gb", link="ethernet_25g"), machine)
+    slow = bandwidths_of("simulated:a100_80gb", "ethernet_25g", machine)
     assert (slow.intra_node_gb_s, slow.inter_node_gb_s) == (3.125, 3.125)
-    assert bandwidths_of(MeasureConfig(hardware="cpu", link="ethernet_25g"), machine) == Bandwidths()
+    assert bandwidths_of("cpu", "ethernet_25g", machine) == Bandwidths()
     with pytest.raises(BadConfig):
-        bandwidths_of(MeasureConfig(hardware="simulated:none_such"), machine)
+        bandwidths_of("simulated:none_such", "auto", machine)
 
 
 # Its plan ------------------------------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import link
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import link
 from evenshard.sharders.torchrec.planner import (
     AS_IT_COMES,
     SETTINGS,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.measure.collectives import Links
-from evenshard.measure.kernel_calls import HeldPart, Lookup
-from evenshard.measure.link_model import Link
-from evenshard.measure.price.device_price import Columns, DevicePrice, TangentLine
-from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import Links
+from evenshard.price.device_price import Columns, DevicePrice, TangentLine
+from evenshard.price.kernel_calls import HeldPart, Lookup
+from evenshard.price.link_model import Link
+from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.tables.reuse import FloatArray
 
 # All of it is forward time.

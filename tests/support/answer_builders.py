@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.step import PredictedDevice
 from evenshard.report.answer import PlacementAnswer
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, parts_of, table

@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import CostNet, Policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy

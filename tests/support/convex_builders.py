@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from evenshard.measure.price.step import PredictedParts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.step import PredictedParts
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import EnsembleSizes, additive_work_TA

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import CONTROL
+from evenshard.price.costs import CONTROL
 from evenshard.tables.files import save_tables
 from support import builders
 

@@ -249,7 +249,7 @@ def _read_rules(path: Path) -> None:
 
 def _read_profile(path: Path) -> None:
     from evenshard.measure.config import MeasureConfig
-    from evenshard.measure.hardware import open_hardware
+    from evenshard.measure.local_hardware import open_hardware
     from evenshard.placement.placement import Placement
 
     hardware = open_hardware(MeasureConfig(f"simulated:{path}"))
@@ -257,8 +257,8 @@ def _read_profile(path: Path) -> None:
 
 
 def _read_link(path: Path) -> None:
-    from evenshard.measure.collectives import all_to_all_ms
-    from evenshard.measure.link import link
+    from evenshard.price.collectives import all_to_all_ms
+    from evenshard.price.link import link
 
     all_to_all_ms(link(str(path)), [3, 1], 1000)
 
@@ -270,8 +270,8 @@ def _read_cluster(path: Path) -> None:
 
 
 def _read_journal(path: Path) -> None:
-    from evenshard.measure.costs import combine_visits
     from evenshard.measure.journal import Journal
+    from evenshard.price.costs import combine_visits
 
     with Journal(path) as journal:
         visits = [visit for number in range(3) if (visit := journal.find("job", number)) is not None]
@@ -387,10 +387,10 @@ READERS: dict[str, Reader] = {
     **{f"params.yaml {name}": Reader("params.yaml", partial(_section, name), _read_params) for name in SECTIONS},
     "rules": Reader("rules.yaml", lambda rng: mutated_yaml(RULES, rng), _read_rules),
     "device profile": Reader(
-        "device.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/measure/profiles/h200.yaml"), rng), _read_profile
+        "device.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/price/profiles/h200.yaml"), rng), _read_profile
     ),
     "data sheet": Reader(
-        "sheet.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/measure/profiles/l40s.yaml"), rng), _read_profile
+        "sheet.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/price/profiles/l40s.yaml"), rng), _read_profile
     ),
     "link profile": Reader("link.yaml", lambda rng: mutated_yaml(LINK, rng), _read_link),
     "cluster.yaml": Reader(

@@ -14,11 +14,11 @@ from typing import Any
 
 from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.journal import Journal, Visit
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.tables.table import Table
 
 PAUSE_S = 1e-3

@@ -17,7 +17,7 @@ from kfp import dsl
 
 from evenshard.kubeflow import pod_journal
 from evenshard.measure.campaign import Job
-from evenshard.measure.costs import PlacementCost
+from evenshard.price.costs import PlacementCost
 from evenshard_components.benchmark.component import benchmark
 
 SETTINGS: dict[str, Any] = {

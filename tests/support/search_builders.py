@@ -9,15 +9,15 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import LINKS
-from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import LINKS
+from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.sharders.search.chains import chains_of, choices_from
 from evenshard.sharders.search.choices import parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, Placed

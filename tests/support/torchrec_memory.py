@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import (
     INDEX_BYTES,
@@ -35,6 +34,7 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask
+from evenshard.price.link import LINKS
 from evenshard.sharders.simple import random_sharding
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_topology
 from evenshard.tables.table import Table

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import MeasuredPlacement
 from evenshard.sharders.checkpoint import Checkpoint, Network, Round
 from evenshard.sharders.dreamshard.fit import whole_placements
 from evenshard.sharders.features import FeatureNormalizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from evenshard.compare.what_if.option import WhatIfOption
-from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
+from evenshard.price.evidence import DeviceError
 from support.answer_builders import answer
 
 ERROR = DeviceError(40.0, 12)

@@ -16,12 +16,11 @@ import torch
 
 from evenshard.base.errors import BadInput, EvenshardError, MissingPackage
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OUT_OF_MEMORY
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.exchange import Worker
 from evenshard.measure.distributed.jobs import decode_job, encode_job
 from evenshard.measure.fbgemm import LEARNING_RATE
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.sharding import (
@@ -35,6 +34,7 @@ from evenshard.placement.sharding import (
     Communication,
 )
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import OUT_OF_MEMORY
 from evenshard.tables.table import Table
 from evenshard.torchrec.running.measured_step import (
     RANK_JOBS,

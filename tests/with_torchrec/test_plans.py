@@ -12,16 +12,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import link
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import SimulatedCluster
+from evenshard.measure.placements import simulated_cost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, Storage, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import link
 from evenshard.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.plan.plans import other_kernels
 from support.builders import table
@@ -139,7 +139,7 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
         assert of_type >= (pooled if way not in SEQUENCE_TYPES else {one.name for one in EVERYTHING})
     h100 = gpu_profile("h100")
     links = Links(link("h100_nvlink"), link("infiniband_ndr"))
-    assert SimulatedCluster(TWO_NODES, [h100] * 4, links).cost(task, parts).max_device_ms > 0
+    assert simulated_cost(task, parts, [h100] * 4, links).max_device_ms > 0
     priced = predicted(plan, request, untrained())
     assert priced.predicted_ms > 0 and priced.parts == parts
     assert not other_kernels(plan, EVERYTHING)

@@ -10,7 +10,7 @@ from benchmarks.shardbench.planners.dreamshard import POOL, SETTING, TRAIN_TASKS
 from benchmarks.studies.settings import Ground
 from benchmarks.studies.trainings import AutoShardConfig, measure_random_shards, train_autoshard
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.parts import TablePart
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardSharder

@@ -9,7 +9,7 @@ from benchmarks.shardbench.cases import BATCH_SIZE, RECORDED_DIMS, BenchMachine
 from benchmarks.studies.settings import Ground, PoolConfig, Setting
 from benchmarks.studies.trainings import DreamShardConfig, train_dreamshard
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.parts import TablePart
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.tables.generator import GeneratorConfig

@@ -12,8 +12,8 @@ from kfp import dsl
 
 from evenshard.base.errors import MeasurementFailed
 from evenshard.measure.campaign import Job
-from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Hardware
+from evenshard.price.costs import PlacementCost
 from evenshard.sharders.models import load_model
 from evenshard_components.conftest import CONFIG
 from evenshard_components.evaluate.component import evaluate

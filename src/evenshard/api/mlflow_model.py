@@ -18,12 +18,12 @@ from evenshard.api.serving import served_parameters
 from evenshard.base.errors import BadConfig
 from evenshard.base.params import check_ranges
 from evenshard.base.units import gb_to_bytes
-from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.memory import DEFAULT_OPTIMIZER
 from evenshard.placement.parts import TablePart
 from evenshard.planner.knobs import place_knob
 from evenshard.planner.memory import own_memory_gb, reserve_of
 from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python

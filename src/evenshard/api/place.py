@@ -68,11 +68,12 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
+    from evenshard.measure.placements import measured_parts
     from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import devices_of
     from evenshard.planner.memory import reserve_of
     from evenshard.planner.place import PlaceConfig, place_request
-    from evenshard.planner.pricing import measured_parts, model_of, named_with_hardware
+    from evenshard.planner.pricing import model_of, named_with_hardware
     from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
     from evenshard.planner.rules import Rules
     from evenshard.report.answer import make_displayable

@@ -11,8 +11,8 @@ from evenshard.base.knobs import Knob, chosen_in, knob, knobs_of
 from evenshard.base.params import check_ranges
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import bytes_to_gb
-from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_knobs
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 
 if TYPE_CHECKING:
     from evenshard.compare.what_if.answer import WhatIfAnswer

@@ -16,7 +16,7 @@ from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, requ
 from evenshard.base.params import load_params, section
 from evenshard.cli.help import COMMAND, clearer, unknown_words
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import names_in
+from evenshard.price.hardware import names_in
 
 if TYPE_CHECKING:
     from evenshard.planner.rules import Rules

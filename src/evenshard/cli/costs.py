@@ -28,7 +28,7 @@ from evenshard.cli.arguments import (
 )
 from evenshard.loop.commands import ImportCostsConfig, ObserveInputs
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.here import hardware_here
+from evenshard.measure.local_hardware import hardware_here
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
 

@@ -25,8 +25,8 @@ from evenshard.cli.arguments import (
     flag_values,
     join_rules,
 )
-from evenshard.measure.hardware import HardwareName
 from evenshard.planner.knobs import groups, place_knobs
+from evenshard.price.hardware import HardwareName
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer

@@ -16,9 +16,6 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import names_text
-from evenshard.measure.price.loads import Indices
-from evenshard.measure.price.step import predicted_phases
-from evenshard.measure.step_time import windows
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import device_mask, joined_groups
 from evenshard.placement.sharding import (
@@ -30,6 +27,9 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
+from evenshard.price.loads import Indices
+from evenshard.price.step import predicted_phases
+from evenshard.price.step_time import windows
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.chains import Pieces, chains_of, edits_of
 from evenshard.sharders.search.choices import choices_of, parts_of

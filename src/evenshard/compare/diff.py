@@ -32,7 +32,6 @@ from evenshard.compare.difference import (
     StepTimes,
     Traffic,
 )
-from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
@@ -43,6 +42,7 @@ from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import kept_optimizers
 from evenshard.planner.rules import Rules
+from evenshard.price.evidence import DeviceError, device_text
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.space import SearchSpace

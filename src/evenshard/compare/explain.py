@@ -20,13 +20,13 @@ from evenshard.base.messages import brief, cut, names_text
 from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
 from evenshard.compare.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
-from evenshard.measure.evidence import device_text
-from evenshard.measure.price.device_price import ROUNDING
-from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.parts import TablePart, part_table, storages_of
 from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.price.device_price import ROUNDING
+from evenshard.price.evidence import device_text
+from evenshard.price.step import STEP_PARTS, predicted_step_times
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 

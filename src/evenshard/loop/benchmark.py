@@ -21,13 +21,14 @@ from evenshard.loop.stage import Outcome
 from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.measure.distributed.collective import local_world_size
-from evenshard.measure.hardware import TimeShare, open_hardware
+from evenshard.measure.hardware import TimeShare
 from evenshard.measure.journal import Journal, journal_beside
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.plan import save_measure_plan
 from evenshard.placement.tasks import load_tasks
+from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.tables.files import load_tables
 from evenshard.torchrec.running.measured_step import ShardedJob

@@ -8,7 +8,7 @@ from pathlib import Path
 from evenshard.base.text_table import text_table
 from evenshard.measure.calibrate.device import Calibration, fit_profile
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.files import load_tables
 
 

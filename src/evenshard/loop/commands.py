@@ -9,8 +9,8 @@ from pathlib import Path
 from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import REQUIRED, check_knobs, knob
 from evenshard.base.limits import COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE
-from evenshard.measure.hardware import provenance_problem
 from evenshard.planner.knobs import knob_field
+from evenshard.price.hardware import provenance_problem
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,14 @@ from evenshard.loop.stage import Outcome
 from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
-from evenshard.measure.costs import MeasuredPlacement, PlacementCost
-from evenshard.measure.hardware import Hardware, open_hardware
+from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal, journal_beside
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
+from evenshard.price.costs import MeasuredPlacement, PlacementCost
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
@@ -78,7 +79,8 @@ def run(
     with closing(open_hardware(measure)) as hardware, Journal(inputs.journal or own_journal) as journal:
         resources = Resources(
             config.seed,
-            measure,
+            measure.hardware,
+            measure.link,
             single_cost_ms=_single_costs(hardware, split.test, measure, journal),
             policy=policy,
             cost_model=model,

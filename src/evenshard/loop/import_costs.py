@@ -21,11 +21,11 @@ from evenshard.base.provenance import UNKNOWN, Lineage, git_commit
 from evenshard.loop.commands import ImportCostsConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
-from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
-from evenshard.measure.link import NO_LINK
 from evenshard.placement.placement import alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
+from evenshard.price.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
+from evenshard.price.link import NO_LINK
 from evenshard.tables.files import load_numbered_tables, records_in, save_tables
 from evenshard.tables.formats import read_csv
 from evenshard.tables.table import Table

@@ -12,11 +12,6 @@ from evenshard.base.provenance import Lineage
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.loop.commands import ObserveInputs
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.measure.evidence import device_text, with_device_error
-from evenshard.measure.hardware import HardwareName, profile_of_gpu
-from evenshard.measure.price.step import PredictedDevice, exchange_share
-from evenshard.measure.step_time import device_ms, step_ms
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.memory import STATE_NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, tables_of_parts, whole_tables
@@ -29,6 +24,11 @@ from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
+from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
+from evenshard.price.evidence import device_text, with_device_error
+from evenshard.price.hardware import HardwareName, profile_of_gpu
+from evenshard.price.step import PredictedDevice, exchange_share
+from evenshard.price.step_time import device_ms, step_ms
 from evenshard.report.step_facts import device_error_text
 from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables

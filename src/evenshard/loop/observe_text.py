@@ -9,8 +9,8 @@ import numpy as np
 from evenshard.base.messages import printable
 from evenshard.base.text_table import text_table
 from evenshard.loop.observe import ObservedAndPredicted
-from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes
+from evenshard.price.step import predicted_phases
 
 NOT_SEEN = "not seen"
 _HEADS = ["rank", "input dist", "forward", "forward communication", "backward communication", "backward"]

@@ -20,7 +20,6 @@ from evenshard.base.process import one_thread
 from evenshard.loop.sharder_comparison import Answer
 from evenshard.measure.campaign import Job, measure_jobs, with_controls
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
 from evenshard.placement.machine import Machine
@@ -28,6 +27,7 @@ from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
+from evenshard.price.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import TrainedSharder, load_sharder

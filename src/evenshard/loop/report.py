@@ -19,16 +19,16 @@ from evenshard.base.extras import require_package
 from evenshard.base.text_table import text_table
 from evenshard.loop.sharder_comparison import NetworkAccuracy, Result, Standing
 from evenshard.measure.cost_rows import TIMES
-from evenshard.measure.costs import (
+from evenshard.measure.noise import Noise
+from evenshard.price.costs import (
     CONTROL,
     OK,
     RANDOM_SHARD,
     MeasuredPlacement,
     PlacementCost,
 )
-from evenshard.measure.evidence import DeviceError, device_text
-from evenshard.measure.hardware import measured_or_simulated
-from evenshard.measure.noise import Noise
+from evenshard.price.evidence import DeviceError, device_text
+from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.learned import LEARNED
 
 CSV_COLUMNS = (

@@ -10,10 +10,10 @@ from statistics import fmean, median
 import numpy as np
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import MeasuredPlacement
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.learned import Sharder
 

@@ -22,9 +22,9 @@ from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
 from evenshard.loop.stage import Outcome
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables, load_tasks
+from evenshard.price.costs import MeasuredPlacement, optimizer_of
 from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, cost_model_round

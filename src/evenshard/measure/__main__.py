@@ -15,9 +15,10 @@ from evenshard.base.errors import BadInput, EvenshardError
 from evenshard.base.outputs import File, require_apart, require_place
 from evenshard.measure.campaign import measure_jobs
 from evenshard.measure.distributed import collective
-from evenshard.measure.hardware import CHOICES, open_hardware
 from evenshard.measure.journal import Journal
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.plan import load_measure_plan
+from evenshard.price.hardware import CHOICES
 
 _LOG_EVERY_S = 10.0
 log = logging.getLogger("evenshard.measure")

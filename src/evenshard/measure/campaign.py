@@ -17,18 +17,18 @@ import numpy as np
 
 from evenshard.base.errors import BadFile
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import (
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.journal import Journal, Origin, Visit
+from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.task import ShardingTask, whole_task_text
+from evenshard.price.costs import (
     CONTROL,
     MeasuredPlacement,
     PlacementCost,
     Provenance,
     combine_visits,
 )
-from evenshard.measure.hardware import Hardware
-from evenshard.measure.journal import Journal, Origin, Visit
-from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, placement_of_whole
-from evenshard.placement.task import ShardingTask, whole_task_text
 
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
 

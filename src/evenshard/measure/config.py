@@ -8,7 +8,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import check_knobs, knob
 from evenshard.base.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range
 from evenshard.base.messages import brief
-from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
+from evenshard.price.hardware import AUTO, CHOICES, HardwareName
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_rows import REMEDY, TIMES, is_total, read_rows, save_rows
-from evenshard.measure.costs import (
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart, part_called, part_table, whole_tables
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import (
     OK,
     OUT_OF_MEMORY,
     RANDOM_SHARD,
@@ -21,13 +27,7 @@ from evenshard.measure.costs import (
     PlacementCost,
     Provenance,
 )
-from evenshard.measure.kernel_calls import KernelCall, kernel_call
-from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, part_called, part_table, whole_tables
-from evenshard.placement.placement import Placement, alone
-from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import sharding_type
-from evenshard.placement.task import ShardingTask
+from evenshard.price.kernel_calls import KernelCall, kernel_call
 from evenshard.tables.table import SEQUENCE, Table
 
 

@@ -21,10 +21,10 @@ from evenshard.base.extras import require_package
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.typed import record_of
-from evenshard.measure.costs import OK, OUT_OF_MEMORY, moment_problem, time_problem
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.memory import optimizer_problem
+from evenshard.price.costs import OK, OUT_OF_MEMORY, moment_problem, time_problem
+from evenshard.price.evidence import DeviceError
+from evenshard.price.hardware import provenance_problem
 
 SCHEMA_VERSION = "2"
 MAX_ROWS = 5_000_000  # a file of a few bytes may say that a row comes a billion times

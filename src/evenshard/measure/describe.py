@@ -13,10 +13,10 @@ import numpy as np
 from evenshard.base.text_table import text_table
 from evenshard.base.units import utc_text
 from evenshard.measure.cost_rows import read_lineage, read_rows
-from evenshard.measure.costs import OK, Provenance
-from evenshard.measure.evidence import device_text
-from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
+from evenshard.price.costs import OK, Provenance
+from evenshard.price.evidence import device_text
+from evenshard.price.hardware import measured_or_simulated
 
 _COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
 SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}

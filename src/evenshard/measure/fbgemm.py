@@ -28,10 +28,10 @@ from evenshard.base.messages import reason_of
 from evenshard.base.process import one_thread
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import Provenance
-from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.placement.memory import state_bytes
+from evenshard.price.costs import Provenance
+from evenshard.price.hardware import HardwareName
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 

@@ -23,7 +23,7 @@ from evenshard.base.errors import BadFile, MeasurementFailed
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.typed import record_of
-from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
+from evenshard.price.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
 
 JOURNAL_VERSION = 1
 FSYNC_EVERY_S = 1.0

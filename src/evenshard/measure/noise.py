@@ -12,7 +12,7 @@ from statistics import fmean, linear_regression, variance
 from typing import Any
 
 from evenshard.measure.cost_dataset import rows_of
-from evenshard.measure.costs import CONTROL, OK, MeasuredPlacement
+from evenshard.price.costs import CONTROL, OK, MeasuredPlacement
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import torch
 
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.in_turn import whole_tables_in_turn
-from evenshard.measure.link import link, link_of
+from evenshard.measure.sequential import whole_tables_cost
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import DeviceCost, PlacementCost, interquartile_range
+from evenshard.price.link import link, link_or_own
 from evenshard.tables.table import Table
 
 
@@ -30,10 +30,10 @@ class OneDeviceInTurn:
         self._config = config
         self._kernels = ShardKernels(config, device)
         self._flush = CacheFlush(device, config.keep_cache_warm)
-        self._link = link(link_of(config))
+        self._link = link(link_or_own(config.link))
         self._opened = time.perf_counter()
         self._kernel_s = 0.0
-        self.provenance = kernel_provenance(config, device, link_of(config))
+        self.provenance = kernel_provenance(config, device, link_or_own(config.link))
 
     @property
     def time_share(self) -> TimeShare:
@@ -44,7 +44,7 @@ class OneDeviceInTurn:
         """Measures each device's shard; the all-to-all times come from the link model."""
         shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
         computes = [self._shard_cost(shard, task.batch_size) for shard in shards]
-        return whole_tables_in_turn(task, placement, computes, self._link)
+        return whole_tables_cost(task, placement, computes, self._link)
 
     def close(self) -> None:
         """Frees the device."""

@@ -9,9 +9,6 @@ from typing import Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
-from evenshard.measure.costs import PlacementCost
-from evenshard.measure.evidence import DeviceError, with_device_error
-from evenshard.measure.price.step import PredictedDevice, exchange_share
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.plan import as_cut, parts_by_table
@@ -27,6 +24,9 @@ from evenshard.planner.memory import (
     offloaded_of,
 )
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.costs import PlacementCost
+from evenshard.price.evidence import DeviceError, with_device_error
+from evenshard.price.step import PredictedDevice, exchange_share
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.locality import COUNTED
 

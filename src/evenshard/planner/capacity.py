@@ -9,8 +9,6 @@ from dataclasses import replace
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.limits import RANGES
 from evenshard.base.units import BYTES_PER_GB, gb_text, gb_to_bytes
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
@@ -18,6 +16,8 @@ from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.cluster import own_link
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import HardwareName
+from evenshard.price.link import LINKS
 from evenshard.sharders.packing.items import KnownItems
 from evenshard.sharders.packing.legal_parts import quick_parts
 from evenshard.sharders.packing.reasons import MORE_MEMORY, MORE_ROOM

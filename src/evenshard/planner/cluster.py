@@ -27,14 +27,14 @@ from evenshard.base.limits import RANGES
 from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.base.yaml_files import read_yaml
-from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
-from evenshard.measure.link import GPUS_OF_A_NODE, link, link_name
-from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.planner.knobs import Machine as MachineKnobs
 from evenshard.planner.knobs import Memory
 from evenshard.planner.memory import own_memory_gb, own_memory_note
 from evenshard.planner.request import caps_of
+from evenshard.price.gpu_profile import profile_of
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
+from evenshard.price.link import GPUS_OF_A_NODE, link, link_name
 
 
 @dataclass(frozen=True)

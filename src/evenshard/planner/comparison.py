@@ -22,10 +22,6 @@ from dataclasses import dataclass, replace
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import AUTO
-from evenshard.measure.price.step import PartCosts, step_shares_ms
 from evenshard.placement.memory import SGD
 from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
 from evenshard.placement.parts import TablePart
@@ -44,6 +40,9 @@ from evenshard.planner.answer import (
 )
 from evenshard.planner.pricing import PartsMeasurer, link_error, price_parts
 from evenshard.planner.request import PlacementRequest, kept_optimizers
+from evenshard.price.evidence import DeviceError
+from evenshard.price.hardware import AUTO
+from evenshard.price.step import PartCosts, step_shares_ms
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.chains import choices_from
@@ -286,8 +285,8 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
             elif name == RULE:
                 yield best_rule(costs)
             else:
-                measured = MeasureConfig(request.hardware, request.nodes.intra or AUTO)
-                found = sharder(name, Resources(measure=measured)).place(request.task())
+                resources = Resources(hardware=request.hardware, link=request.nodes.intra or AUTO)
+                found = sharder(name, resources).place(request.task())
                 yield Rival(name, None), found.parts(request.tables)
         except InfeasibleTask as error:
             yield Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")), None

@@ -19,14 +19,14 @@ from evenshard.base.errors import BadConfig, BadFile, MeasurementFailed, blame_f
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.typed import check_arguments, read_record
-from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import Times, measured_or_simulated
-from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import ON_DEVICE, TablePart
 from evenshard.planner.answer import Nearness, PlacementAnswer, Rival
 from evenshard.planner.memory import DeviceMemory, NodeMemory
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.costs import DeviceCost, PlacementCost
+from evenshard.price.evidence import DeviceError
+from evenshard.price.hardware import Times, measured_or_simulated
+from evenshard.price.step import PredictedDevice
 from evenshard.tables.table import LATER_FIELDS
 
 FILE_VERSION: Literal[4] = 4

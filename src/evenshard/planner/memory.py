@@ -18,14 +18,14 @@ from evenshard.base.extras import require_package
 from evenshard.base.machine_memory import machine_bytes
 from evenshard.base.params import check_ranges
 from evenshard.base.units import bytes_to_gb, gb_text, gb_to_bytes
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.offload import HostLink, host_link, part_offload_ms
-from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PartMemory, moments, peak_bytes
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.gpu_profile import gpu_profile, profile_of
+from evenshard.price.hardware import HardwareName
+from evenshard.price.offload import HostLink, host_link, part_offload_ms
 from evenshard.tables.locality import miss_source, set_miss_ratio
 
 # Share of each device's memory that is kept for everything that is not counted, as TorchRec's planner does by default.

@@ -14,10 +14,6 @@ from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.base.units import ms_text
-from evenshard.measure.costs import PlacementCost
-from evenshard.measure.link import beyond_span
-from evenshard.measure.price.step import PartCosts, PredictedParts
-from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
 from evenshard.placement.plan import check_sharding, is_legal_sharding, parts_by_table
@@ -37,6 +33,10 @@ from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, unit_warnings
 from evenshard.planner.rules import Rules
+from evenshard.price.costs import PlacementCost
+from evenshard.price.link import beyond_span
+from evenshard.price.step import PartCosts, PredictedParts
+from evenshard.price.step_time import without_last_digits
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenshard.base.errors import BadConfig, BadInput
+from evenshard.base.errors import BadConfig
 from evenshard.base.extras import require_package
 from evenshard.base.installation import how_to_train
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
+from evenshard.base.providers import provided
 from evenshard.base.s3 import is_address, local
-from evenshard.measure.collectives import Links
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import PlacementCost, combine_visits
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import HardwareName, open_hardware
-from evenshard.measure.in_turn import parts_in_turn
-from evenshard.measure.link import LINKS, link
-from evenshard.measure.link_model import Link
-from evenshard.measure.offload import host_link
-from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
-from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
-from evenshard.measure.simulated.price import SimulatedCluster
-from evenshard.measure.step_time import Phases, step_ms
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer, PricedParts, model_lineage
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.collectives import Links
+from evenshard.price.costs import PlacementCost
+from evenshard.price.evidence import DeviceError
+from evenshard.price.gpu_profile import profile_of
+from evenshard.price.hardware import HardwareName
+from evenshard.price.link import LINKS, link
+from evenshard.price.link_model import Link
+from evenshard.price.offload import host_link
+from evenshard.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
+from evenshard.price.step_time import Phases, step_ms
 from evenshard.sharders.model import DeviceModel, Model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.locality import with_hot_rows
-from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
 
 if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel
@@ -66,19 +62,8 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
 
     assert where is not None
     if isinstance(where, str) and where.startswith(REGISTERED):
-        version = model_version(where)  # an alias may name another one tomorrow
-        registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": where}
-        with download_model(version.uri) as folder:
-            try:
-                model = load_model(folder, hardware)
-            except BadInput as error:  # the user does not know the folder that it was fetched into
-                raise BadConfig(str(error).replace(str(folder), version.uri)) from None
-            if (
-                model.policy is not None
-                and (policy := version_of_files(REGISTERED_POLICY, folder, version.run_id)) is not None
-            ):
-                registered["policy"] = _names(policy)
-        return replace(model, source=version.uri, registered=registered)
+        registered: Model = provided("registered_model")(where, hardware)
+        return registered
     if is_address(where):
         with local(where) as folder:
             return replace(load_model(folder, hardware), source=str(where))
@@ -164,10 +149,6 @@ def other_model(answer: PlacementAnswer, model: Model) -> str | None:
     )
 
 
-def _names(version: ModelVersion) -> dict[str, str]:
-    return {"name": version.name, "version": version.version, "model_id": version.model_id}
-
-
 # Measures placements of parts.
 PartsMeasurer = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
 
@@ -231,27 +212,6 @@ def _device_kind(model: Model, hardware: str, machine: Machine) -> DeviceKind:
     if profile is None:
         return DeviceKind(model.price(), name.kind.memory_bytes_per_ns, host_link(machine))
     return DeviceKind(model.price(), profile.hbm_bytes_per_ns, host_link(machine, profile))
-
-
-@contextmanager
-def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
-    """Measure placements of the request on its hardware at so many moments; on simulated hardware, simulate them."""
-    links, names = links_of_request(request, model), hardware_of_devices(request)
-    kinds = {HardwareName.parse(name) for name in names}
-    if all(kind.kind.is_simulated for kind in kinds):
-        profiles = [gpu_profile(HardwareName.parse(name).device) for name in names]
-        cluster = SimulatedCluster(request.nodes, profiles, links)
-        yield lambda task, placements: [cluster.cost(task, parts) for parts in placements]
-        return
-    if len(kinds) > 1:
-        raise BadConfig("devices of several kinds cannot be measured here. Leave num_measured out.")
-    with closing(open_hardware(MeasureConfig(request.hardware, optimizer=request.optimizer))) as opened:
-
-        def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
-            rounds = [[parts_in_turn(opened, task, parts, links) for parts in placements] for _ in range(visits)]
-            return [combine_visits(of_one) for of_one in zip(*rounds, strict=True)]
-
-        yield measure
 
 
 # Prices of an answer --------------------------------------------------------------------------------------------------

@@ -16,9 +16,6 @@ from evenshard.base.limits import MAX_TABLES
 from evenshard.base.messages import brief
 from evenshard.base.params import check_ranges
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
-from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
-from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link
-from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
 from evenshard.placement.parts import (
@@ -33,6 +30,9 @@ from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE,
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.knobs import Knobs, groups, knob_field, place_knob
 from evenshard.planner.rules import Rules
+from evenshard.price.gpu_profile import profile_of
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
+from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 

@@ -14,9 +14,6 @@ from statistics import fmean
 
 from evenshard.base.messages import count_text, names_text, printable, tables_text
 from evenshard.base.units import ms_text, pct_text, size_text
-from evenshard.measure.evidence import device_text
-from evenshard.measure.hardware import measured_or_simulated
-from evenshard.measure.link import is_modelled
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.planner.answer import (
     BY_RATING,
@@ -29,6 +26,9 @@ from evenshard.planner.answer import (
 )
 from evenshard.planner.comparison import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
 from evenshard.planner.request import PlacementRequest, unit_warnings
+from evenshard.price.evidence import device_text
+from evenshard.price.hardware import measured_or_simulated
+from evenshard.price.link import is_modelled
 from evenshard.report.table_facts import PlacedPart, placed_parts
 from evenshard.tables.assumptions import Assumption
 

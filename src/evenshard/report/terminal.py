@@ -14,9 +14,9 @@ from rich.text import Text
 from evenshard.base.console import plain_console, plain_grid, print_whole
 from evenshard.base.messages import count_text, names_text, printable
 from evenshard.base.units import BYTES_PER_GB, UNITS, decimals, ms_text, range_text, size_text
-from evenshard.measure.price.step import PredictedDevice, predicted_step_times
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
 from evenshard.planner.comparison import rival_label
+from evenshard.price.step import PredictedDevice, predicted_step_times
 from evenshard.report.step_facts import (
     LOOKUPS,
     advice,

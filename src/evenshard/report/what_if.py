@@ -12,8 +12,8 @@ from evenshard.base.units import decimals, ms_text, pct_text, size_text
 from evenshard.compare.what_if.answer import Best, WhatIfAnswer
 from evenshard.compare.what_if.machines import CONTIGUOUS
 from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
-from evenshard.measure.hardware import is_simulated
 from evenshard.planner.answer import fullest_device
+from evenshard.price.hardware import is_simulated
 from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
 
 # The change that groups make to training, whatever they save.

@@ -7,12 +7,12 @@ A new sharder is its module and an entry here. The rules of thumb that others ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
+from evenshard.price.hardware import AUTO
 from evenshard.sharders.learned import LEARNED, Sharder, TrainedSharder
 from evenshard.sharders.simple import RandomSharder, expert_sharder, single_cost_sharder
 from evenshard.sharders.torchrec.planner import bandwidths_of, require_torchrec
@@ -28,7 +28,8 @@ class Resources:
     """Parts from which a sharder may be built; None where one is missing."""
 
     seed: int = 0  # of what is drawn at random
-    measure: MeasureConfig = field(default_factory=MeasureConfig)  # the hardware that is placed for
+    hardware: str = AUTO  # that is placed for
+    link: str = AUTO  # between its devices
     single_cost_ms: Mapping[str, float] | None = None  # what every table of the tasks costs on its own, by name
     policy: TrainedSharder | None = None  # a learned sharder, as trained
     cost_model: CostModel | None = None  # as trained
@@ -130,14 +131,14 @@ def _torchrec_sharder(given: Resources, sort_by: Literal["storage", "perf"]) -> 
     require_torchrec()
     from evenshard.sharders.torchrec.rival import TorchRecSharder
 
-    return TorchRecSharder(partial(bandwidths_of, given.measure), sort_by)
+    return TorchRecSharder(partial(bandwidths_of, given.hardware, given.link), sort_by)
 
 
 def _torchrec_planner(given: Resources) -> Callable[[ShardingTask], TorchRecPlanner]:
     require_torchrec()
     from evenshard.sharders.torchrec.rival import TorchRecPlanner
 
-    return lambda task: TorchRecPlanner(task, bandwidths_of(given.measure, task.machine))
+    return lambda task: TorchRecPlanner(task, bandwidths_of(given.hardware, given.link, task.machine))
 
 
 def _evenshard(given: Resources) -> Sharder:

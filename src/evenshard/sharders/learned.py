@@ -20,9 +20,9 @@ from evenshard.base.params import section
 if TYPE_CHECKING:  # torch takes a second to import, and the command line asks for the names alone
     import torch
 
-    from evenshard.measure.costs import MeasuredPlacement
     from evenshard.placement.placement import Placement
     from evenshard.placement.task import ShardingTask
+    from evenshard.price.costs import MeasuredPlacement
     from evenshard.sharders.checkpoint import Checkpoint, Network, Round
     from evenshard.sharders.training import FitConfig, FittedCostNet, Track
 

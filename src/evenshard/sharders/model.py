@@ -15,13 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import MODEL_PARTS
 from evenshard.base.provenance import sha256_of
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import HardwareName, profile_path
-from evenshard.measure.link import link
-from evenshard.measure.link_model import Link
-from evenshard.measure.price.device_price import DevicePrice
-from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
-from evenshard.measure.simulated.price import DeviceModelPrice
+from evenshard.price.device_price import DevicePrice
+from evenshard.price.evidence import DeviceError
+from evenshard.price.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.hardware import HardwareName, profile_path
+from evenshard.price.link import link
+from evenshard.price.link_model import Link
+from evenshard.price.simulated_price import DeviceModelPrice
 from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 

@@ -20,11 +20,11 @@ from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import how_to_train
 from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER
-from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import AUTO, HardwareName
-from evenshard.measure.link import LINKS, NO_LINK
-from evenshard.measure.link_model import Link
-from evenshard.measure.price.device_price import DevicePrice
+from evenshard.price.device_price import DevicePrice
+from evenshard.price.evidence import DeviceError
+from evenshard.price.hardware import AUTO, HardwareName
+from evenshard.price.link import LINKS, NO_LINK
+from evenshard.price.link_model import Link
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.learned import TrainedSharder, load_sharder

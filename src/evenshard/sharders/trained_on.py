@@ -16,11 +16,11 @@ from evenshard.base.json_files import load_json
 from evenshard.base.messages import cut
 from evenshard.base.provenance import UNKNOWN, sha256_of
 from evenshard.base.typed import record_of
-from evenshard.measure.costs import MeasuredPlacement, optimizer_of
-from evenshard.measure.evidence import DeviceError
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
+from evenshard.price.costs import MeasuredPlacement, optimizer_of
+from evenshard.price.evidence import DeviceError
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.version import __version__

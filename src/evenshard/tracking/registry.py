@@ -10,12 +10,12 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.atomic import scratch_folder
-from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.errors import BadConfig, BadFile, BadInput
 from evenshard.sharders.model import digest_of
 from evenshard.tracking.client import (
     ask_mlflow,
@@ -29,6 +29,9 @@ from evenshard.tracking.client import (
 from evenshard.tracking.descriptions import experiment_id, model_description, version_description
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, network_tags
+
+if TYPE_CHECKING:  # torch takes a second to import
+    from evenshard.sharders.models import PlacementModel
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
 # The part of a model's folder without which it is no version of a registered model.
@@ -266,6 +269,34 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
     with ask_mlflow(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
         version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
+
+
+def registered_model(uri: str, hardware: str | None = None) -> PlacementModel:
+    """Load a registered model, named as in ``model_version``; its policy is named where the registry has one.
+
+    Raises:
+        BadInput: if there is none, or it is of other hardware.
+        TrackingFailed: if MLflow cannot be reached.
+    """
+    from evenshard.sharders.models import load_model
+
+    version = model_version(uri)  # an alias may name another one tomorrow
+    registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": uri}
+    with download_model(version.uri) as folder:
+        try:
+            model = load_model(folder, hardware)
+        except BadInput as error:  # the user does not know the folder that it was fetched into
+            raise BadConfig(str(error).replace(str(folder), version.uri)) from None
+        if (
+            model.policy is not None
+            and (policy := version_of_files(REGISTERED_POLICY, folder, version.run_id)) is not None
+        ):
+            registered["policy"] = _names(policy)
+    return replace(model, source=version.uri, registered=registered)
+
+
+def _names(version: ModelVersion) -> dict[str, str]:
+    return {"name": version.name, "version": version.version, "model_id": version.model_id}
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from evenshard.measure.calibrate.device import (
     predicted_ms,
     prediction_errors,
 )
-from evenshard.measure.hardware import profile_names
-from evenshard.measure.simulated.device_model import KERNELS, backward_ms, forward_ms
-from evenshard.measure.simulated.gpu_profile import BOUNDS, BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
-from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
+from evenshard.price.device_model import KERNELS, backward_ms, forward_ms
+from evenshard.price.gpu_profile import BOUNDS, BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
+from evenshard.price.hardware import profile_names
+from evenshard.price.shard_work import ShardWork, WorkCounter
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table

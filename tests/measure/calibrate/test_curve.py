@@ -7,7 +7,7 @@ import pytest
 
 from evenshard.base.errors import MeasurementFailed
 from evenshard.measure.calibrate.link import fit_curve
-from evenshard.measure.link_model import ALL_TO_ALL, Curve
+from evenshard.price.link_model import ALL_TO_ALL, Curve
 
 BYTES_P = 1024.0 * 2 ** np.arange(11)
 

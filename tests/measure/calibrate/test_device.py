@@ -13,13 +13,13 @@ import yaml
 from evenshard.base.errors import BadFile, BadInput
 from evenshard.measure.calibrate.device import CALLS, Calibration, fit_profile, measured_shards
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.measure.hardware import profile_path
-from evenshard.measure.profile_file import write_profile
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
-from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.price.gpu_profile import FREE_CONSTANTS, gpu_profile
+from evenshard.price.hardware import profile_path
+from evenshard.price.profile_file import write_profile
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from support.builders import PROVENANCE
 from support.builders import task as make_task

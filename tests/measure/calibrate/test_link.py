@@ -22,11 +22,11 @@ from evenshard.measure.calibrate.link import (
     peers_of,
     save_link,
 )
-from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE
-from evenshard.measure.link import link
-from evenshard.measure.link_model import BANDWIDTHS, Link
+from evenshard.price.collectives import all_to_all_ms
+from evenshard.price.link import link
+from evenshard.price.link_model import BANDWIDTHS, Link
 from support.patience import PATIENCE_S
 
 KB, MB = 1024, 1024**2

@@ -30,7 +30,6 @@ from torch.distributed.rendezvous import rendezvous
 from evenshard.base.errors import BadInput, EvenshardError, MeasurementFailed
 from evenshard.measure import clock
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed import ranks as ranks_module
 from evenshard.measure.distributed.collective import CollectiveHardware, device_costs
@@ -47,6 +46,7 @@ from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_o
 from evenshard.measure.fbgemm import OutOfDeviceMemory
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
+from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.tables.table import Table
 from support.builders import table, task
 from support.patience import PATIENCE_S, wait_until

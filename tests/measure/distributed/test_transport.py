@@ -12,8 +12,8 @@ import pytest
 from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.ranks import UNKNOWN, link_of, nccl_log, networks_in, transport_problem
-from evenshard.measure.hardware import open_hardware
-from evenshard.measure.link import is_modelled
+from evenshard.measure.local_hardware import open_hardware
+from evenshard.price.link import is_modelled
 from support.patience import PATIENCE_S
 
 START = "node-1:20:289 [0] NCCL INFO "

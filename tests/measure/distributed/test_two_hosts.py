@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from evenshard.measure.cost_dataset import read_placements
-from evenshard.measure.link import link
 from evenshard.placement.tasks import TaskSplit, save_tasks
+from evenshard.price.link import link
 from evenshard.tables.files import save_tables
 from support.builders import table, task
 from support.two_hosts import Host, NotPermitted, torchrun_on, two_hosts

@@ -14,9 +14,9 @@ from benchmarks.scripts.gpu_kernels import median_calls
 from evenshard.base.errors import BadFile
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import ShardKernels
-from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, without_calls
 from evenshard.measure.traces.kineto import read_traces
+from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from support.builders import table
 from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, TraceBuilder
 from support.truth import truth_file

@@ -10,10 +10,10 @@ import pytest
 
 from evenshard.base.errors import BadFile, BadInput
 from evenshard.loop.observe_text import observation_text
-from evenshard.measure.step_time import step_ms
 from evenshard.measure.traces.collectives import CollectiveKind, collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.measure.traces.ranks import observe
+from evenshard.price.step_time import step_ms
 from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, MAIN, NCCL_KERNEL, TraceBuilder, step
 from support.truth import truth_file
 

@@ -9,15 +9,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from evenshard.measure.collectives import Links
-from evenshard.measure.kernel_calls import Lookup
-from evenshard.measure.link_model import Link
-from evenshard.measure.price.device_price import Columns, TangentLine
-from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.price.collectives import Links
+from evenshard.price.device_price import Columns, TangentLine
+from evenshard.price.kernel_calls import Lookup
+from evenshard.price.link_model import Link
+from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.sharders.bounds.device_times import FUNCTIONS
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.search.space import SearchSpace

@@ -10,12 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import LINKS
-from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import simulated_kind
-from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES
 from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
@@ -28,6 +22,12 @@ from evenshard.placement.sharding import (
     TYPES,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import LINKS
+from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.price.step_time import LARGEST_SUM
 from evenshard.sharders.bounds.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.price import LearnedPrice

@@ -15,12 +15,12 @@ import torch
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.process import one_thread
-from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.measure.link_model import Link
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import all_to_all_ms
+from evenshard.price.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.price.link_model import Link
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.cost_model.fit import (
     CostModelFitConfig,

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from evenshard.base.process import one_thread
-from evenshard.measure.collectives import all_to_all_ms
-from evenshard.measure.link_model import Link
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import all_to_all_ms
+from evenshard.price.link_model import Link
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
 from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
 from evenshard.sharders.search.chains import chains_of
@@ -121,7 +121,7 @@ def test_placements_are_predicted_at_once_as_one_by_one(monkeypatch: pytest.Monk
     costs, placements = whole_costs(model, of_task), every_placement(of_task)
     alone = [costs.predict(one.parts(tables)) for one in placements]
     for at_once in (2**16, 3 * (4 + 2)):
-        monkeypatch.setattr("evenshard.measure.price.step.MOST_AT_ONCE", at_once)
+        monkeypatch.setattr("evenshard.price.step.MOST_AT_ONCE", at_once)
         for one, other in zip(alone, costs.predict_whole(placements), strict=True):
             assert one.parts == other.parts and len(one.devices) == len(other.devices) == 2
             for name in ("predicted_ms", "low_ms", "high_ms", "members_ms"):

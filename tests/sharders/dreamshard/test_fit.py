@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import (

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from evenshard.base.process import one_thread
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import link
-from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import simulated_kind
-from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import USUAL_KERNELS
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask, used_bytes, used_host_bytes
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import link
+from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.price.step_time import LARGEST_SUM
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.chains import Chains, Edits, Outcome, chains_of, choices_from, edits_of
 from evenshard.sharders.search.choices import choices_of, parts_of

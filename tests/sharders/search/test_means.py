@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.plan import check_sharding, is_legal_sharding, means_in_rows, parts_by_table
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_means_of_rows
+from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.sharders.search.chains import Chains, choices_from
 from evenshard.sharders.search.choices import parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer

@@ -12,12 +12,6 @@ import numpy as np
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure.collectives import Links
-from evenshard.measure.link import LINKS
-from evenshard.measure.price.loads import Indices
-from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.moves import larger_machine, shared_pieces
@@ -25,6 +19,12 @@ from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_tabl
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import LINKS
+from evenshard.price.loads import Indices
+from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.chains import Chains, edits_of
 from evenshard.sharders.search.choices import parts_of, parts_of_group

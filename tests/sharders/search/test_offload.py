@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.price.step import PartCosts
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import SimulatedCluster
+from evenshard.measure.placements import simulated_cost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import TableLimits, used_bytes, used_host_bytes
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.step import PartCosts
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
@@ -140,13 +140,12 @@ def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
 def test_the_simulated_machine_and_the_prediction_add_the_same() -> None:
     tables = (HOT, COLD)
     costs = costs_of(tables, 2, 8.0)
-    profile = gpu_profile("h100")
-    cluster = SimulatedCluster(costs.task.machine, [profile] * 2, costs.links)
+    profiles = [gpu_profile("h100")] * 2
     inside = Placement((0, 1), 2).parts(tables)
     outside = tuple(replace(part, storage=Storage(FUSED_UVM)) for part in inside)
     for cost in (
         lambda parts: [one.predicted_fwd_compute_ms for one in costs.predict(parts).devices],
-        lambda parts: [one.fwd_compute_ms for one in cluster.cost(costs.task, parts).devices],
+        lambda parts: [one.fwd_compute_ms for one in simulated_cost(costs.task, parts, profiles, costs.links).devices],
     ):
         slower = np.array(cost(outside)) - np.array(cost(inside))
         assert (slower > 0).all()

@@ -7,12 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evenshard.measure.collectives import Links, part_volume
-from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.link import LINKS
-from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import (
     FUSED_UVM,
@@ -26,6 +20,12 @@ from evenshard.placement.parts import (
 )
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
+from evenshard.price.collectives import Links, part_volume
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
+from evenshard.price.link import LINKS
+from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.chains import chains_of
 from evenshard.sharders.search.sharding_option import Choice

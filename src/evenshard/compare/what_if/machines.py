@@ -26,13 +26,13 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.params import check_ranges
 from evenshard.compare.what_if.option import Sync
-from evenshard.measure.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link, link_name
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.cluster import own_link
+from evenshard.price.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
+from evenshard.price.hardware import HardwareName
+from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link, link_name
 
 _Value = TypeVar("_Value")
 # The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with.

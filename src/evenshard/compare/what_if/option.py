@@ -10,10 +10,10 @@ from evenshard.base.limits import Range
 from evenshard.base.messages import brief
 from evenshard.base.typed import read_record
 from evenshard.base.yaml_files import read_yaml
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.price.hardware import HardwareName
+from evenshard.price.step import step_shares_ms
 
 # Samples that a cost is of.
 SAMPLES_OF_COST = 10**9

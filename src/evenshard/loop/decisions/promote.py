@@ -27,10 +27,11 @@ from evenshard.loop.commands import PromoteInputs
 from evenshard.loop.decisions.promotion import Decision, ModelComparison, compare_models, decide
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
-from evenshard.measure.hardware import measured_or_simulated, open_hardware
 from evenshard.measure.journal import Journal
+from evenshard.measure.local_hardware import open_hardware
 from evenshard.placement.tasks import load_tasks
 from evenshard.planner.pricing import REGISTERED, learned_model_of
+from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables

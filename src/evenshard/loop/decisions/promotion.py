@@ -19,12 +19,12 @@ from evenshard.base.process import one_thread
 from evenshard.loop.propose import measure_answers
 from evenshard.loop.sharder_comparison import Answer, Interval, ask
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit
+from evenshard.price.costs import MeasuredPlacement
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 

@@ -20,12 +20,12 @@ from evenshard.compare.diff import diff
 from evenshard.loop.commands import DriftRequest, WatchConfig
 from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
 from evenshard.loop.decisions.watch import Watched, print_watched, traces_in, watch
-from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.knobs import place_knobs
 from evenshard.planner.pricing import learned_model_of, model_of, named_model
 from evenshard.planner.rules import RULES, Rules
+from evenshard.price.hardware import HardwareName
 from evenshard.report.difference import print_difference
 from evenshard.report.page.page import save_page
 from evenshard.sharders.catalog import HEURISTICS

@@ -28,7 +28,7 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeCollectives, TimeExchanges
 from evenshard.measure.fbgemm import real_device
-from evenshard.measure.link_model import (
+from evenshard.price.link_model import (
     ALL_TO_ALL,
     BANDWIDTHS,
     BYTES_PER_VALUE,

@@ -33,7 +33,6 @@ from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.base.messages import reason_of
 from evenshard.base.process import ignore_sigterm, on_sigterm
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.distributed.exchange import Finding, Step, Worker, measure_alone
 from evenshard.measure.distributed.jobs import (
     JOBS,
@@ -59,6 +58,7 @@ from evenshard.measure.fbgemm import kernel_provenance, real_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 
 START_S = 60.0
 PLANNING_S = 86_400.0

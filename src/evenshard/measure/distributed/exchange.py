@@ -27,7 +27,6 @@ import torch
 from evenshard.base.errors import BadInput, MeasurementFailed
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OUT_OF_MEMORY
 from evenshard.measure.distributed.ranks import (
     FINE,
     INPUT_REFUSED,
@@ -41,6 +40,7 @@ from evenshard.measure.distributed.ranks import (
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.costs import OUT_OF_MEMORY
 
 _Result = TypeVar("_Result")
 

@@ -34,7 +34,7 @@ from evenshard.base.messages import reason_of
 from evenshard.base.process import environment
 from evenshard.base.units import seconds_to_ms
 from evenshard.measure.clock import Stopwatch
-from evenshard.measure.costs import OUT_OF_MEMORY
+from evenshard.price.costs import OUT_OF_MEMORY
 
 FINE = ""
 INPUT_REFUSED = "bad_input"

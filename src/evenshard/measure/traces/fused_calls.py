@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.base.errors import BadFile
-from evenshard.measure.simulated.device_model import KERNELS
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
+from evenshard.price.device_model import KERNELS
 
 # The kernel of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out.
 WEIGHTS_GRADIENT = "weights_gradient"

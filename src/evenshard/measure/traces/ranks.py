@@ -10,8 +10,6 @@ from statistics import fmean, median
 import numpy as np
 
 from evenshard.base.errors import BadFile, BadInput
-from evenshard.measure.costs import interquartile_range
-from evenshard.measure.step_time import Phases
 from evenshard.measure.traces.collectives import (
     COLLECTIVES,
     Collective,
@@ -22,6 +20,8 @@ from evenshard.measure.traces.collectives import (
 )
 from evenshard.measure.traces.fused_calls import DENSE, FusedCall, fused_calls, without_calls
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, Trace, read_traces
+from evenshard.price.costs import interquartile_range
+from evenshard.price.step_time import Phases
 
 _US_PER_MS = 1000.0
 _OF_EMBEDDINGS: tuple[CollectiveKind, ...] = ("forward", "backward")

@@ -20,13 +20,13 @@ from markupsafe import Markup, escape
 from evenshard.base.atomic import atomic_path
 from evenshard.base.messages import count_text, printable
 from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
-from evenshard.measure.hardware import measured_or_simulated
-from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
 from evenshard.planner.comparison import FULL_SPACE, RULE
 from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import measured_or_simulated
+from evenshard.price.step import STEP_PARTS, predicted_step_times
 from evenshard.report import step_facts, table_facts
 from evenshard.sharders.catalog import label_of
 from evenshard.version import __version__

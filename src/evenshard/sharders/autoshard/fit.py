@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evenshard.measure.costs import OK, MeasuredPlacement
+from evenshard.price.costs import OK, MeasuredPlacement
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig, policy_round
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder

@@ -21,11 +21,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import part_volume
-from evenshard.measure.kernel_calls import Lookup, part_lookups
-from evenshard.measure.price.device_price import SharedSteps, TangentLine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, busiest_rows, lookup_share
 from evenshard.placement.sharding import TYPES
+from evenshard.price.collectives import part_volume
+from evenshard.price.device_price import SharedSteps, TangentLine
+from evenshard.price.kernel_calls import Lookup, part_lookups
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 

@@ -35,12 +35,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import VOLUMES
-from evenshard.measure.price.device_price import SharedSteps, TangentLine
-from evenshard.measure.price.exchange_lines import OF_A_NODE, ExchangeLine, exchange_lines
-from evenshard.measure.price.step import dense_ms
-from evenshard.measure.step_time import hides_inputs
 from evenshard.placement.sharding import TYPES
+from evenshard.price.collectives import VOLUMES
+from evenshard.price.device_price import SharedSteps, TangentLine
+from evenshard.price.exchange_lines import OF_A_NODE, ExchangeLine, exchange_lines
+from evenshard.price.step import dense_ms
+from evenshard.price.step_time import hides_inputs
 from evenshard.sharders.bounds.cut_bounds import CutBounds
 from evenshard.sharders.bounds.device_times import Numbers, Options, WholePieces, least_time_ms
 from evenshard.sharders.search.space import SearchSpace

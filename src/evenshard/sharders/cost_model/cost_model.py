@@ -36,7 +36,7 @@ from evenshard.base.messages import cut
 from evenshard.base.outputs import NETWORK_FOLDER
 from evenshard.base.typed import record_of
 from evenshard.base.weights import load_weights, save_weights
-from evenshard.measure.link_model import Link
+from evenshard.price.link_model import Link
 from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table

@@ -21,9 +21,9 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import check_knobs, knob
 from evenshard.base.limits import COUNT, Range
 from evenshard.base.process import one_thread
-from evenshard.measure.collectives import whole_table_bytes
-from evenshard.measure.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement
-from evenshard.measure.price.step import PredictedParts
+from evenshard.price.collectives import whole_table_bytes
+from evenshard.price.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement
+from evenshard.price.step import PredictedParts
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.cost_model.price import predict_whole

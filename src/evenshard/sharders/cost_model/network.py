@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenshard.measure.simulated.device_model import LANE_LIMITS
-from evenshard.measure.simulated.shard_work import REQUEST_VALUES
+from evenshard.price.device_model import LANE_LIMITS
+from evenshard.price.shard_work import REQUEST_VALUES
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer, raw_features_TF
 from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from evenshard.measure.collectives import Links
-from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
-from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
-from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedParts
-from evenshard.measure.simulated.device_model import LANE_LIMITS
-from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import Links
+from evenshard.price.device_model import LANE_LIMITS
+from evenshard.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
+from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
+from evenshard.price.step import DeviceKind, PartCosts, PredictedParts
+from evenshard.price.step_time import LARGEST_SUM
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, CostModel, log_spread_N
 from evenshard.sharders.cost_model.network import LANE_WORK, LOOKUPS, NUM_JUMP_SUMS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray

@@ -14,11 +14,11 @@ import torch
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.base.messages import cut
-from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
 from evenshard.placement.plan import check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
+from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import whole_costs

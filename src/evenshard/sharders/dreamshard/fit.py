@@ -11,7 +11,7 @@ from statistics import fmean
 
 import torch
 
-from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round

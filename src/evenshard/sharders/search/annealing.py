@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.measure.price.loads import Indices, Mask, Rows
+from evenshard.price.loads import Indices, Mask, Rows
 from evenshard.sharders.search.chains import Chains, Edits, Pieces, round_last_digits
 from evenshard.sharders.search.proposals import Proposals
 from evenshard.tables.reuse import FloatArray

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
-from evenshard.measure.price.loads import CellChanges, Indices, Loads, Rows, repeat_numbers
-from evenshard.measure.price.step import dense_ms
-from evenshard.measure.step_time import Phases, windows
+from evenshard.price.collectives import VOLUMES, Volumes, exchange_times
+from evenshard.price.loads import CellChanges, Indices, Loads, Rows, repeat_numbers
+from evenshard.price.step import dense_ms
+from evenshard.price.step_time import Phases, windows
 from evenshard.sharders.search.sharding_option import Choice, OptionTable
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray

@@ -20,9 +20,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from evenshard.measure.price.device_price import alone_ms
-from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, ROWS_ALONE, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.price.device_price import alone_ms
+from evenshard.price.loads import Indices, Mask, repeat_numbers
 from evenshard.sharders.search.chains import Chains, round_last_digits
 from evenshard.sharders.search.sharding_option import OptionTable
 from evenshard.sharders.search.space import SMALL, SearchSpace

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenshard.measure.price.loads import Indices
 from evenshard.placement.sharding import ROWS_ALONE
+from evenshard.price.loads import Indices
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import MEAN
 

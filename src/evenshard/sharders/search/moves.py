@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure.price.loads import Indices, repeat_numbers
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD, state_bytes
 from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
+from evenshard.price.loads import Indices, repeat_numbers
 from evenshard.sharders.packing.program import IntegerProgram
 from evenshard.sharders.search.chains import arrays_of, choices_from
 from evenshard.sharders.search.choices import choice_like, parts_of_group

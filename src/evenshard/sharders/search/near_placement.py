@@ -19,11 +19,11 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.process import on_interrupt
 from evenshard.base.units import bytes_to_gb
-from evenshard.measure.price.loads import Indices
-from evenshard.measure.price.step import PredictedParts
-from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import is_legal_sharding
+from evenshard.price.loads import Indices
+from evenshard.price.step import PredictedParts
+from evenshard.price.step_time import without_last_digits
 from evenshard.sharders.search.annealing import OVERFLOW, Best
 from evenshard.sharders.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
 from evenshard.sharders.search.choices import choices_of, parts_of

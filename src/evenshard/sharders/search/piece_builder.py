@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenshard.measure.collectives import VOLUMES, part_volume
-from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.price.loads import Indices, LookupColumns, repeat_numbers
-from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import COLUMN_STEP, Span, Storage, TablePart, busiest_rows, lookup_share, whole_part
 from evenshard.placement.sharding import DEVICE, NODE, TABLE_WISE, TYPES
 from evenshard.placement.task import memory_of_part
+from evenshard.price.collectives import VOLUMES, part_volume
+from evenshard.price.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
+from evenshard.price.loads import Indices, LookupColumns, repeat_numbers
+from evenshard.price.step import PartCosts
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

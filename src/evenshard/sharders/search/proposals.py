@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evenshard.measure.price.loads import Indices, Mask
+from evenshard.price.loads import Indices, Mask
 from evenshard.sharders.search.chains import Chains, Edits, round_last_digits
 from evenshard.sharders.search.greedy import FORBIDDEN, GreedyPlacer
 from evenshard.sharders.search.moves import Moves

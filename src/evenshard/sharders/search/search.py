@@ -18,11 +18,11 @@ import numpy as np
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.process import on_interrupt
-from evenshard.measure.price.loads import Indices
-from evenshard.measure.price.step import PartCosts, PredictedParts
-from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import cut_by_rows
+from evenshard.price.loads import Indices
+from evenshard.price.step import PartCosts, PredictedParts
+from evenshard.price.step_time import without_last_digits
 from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.sharders.search.annealing import PHASES, Annealing, Best, Phases

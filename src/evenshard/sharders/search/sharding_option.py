@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.price.loads import Indices, Mask
 from evenshard.placement.parts import COLUMN_STEP, Storage
+from evenshard.price.loads import Indices, Mask
 from evenshard.sharders.search.piece_builder import PieceArrays
 from evenshard.tables.reuse import FloatArray
 

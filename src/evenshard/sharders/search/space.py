@@ -13,9 +13,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from evenshard.measure.collectives import latencies_ms
-from evenshard.measure.price.loads import Indices, Mask
-from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import (
     COLUMN_STEP,
     FUSED,
@@ -39,6 +36,9 @@ from evenshard.placement.sharding import (
     types_on_all,
 )
 from evenshard.placement.task import ShardingTask, common_kernels
+from evenshard.price.collectives import latencies_ms
+from evenshard.price.loads import Indices, Mask
+from evenshard.price.step import PartCosts
 from evenshard.sharders.search.means import MeanCollections
 from evenshard.sharders.search.piece_builder import PieceArrays, PieceBuilder
 from evenshard.sharders.search.sharding_option import Cuts, OptionRun, OptionTable, ShardingOption, TableGroup

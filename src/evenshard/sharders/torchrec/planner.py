@@ -18,11 +18,6 @@ from typing import TYPE_CHECKING, Any
 from evenshard.base.errors import BadConfig, EvenshardError
 from evenshard.base.extras import require_package
 from evenshard.base.messages import brief
-from evenshard.measure.collectives import Links
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import link, link_of
-from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import (
     CACHED_KERNELS,
@@ -37,6 +32,10 @@ from evenshard.placement.parts import (
     whole_part,
 )
 from evenshard.placement.sharding import SHARDING_TYPES, TYPES, tiling_problem
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import profile_of
+from evenshard.price.hardware import HardwareName
+from evenshard.price.link import link, link_or_own
 from evenshard.tables.table import Table
 
 if TYPE_CHECKING:
@@ -68,16 +67,16 @@ class Bandwidths:
     host_gb_s: float | None = None  # TorchRec: 34.4 (32 * 1024**3 bytes)
 
 
-def bandwidths_of(config: MeasureConfig, machine: Machine) -> Bandwidths:
+def bandwidths_of(hardware: str, link_name: str, machine: Machine) -> Bandwidths:
     """Bandwidths of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
 
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
     """
-    profile = profile_of(config.hardware_name)
+    profile = profile_of(HardwareName.parse(hardware))
     if profile is None:
         return Bandwidths()
-    return machine_bandwidths(config.hardware, machine, Links(link(link_of(config, profile.link))))
+    return machine_bandwidths(hardware, machine, Links(link(link_or_own(link_name, profile.link))))
 
 
 def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwidths:

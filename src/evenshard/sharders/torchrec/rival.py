@@ -37,7 +37,6 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH, state_bytes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
@@ -53,6 +52,7 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
+from evenshard.price.gpu_profile import HOST_GB_S
 from evenshard.sharders.packing.reasons import no_placement_found, require_room
 from evenshard.sharders.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.torchrec.planner import (

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
-from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName, profile_of_gpu
-from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import USUAL_PIPELINE
 from evenshard.placement.parts import TablePart
@@ -27,6 +25,8 @@ from evenshard.placement.sharding import REPLICATED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import model_of, named_with_hardware, part_costs
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName, profile_of_gpu
+from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.planner import merge_parts, parts_of_shards, pod_size_of, replica, storage_of
 from evenshard.tables.table import Table

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
-from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS, FUSED
 from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WISE
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
+from evenshard.price.hardware import HardwareName
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, TooStrict
 from evenshard.tables.assumptions import TableSet
 from evenshard.tables.locality import LOAD_FACTORS

@@ -15,13 +15,13 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.limits import RANGES
 from evenshard.base.machine_memory import machine_bytes
 from evenshard.base.units import gb_to_bytes, size_text
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import bandwidth_name
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.planner.knobs import Memory
 from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
 from evenshard.planner.request import caps_of, reserves_of
+from evenshard.price.hardware import HardwareName
+from evenshard.price.link import bandwidth_name
 from evenshard.sharders.torchrec.planner import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
 

@@ -15,13 +15,13 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from evenshard.base.errors import EvenshardError, InfeasibleTask
 from evenshard.base.messages import cut, reason_of
 from evenshard.base.units import gb_to_bytes, pct_text, size_text
-from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.comparison import MOST_SHARDS
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import HardwareName
 from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
 from evenshard.sharders.learned import Sharder

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
-from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES, Communication
 from evenshard.planner.knobs import Knobs
 from evenshard.planner.optimizers import left_out_note, tables_without_replicas
 from evenshard.planner.request import PlacementRequest, kept_knobs
 from evenshard.planner.rules import Rules
+from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES, TooStrict
 from evenshard.tables.assumptions import TableSet

@@ -27,16 +27,16 @@ import torch
 from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.process import environment
 from evenshard.measure.campaign import Job
-from evenshard.measure.costs import OUT_OF_MEMORY, PlacementCost
 from evenshard.measure.distributed.collective import CollectiveHardware, local_world_size
 from evenshard.measure.distributed.exchange import GRADIENT, Finding, Step, Worker, run_together, time_work
 from evenshard.measure.distributed.jobs import JOBS, PlacementJob
 from evenshard.measure.fbgemm import EMB_OPT_TYPES, LEARNING_RATE, OutOfDeviceMemory, ShardKernels, weights_dtype
 from evenshard.measure.hardware import Hardware
-from evenshard.measure.kernel_calls import feature_tables
 from evenshard.placement.memory import state_bytes
 from evenshard.placement.parts import ON_DEVICE, part_table
 from evenshard.placement.sharding import Communication
+from evenshard.price.costs import OUT_OF_MEMORY, PlacementCost
+from evenshard.price.kernel_calls import feature_tables
 from evenshard.sharders.torchrec.planner import collection_of, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import sharded_collections

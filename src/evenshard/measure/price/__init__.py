@@ -1,1 +1,0 @@
-"""What a placement costs: one price of what a device looks up, by a device model or a learned model."""

@@ -1,0 +1,156 @@
+"""Simulated GPUs as ``Hardware``: the device model and a link model.
+
+Every row says that it was simulated, and of which profile. What the model is worth stands in benchmarks/.
+
+Legend: T tables, C columns of a table's work, N shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import TimeShare
+from evenshard.measure.sequential import whole_tables_cost
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask, whole_task_text
+from evenshard.price.costs import DeviceCost, PlacementCost, Provenance
+from evenshard.price.device_model import backward_ms, forward_ms
+from evenshard.price.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.link import link, link_or_own
+from evenshard.price.link_model import Link
+from evenshard.price.shard_work import ShardWork, WorkCounter
+from evenshard.tables.reuse import FloatArray
+from evenshard.version import __version__
+
+CHUNK = 256  # placements at a time: 256 of 100 tables are 17 MB
+MAX_CACHED_TASKS = 1024
+QUARTILE_Z = 0.6744897501960817  # of the standard normal distribution
+
+PlacementJob = tuple[ShardingTask, Placement]
+
+
+@dataclass(frozen=True)
+class _TaskTables:
+    """Work of a task's tables; ``task`` is kept so that its id() stays its own."""
+
+    task: ShardingTask
+    columns_TC: FloatArray
+    digest: bytes
+
+
+class SimulatedHardware:
+    """GPUs of one profile. Deterministic but for ``MeasureConfig.noise``; a pass always begins with a cold L2.
+
+    Noise is log-normal around the model's time, for each device's forward and backward compute time; the all-to-all
+    times stay those of the link model, as they do where one real device measures. It depends on the seed, the task, the
+    placement and how often that was measured before, and on nothing else.
+    """
+
+    def __init__(self, config: MeasureConfig) -> None:
+        self.profile: GpuProfile = gpu_profile(config.hardware_name.device)
+        link_name = link_or_own(config.link, self.profile.link)
+        self.link: Link = link(link_name)
+        self.optimizer = config.optimizer
+        self.counter = WorkCounter(self.profile, self.optimizer)
+        self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
+        self._times_measured: dict[bytes, int] = {}
+        self._seed = config.seed
+        self._sigma = math.sqrt(math.log1p(config.noise**2))
+        self._opened = time.perf_counter()
+        self.provenance = Provenance(
+            hardware=config.hardware_name.provenance,
+            driver="none",
+            versions=f"evenshard {__version__}",
+            link=link_name,
+            seed=config.seed,
+            repeats=config.repeats * config.visits,
+            device_error_percent=self.profile.error.percent,
+            device_error_points=self.profile.error.points,
+            optimizer=self.optimizer,
+        )
+
+    @property
+    def time_share(self) -> TimeShare:
+        """No kernel runs; wall time since this hardware was opened."""
+        return TimeShare(0.0, time.perf_counter() - self._opened)
+
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
+        """The simulated cost of one placement."""
+        return self.measure_many([(task, placement)])[0]
+
+    def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
+        """The simulated cost of each (task, placement), as ``measure`` would give them one by one in this order."""
+        chunks = (jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK))
+        return [cost for chunk in chunks for cost in self._measure_chunk(chunk)]
+
+    def close(self) -> None:
+        """Forgets what was kept for speed."""
+        self._tasks.clear()
+
+    def shard_work(self, jobs: Sequence[PlacementJob]) -> ShardWork:
+        """The work of every device of every placement, in the order of the placements, then of the device ids."""
+        columns = [self._tables_of(task).columns_TC for task, _ in jobs]
+        devices_N = np.array([placement.num_devices for _, placement in jobs])
+        first_N = np.cumsum(devices_N) - devices_N
+        shard_of_T = [
+            np.array(placement.device_of_table, dtype=np.int64) + first
+            for (_, placement), first in zip(jobs, first_N.tolist(), strict=True)
+        ]
+        return self.counter.shard_work(np.concatenate(columns), np.concatenate(shard_of_T), int(devices_N.sum()))
+
+    def _measure_chunk(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
+        work = self.shard_work(jobs)
+        fits_N = work.size_bytes <= self.profile.memory_bytes
+        backward_N = backward_ms(self.profile, work, self.optimizer)
+        times_N2 = np.stack([forward_ms(self.profile, work), backward_N], axis=1)
+        if self._sigma:
+            times_N2 *= np.concatenate([self._noise(task, placement) for task, placement in jobs])
+        spread = math.exp(self._sigma * QUARTILE_Z) - math.exp(-self._sigma * QUARTILE_Z)
+        times, fits = times_N2.tolist(), fits_N.tolist()
+        costs, first = [], 0
+        for task, placement in jobs:
+            own = slice(first, first + placement.num_devices)
+            costs.append(self._placement_cost(task, placement, times[own], fits[own], spread))
+            first += placement.num_devices
+        return costs
+
+    def _placement_cost(
+        self,
+        task: ShardingTask,
+        placement: Placement,
+        times: Sequence[tuple[float, float]],
+        fits: Sequence[bool],
+        spread: float,
+    ) -> PlacementCost:
+        computes = [
+            DeviceCost(fwd, 0.0, 0.0, bwd, fwd * spread, bwd * spread) if fit else DeviceCost.out_of_memory()
+            for (fwd, bwd), fit in zip(times, fits, strict=True)
+        ]
+        return whole_tables_cost(task, placement, computes, self.link)
+
+    def _noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
+        where = np.array(placement.device_of_table, dtype=np.int64).tobytes()
+        key = hashlib.blake2b(self._tables_of(task).digest + where, digest_size=16).digest()
+        visit = self._times_measured.get(key, 0)
+        self._times_measured[key] = visit + 1
+        rng = np.random.default_rng([self._seed, visit, int.from_bytes(key, "little")])
+        return np.exp(self._sigma * rng.standard_normal((placement.num_devices, 2)))
+
+    def _tables_of(self, task: ShardingTask) -> _TaskTables:
+        """Look up by identity, because hashing many tables takes longer than simulating them."""
+        known = self._tasks.get(id(task))
+        if known is None:
+            columns_TC = self.counter.columns(task.tables, task.batch_size)
+            known = _TaskTables(task, columns_TC, hashlib.blake2b(whole_task_text(task).encode()).digest())
+            self._tasks[id(task)] = known
+            if len(self._tasks) > MAX_CACHED_TASKS:
+                self._tasks.popitem(last=False)
+        return known

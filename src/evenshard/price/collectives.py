@@ -1,0 +1,411 @@
+"""What the devices of a machine exchange in a training step, and how long that takes.
+
+Forward, and backward the other way round:
+
+- whole tables and columns: an all-to-all of pooled embeddings. A device sends B * dims, less its own samples'.
+- rows on all devices: a reduce-scatter of partial sums, B * dims on each, in every domain first, then between them.
+- rows on a node: a reduce-scatter in it, then an all-to-all of the sums with the other nodes.
+- replicas: nothing forward; an all-reduce of dense gradients, twice rows * dim, backward.
+
+Rows of sequences are exchanged as whole sequences are: nothing is summed up. Before all of that the indices of every
+part travel to its device: for each sample its lookups, and for each bag a length.
+
+Within a domain bytes go over the fast link, between domains over the slow one; the two tiers are taken one after the
+other. Each kind of exchange of each module is a collective with a latency of its own; the bytes of all modules are
+taken to go in one, so that several small exchanges are a little too fast where a link is slower on small ones.
+
+Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
+from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
+from evenshard.placement.sharding import (
+    EVERYWHERE,
+    NODE,
+    TYPES,
+    Communication,
+    sharding_type,
+)
+from evenshard.placement.task import ShardingTask
+from evenshard.price.kernel_calls import kernel_call
+from evenshard.price.link_model import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BYTES_PER_VALUE,
+    REDUCE_SCATTER,
+    Link,
+)
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+GRADIENT_BYTES = 4
+
+
+@dataclass
+class Volumes:
+    """Values and bytes on each device that decide its exchanges, [..., D] each, for each sample of the global batch.
+
+    Attributes:
+        sent: values that others get whole.
+        summed, summed_in_node: values of partial sums, of tables whose rows are on all devices, or on one node.
+        input_bytes: received bytes of indices, lengths and weights.
+        replicated_values: values of dense gradients; the same number for all devices, [...] as the others.
+        collectives: (module, sharding type) of the exchanges, as in kernel calls.
+    """
+
+    sent: FloatArray
+    summed: FloatArray
+    summed_in_node: FloatArray
+    input_bytes: FloatArray
+    replicated_values: float | FloatArray = 0.0
+    collectives: set[tuple[str, str]] = field(default_factory=set)
+
+    @staticmethod
+    def empty(num_devices: int) -> Volumes:
+        """Volumes of devices that hold nothing."""
+        return Volumes(*np.zeros((len(VOLUMES), num_devices)))
+
+    @staticmethod
+    def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
+        """Volumes with these numbers, [V, ..., D] and [...], and without the collectives."""
+        found = Volumes(*volumes_V)
+        found.replicated_values = replicated_values
+        return found
+
+
+@dataclass(frozen=True)
+class PartVolume:
+    """What a part adds to the volumes of its device, called as there; values and bytes for each sample."""
+
+    sent: float = 0.0
+    summed: float = 0.0
+    summed_in_node: float = 0.0
+    input_bytes: float = 0.0
+
+    @property
+    def numbers_V(self) -> FloatArray:
+        """[V] its numbers, in the order of ``Volumes``."""
+        return np.array([getattr(self, name) for name in VOLUMES])
+
+
+VOLUMES = tuple(one.name for one in fields(PartVolume))
+
+
+def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:
+    """Return the volumes that a part of a table adds to its device.
+
+    Args:
+        way: sharding type of the whole table, none of replicas.
+        columns: of the part.
+        share: of the table's lookups that go to the rows of the part.
+    """
+    distinct = distinct_share(table, num_devices)
+    lookups = table.pooling_factor * share * distinct
+    input_bytes = lookups * (INDEX_BYTES + LOOKUP_WEIGHT_BYTES * table.is_weighted) + table.num_features * LENGTH_BYTES
+    if table.is_sequence:
+        return PartVolume(sent=lookups * columns, input_bytes=input_bytes)
+    values = float(table.num_features * columns)
+    if TYPES[way].scope == EVERYWHERE:
+        return PartVolume(summed=values, input_bytes=input_bytes)
+    if TYPES[way].scope == NODE:
+        return PartVolume(summed_in_node=values, input_bytes=input_bytes)
+    return PartVolume(sent=values, input_bytes=input_bytes)
+
+
+def distinct_share(table: Table, num_devices: int) -> float:
+    """Indices that a device sends for each lookup of its samples: 1, or less where each distinct one goes once."""
+    if not table.is_deduplicated or not table.pooling_factor:
+        return 1.0
+    return deduplicated_table(table, num_devices).pooling_factor / table.pooling_factor
+
+
+def volumes_of(
+    task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]], device_NP: npt.NDArray[np.int64] | None = None
+) -> Volumes:
+    """Return the volumes of a placement's parts, [D] each, or of the same parts on N other devices each, [N, D].
+
+    ``device_NP`` has the device of each part, table after table, in each of these; replicas are left out.
+    """
+    found = Volumes.empty(task.num_devices)
+    homes: list[int] = []
+    numbers: list[FloatArray] = []
+    for table in task.tables:
+        parts = by_table[table.name]
+        way = sharding_type(parts, table, task.machine)
+        found.collectives.add(kernel_call(table, way)[:2])
+        if TYPES[way].is_replicated:
+            found.replicated_values += float(table.num_rows * table.embedding_dim)
+            continue
+        for part in parts:
+            one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
+            homes.append(part.device)
+            numbers.append(one.numbers_V)
+    at_NP = np.array([homes], dtype=np.int64) if device_NP is None else device_NP
+    sums_NDV = np.zeros((len(at_NP), task.num_devices, len(VOLUMES)))
+    if numbers:
+        np.add.at(sums_NDV, (np.arange(len(at_NP))[:, None], at_NP), np.array(numbers))
+    for name, sums_ND in zip(VOLUMES, np.moveaxis(sums_NDV, 2, 0), strict=True):
+        setattr(found, name, sums_ND[0] if device_NP is None else sums_ND)
+    return found
+
+
+@dataclass(frozen=True)
+class TierBytes:
+    """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
+
+    Attributes:
+        near: devices of a domain, one after the other, that exchange within it.
+        intra, inter: in the busier of its two directions.
+        intra_sent, inter_sent: from it to others.
+    """
+
+    collective: str
+    near: int
+    intra: FloatArray
+    inter: FloatArray
+    intra_sent: FloatArray
+    inter_sent: FloatArray
+
+    @staticmethod
+    def of_reduction(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
+        """Bytes of a collective in which each device receives as much as it sends."""
+        return TierBytes(collective, near, intra, inter, intra, inter)
+
+    @property
+    def back(self) -> TierBytes:
+        """Bytes of the exchange in the opposite direction."""
+        return replace(self, collective=_BACK.get(self.collective, self.collective))
+
+    def __mul__(self, factor: float) -> TierBytes:
+        bytes_4 = (self.intra * factor, self.inter * factor, self.intra_sent * factor, self.inter_sent * factor)
+        return TierBytes(self.collective, self.near, *bytes_4)
+
+
+_BACK = {REDUCE_SCATTER: ALL_GATHER}
+
+
+def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
+    """Return the bytes of an exchange in which each device sends ``per_device`` [..., D] bytes to every other one."""
+    size, devices = machine.domain_size, machine.num_devices
+    domain_sums = _of_each(per_device, size, np.add)
+    received_intra = domain_sums - per_device
+    received_inter = per_device.sum(axis=-1, keepdims=True) - domain_sums
+    sent_intra, sent_inter = per_device * (size - 1), per_device * (devices - size)
+    most = np.maximum(sent_intra, received_intra), np.maximum(sent_inter, received_inter)
+    return TierBytes(ALL_TO_ALL, size, *most, sent_intra, sent_inter)
+
+
+def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
+    grouped = per_device.reshape(*per_device.shape[:-1], -1, size)
+    return np.asarray(what.reduce(grouped, axis=-1)).repeat(size, axis=-1)
+
+
+def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+    """A reduce-scatter of a buffer on every device, [..., D] bytes: in each domain first, then between them.
+
+    A device without rows takes part with a buffer as long as that of the others.
+    """
+    size, domains = machine.domain_size, machine.num_domains
+    longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
+    within, between = longest * ((size - 1) / size), longest * ((domains - 1) / domains / size)
+    return TierBytes.of_reduction(REDUCE_SCATTER, size, within, between)
+
+
+def all_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+    """An all-reduce of a buffer on every device, [..., D] bytes: a reduce-scatter, then as much to gather."""
+    return replace(reduced_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
+
+
+def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
+    """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples.
+
+    A device without rows takes part with a buffer as long as that of the others in its node.
+    """
+    size = machine.devices_per_node
+    longest = _of_each(buffers, size, np.maximum)
+    in_node = TierBytes.of_reduction(REDUCE_SCATTER, size, longest * ((size - 1) / size), np.zeros_like(buffers))
+    return in_node, _between_nodes(machine, longest / machine.num_devices)
+
+
+def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
+    """Exchange between the devices that have the same number in their nodes."""
+    size, nodes = machine.devices_per_node, machine.num_nodes
+    of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
+    by_node = per_device.reshape(*lead, nodes, size)
+    all_nodes = by_node.sum(axis=-2, keepdims=True)
+    domain = by_node.reshape(*lead, -1, of_domain, size).sum(axis=-2).repeat(of_domain, axis=-2)
+    sent_intra, sent_inter = by_node * (of_domain - 1), by_node * (nodes - of_domain)
+    intra, inter = np.maximum(sent_intra, domain - by_node), np.maximum(sent_inter, all_nodes - domain)
+    bytes_4 = (one.reshape(per_device.shape) for one in (intra, inter, sent_intra, sent_inter))
+    return TierBytes(ALL_TO_ALL, machine.domain_size, *bytes_4)
+
+
+@dataclass(frozen=True)
+class ExchangeTimes:
+    """What each device takes for its exchanges in a step, [..., D] ms each."""
+
+    input_dist: FloatArray
+    forward: FloatArray
+    backward: FloatArray
+
+    def select(self, number: int) -> ExchangeTimes:
+        """Those of one of many placements."""
+        return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a machine's two tiers; without a second one there is one domain.
+
+    ``counts_inputs`` is False where measurements of whole tables have no exchange of indices.
+    """
+
+    intra: Link
+    inter: Link | None = None
+    counts_inputs: bool = True
+
+    @property
+    def widest(self) -> Link:
+        """The link that bounds the latency of what all devices take part in."""
+        return self.inter or self.intra
+
+    @property
+    def floor(self) -> Links:
+        """Links that take no more for any bytes, in proportion to them."""
+        return replace(self, intra=self.intra.floor, inter=None if self.inter is None else self.inter.floor)
+
+
+def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
+    """How long the exchanges of a placement take on each device, or of many placements at once ([..., D])."""
+    machine = task.machine
+    if machine.num_devices == 1:
+        nothing = np.zeros_like(volumes.sent)
+        return ExchangeTimes(nothing, nothing, nothing)
+    way: Communication = task.communication
+    latency_3 = latencies_ms(machine, volumes.collectives, links)
+    forward_ms, backward_ms = np.zeros_like(volumes.sent), np.zeros_like(volumes.sent)
+    for one in _outputs(task, volumes):
+        back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
+        is_same = way.forward_bytes == way.backward_bytes and one.collective not in _BACK
+        out_ms = back_ms if is_same else moved_ms(machine, one * way.forward_bytes, links)
+        forward_ms += links.intra.forward_share * out_ms
+        backward_ms += back_ms
+    if np.any(volumes.replicated_values):
+        backward_ms += moved_ms(machine, _gradients(machine, volumes), links)
+    return ExchangeTimes(
+        latency_3[0] + _inputs_ms(task, volumes, links),
+        latency_3[1] + forward_ms,
+        latency_3[2] + backward_ms,
+    )
+
+
+def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
+    """Return the bytes of an all-to-all of whole tables between the devices of one node.
+
+    A device pools its tables for the whole global batch and sends every other device that one's part of the samples;
+    its own part stays. ``dims`` are the [..., D] values that each device makes for a sample.
+    """
+    own: FloatArray = np.asarray(dims, dtype=np.float64)
+    devices = own.shape[-1]
+    bytes_per_dim = batch_size / devices * BYTES_PER_VALUE
+    return all_to_all_bytes(Machine.one_node(devices), own * bytes_per_dim)
+
+
+def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
+    """Return the [..., D] backward all-to-all of whole tables between devices that one link connects, ms."""
+    moved = whole_table_bytes(dims, batch_size)
+    devices = moved.intra.shape[-1]
+    if devices == 1:
+        return np.zeros_like(moved.intra)
+    return link.latency_ms(devices) + moved_ms(Machine.one_node(devices), moved, Links(link))
+
+
+def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
+    """Multiples of volumes that are alike on all devices, between which what they take is straight; ascending."""
+    machine, way = task.machine, task.communication
+    moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
+    for one in _outputs(task, volumes):
+        moved += [one * way.forward_bytes, one.back * way.backward_bytes]
+    found = set[float]()
+    for one in moved:
+        tiers = [(links.intra, one.near, one.intra, one.intra_sent)]
+        if links.inter is not None:
+            tiers.append((links.inter, machine.num_devices, one.inter, one.inter_sent))
+        for link, size, own_D, sent_D in tiers:
+            curve = None if size == 1 else link.curve(one.collective, size)
+            even_bytes = float(link.even_bytes(own_D[0], own_D[0], sent_D[0] * size, size))
+            if curve is not None and even_bytes > 0:
+                found.update(1e3 * kb / even_bytes for kb in curve.kb[1:])
+    return sorted(found)
+
+
+def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
+    if not links.counts_inputs:
+        return np.zeros_like(volumes.input_bytes)
+    # What a device gets, the others send: an all-to-all with both sides swapped.
+    return moved_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
+
+
+def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
+    """Yield the values exchanged forward, counted as one byte each."""
+    yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
+    if volumes.summed.any():
+        yield reduced_bytes(task.machine, volumes.summed * task.batch_size)
+    if volumes.summed_in_node.any():
+        yield from node_reduced_bytes(task.machine, volumes.summed_in_node * task.batch_size)
+
+
+def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
+    values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
+    return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
+
+
+def latencies_ms(machine: Machine, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
+    """[3] latencies of the input dist, the forward and the backward exchange; collectives are (module, sharding type).
+
+    The input takes two exchanges, of lengths and of what they count.
+    """
+
+    def of(collective: str) -> float:
+        return links.widest.latency_ms(machine.num_devices, collective)
+
+    found_3 = np.zeros(3)
+    for _, way in collectives:
+        if TYPES[way].is_replicated:
+            found_3[2] += of(ALL_REDUCE)
+            continue
+        forward = backward = of(ALL_TO_ALL)
+        if TYPES[way].scope == EVERYWHERE or (TYPES[way].scope == NODE and machine.num_nodes == 1):
+            forward, backward = of(REDUCE_SCATTER), of(ALL_GATHER)
+        elif TYPES[way].scope == NODE:
+            forward += links.intra.latency_ms(machine.devices_per_node, REDUCE_SCATTER)
+            backward += links.intra.latency_ms(machine.devices_per_node, ALL_GATHER)
+        found_3 += 2 * of(ALL_TO_ALL) * links.counts_inputs, links.intra.forward_share * forward, backward
+    return found_3
+
+
+def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
+    """[..., D] time that the bytes of a collective take on both tiers."""
+    near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
+    if links.inter is None:
+        return near_ms
+    return near_ms + _tier_ms(moved.inter, moved.inter_sent, links.inter, machine.num_devices, moved.collective)
+
+
+def _tier_ms(moved: FloatArray, sent: FloatArray, link: Link, size: int, collective: str) -> FloatArray:
+    if size == 1:
+        return np.zeros_like(moved)
+    if link.counts_own_alone:
+        return link.bytes_ms(moved, 0.0, 0.0, size, collective)
+    slowest, shared = _of_each(moved, size, np.maximum), _of_each(sent, size, np.add)
+    return link.bytes_ms(moved, slowest, shared, size, collective)

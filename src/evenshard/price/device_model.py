@@ -1,0 +1,280 @@
+"""The model of a shard's time on a GPU: the kernels of FBGEMM's fused embedding, one after the other.
+
+Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
+runs of equal ones, the radix sort of the indices with their bags between the two, then the kernels that sum up the
+gradients of each distinct row and update it with the optimizer. Where nothing is looked up there is no backward pass.
+
+A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
+L2 and for device memory, which overlaps in part with the instructions: see ``overlap_parts``. In profiles whose kernels
+were measured one by one, instructions come on top of these waits, and every row of a call has as many lanes of a warp
+as its widest row needs: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is
+never shorter than the host takes to launch its kernels.
+
+The terms are those that traces and measurements of FBGEMM's kernels show; what the constants of a profile were
+fitted to, and how far off it is, stands in its ``evidence``.
+
+Legend: N shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.memory import SGD, STATE_NUMBERS
+from evenshard.price.gpu_profile import GpuProfile
+from evenshard.price.shard_work import PLAIN_BYTES, REQUEST_VALUES, SECTOR_BYTES, ShardWork
+from evenshard.tables.reuse import FloatArray
+
+RADIX_BITS = 8
+# See ``GpuProfile.short_call_us`` and ``medium_call_us``.
+SHORT_LOOKUPS = 2.0**18
+SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
+MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
+# A lane of a warp takes so many values of a row, and a row so many lanes at least.
+LANE_VALUES, LEAST_LANES = 4, 8
+# Largest dims of calls whose rows take 8 lanes, 16, and a whole warp.
+LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST_VALUES)
+HOT_LOOKUPS = 128.0  # lookups of a row that one warp adds up
+ONE_KERNEL_PAIRS = 4864.0  # most that a single kernel of CUB sorts: 256 threads with 19 pairs each
+ANY_LOOKUPS = 0.5  # a call that expects fewer has none
+NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Times of the kernels of shards, [N] ns each: what a GPU trace shows of a step."""
+
+    bounds_check: FloatArray
+    lookup: FloatArray
+    index: FloatArray
+    sort: FloatArray
+    gradient: FloatArray
+
+
+KERNELS = tuple(field.name for field in fields(KernelTimes))
+FORWARD_KERNELS, BACKWARD_KERNELS = KERNELS[:2], KERNELS[2:]
+
+
+def kernel_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> KernelTimes:
+    """The times of all kernels."""
+    return KernelTimes(
+        bounds_check_ns(profile, work),
+        lookup_ns(profile, work),
+        index_ns(profile, work),
+        sort_ns(profile, work),
+        gradient_ns(profile, work, optimizer),
+    )
+
+
+def forward_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] forward compute time; 0 where a shard is empty."""
+    calls = (work.num_tables > 0).astype(np.float64)
+    return pass_ms(forward_ns(profile, work), calls, profile.fwd_overhead_us, profile.fwd_host_us)
+
+
+def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N] backward compute time, with the update of the weights; 0 where nothing is looked up."""
+    calls = has_lookups(work.lookups).astype(np.float64)
+    kernels_ns = backward_ns(profile, work, optimizer)
+    took_ms = pass_ms(kernels_ns, calls, profile.bwd_overhead_us, profile.bwd_host_us)
+    return took_ms + beside_kernels_ms(profile, work.lookups)
+
+
+def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
+    """[N] whether calls look anything up: FBGEMM's backward pass returns at once where no index is given."""
+    return np.asarray(lookups_N >= ANY_LOOKUPS)
+
+
+def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
+    """[N] what backward calls take beside their kernels, by their lookups; see ``GpuProfile.short_call_us``."""
+    if profile.short_call_us == profile.medium_call_us == 0:
+        return np.zeros(len(lookups_N))
+    powers_N = np.log2(np.maximum(lookups_N, 1.0))
+    short_us_N = profile.short_call_us * np.interp(powers_N, SHORT_POWERS, SHORT_SHARES)
+    medium_us_N = profile.medium_call_us * np.interp(powers_N, MEDIUM_POWERS, MEDIUM_SHARES)
+    return np.where(lookups_N < SHORT_LOOKUPS, short_us_N, medium_us_N) / US_PER_MS
+
+
+def pass_ms(kernels_ns: FloatArray, calls: FloatArray, overhead_us: float, host_us: float) -> FloatArray:
+    """Return the time of a forward or backward pass of several calls, one after the other; 0 where there is none.
+
+    The host runs ahead of the device: it launches the kernels of a call while those of earlier ones run, so that the
+    longer of the two, all kernels (``kernels_ns``) or all launches (``host_us`` each), decides. In ``overhead_us`` no
+    kernel runs.
+    """
+    issued_ms = np.maximum(kernels_ns / NS_PER_MS, calls * (host_us / US_PER_MS))
+    return np.where(calls > 0, overhead_us / US_PER_MS + issued_ms, 0.0)
+
+
+def forward_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the kernels of forward calls, with those of a cache; 0 where a shard is empty."""
+    cache_ns = profile.cached_fwd_us * NS_PER_US * work.cached
+    return np.where(work.num_tables > 0, bounds_check_ns(profile, work) + lookup_ns(profile, work) + cache_ns, 0.0)
+
+
+def backward_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N] the kernels of backward calls, with the update of the weights; 0 where nothing is looked up."""
+    kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work, optimizer)
+    kernels_ns += profile.cached_bwd_us * NS_PER_US * work.cached
+    return np.where(has_lookups(work.lookups), kernels_ns, 0.0)
+
+
+def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the kernel that checks every index against the rows of its table."""
+    return np.asarray(
+        profile.bounds_floor_us * NS_PER_US
+        + profile.bounds_ns_per_bag * work.bags
+        + profile.bounds_ns_per_lookup * work.lookups
+    )
+
+
+class Waits(NamedTuple):
+    """What a kernel that reads rows waits for, [N] ns each; see ``overlap_parts``. All but chain add up over tables."""
+
+    instructions: FloatArray
+    l2: FloatArray
+    memory: FloatArray
+    chain: FloatArray
+
+
+def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other."""
+    issued_ns = (all_lanes_ns(profile, work)[:2] * lanes_by_widest(profile, work.widest)[:2]).sum(axis=0)
+    return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap_parts(*lookup_waits(profile, work)))
+
+
+def lanes(widest: FloatArray, power: float) -> FloatArray:
+    """[N] share of a warp that each row of a call takes, to a power, by the largest dim: FBGEMM has one for all."""
+    few, half, _ = LANE_LIMITS
+    needed = np.where(widest <= few, 0.25, np.where(widest <= half, 0.5, 1.0))
+    return np.asarray(needed**power)
+
+
+def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
+    """[3, N] what the times of ``all_lanes_ns`` are multiplied by, by the largest dim of a call."""
+    bags = lanes(widest, profile.lookup_lane_power)
+    gradients = lanes(widest, profile.gradient_lane_power)
+    warps = np.ceil(np.maximum(widest, 1.0) / REQUEST_VALUES)
+    return np.stack([bags, bags * warps, gradients * warps**profile.gradient_wide_power])
+
+
+def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[3, N] what bags, looked-up rows and gradients take on top of all waits, if each took all lanes of one warp."""
+    bags, rows, gradients = np.zeros((3, len(work.bags)))
+    if profile.lookup_lane_power:
+        bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
+    if profile.gradient_lane_power:
+        per_row, per_weight = STATE_NUMBERS[optimizer]
+        longer = 1 + profile.row_state_share * per_row + profile.weight_state_share * per_weight
+        gradients = longer * profile.gradient_ns_per_request * work.lookups + profile.gradient_ns_per_row * work.uniques
+    return np.stack([bags, rows, gradients])
+
+
+def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
+    """What the forward kernel waits for."""
+    instructions = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
+    return Waits(
+        np.zeros_like(instructions) if profile.lookup_lane_power else instructions,
+        (work.row_bytes + work.output_bytes) / profile.l2_gb_s,
+        (work.row_miss_bytes + work.output_bytes) / profile.hbm_bytes_per_ns,
+        longest_bag_ns(profile, work.longest_bag, work.row_bytes, work.row_miss_bytes),
+    )
+
+
+def longest_bag_ns(
+    profile: GpuProfile, longest_bag: FloatArray, row_bytes: FloatArray, row_miss_bytes: FloatArray
+) -> FloatArray:
+    """[N] the longest bag, which takes its time however idle the rest of the GPU is."""
+    miss_share = row_miss_bytes / np.where(row_bytes > 0, row_bytes, 1.0)
+    return (profile.bag_hit_ns + (profile.bag_miss_ns - profile.bag_hit_ns) * miss_share) * longest_bag
+
+
+def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the kernels that make linear indices before the sort, and find the runs of equal ones after it."""
+    bag_ns = profile.index_bag_ns * work.longest_bag
+    return np.asarray(profile.index_floor_us * NS_PER_US + indexed_ns(profile, work) + bag_ns)
+
+
+def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] what of these kernels adds up over tables."""
+    return np.asarray(
+        profile.index_ns_per_bag * work.bags
+        + profile.index_ns_per_lookup * work.lookups
+        + profile.index_ns_per_row * work.uniques
+    )
+
+
+def sort_passes(num_rows: FloatArray) -> FloatArray:
+    """[N] passes of the radix sort: as many as the linear indices of a call's rows have bytes."""
+    bits = np.floor(np.log2(np.maximum(num_rows, 1.0))) + 1
+    return np.asarray(np.ceil(bits / RADIX_BITS))
+
+
+def sort_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the radix sort: each pass moves all pairs of an index and its bag."""
+    return np.asarray(profile.sort_floor_us * NS_PER_US + sort_passes_ns(profile, work.lookups, work.num_rows))
+
+
+def sort_passes_ns(profile: GpuProfile, lookups: FloatArray, num_rows: FloatArray) -> FloatArray:
+    """[N] all passes of the radix sort."""
+    passes = sort_passes(num_rows)
+    started_us = profile.sort_pass_us * passes * (lookups > ONE_KERNEL_PAIRS)
+    return np.asarray(started_us * NS_PER_US + lookups * passes / profile.sort_pairs_per_ns)
+
+
+def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state."""
+    issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
+    issued_ns += hot_row_ns(profile, work.hottest)
+    waits_ns = overlap_parts(*gradient_waits(profile, work, optimizer))
+    return np.asarray(profile.gradient_floor_us * NS_PER_US + issued_ns + waits_ns)
+
+
+def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
+    """[N] what the hottest row takes on top of all waits."""
+    return np.asarray(profile.hot_row_ns * np.minimum(hottest, HOT_LOOKUPS))
+
+
+def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
+    """What the backward kernels wait for; the hottest row takes its time however idle the rest of the GPU is."""
+    requests = work.row_requests + updated_state_requests(work, optimizer)
+    instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
+    updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
+    return Waits(
+        np.zeros_like(instructions) if profile.gradient_lane_power else instructions,
+        (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s,
+        (work.grad_miss_bytes + 2 * updated_bytes) / profile.hbm_bytes_per_ns,
+        profile.hot_lookup_ns * work.hottest,
+    )
+
+
+def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
+    """[N] bytes of optimizer state of the distinct rows; one number of a row takes a sector."""
+    per_row, per_weight = STATE_NUMBERS[optimizer]
+    return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
+
+
+def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
+    """[N] requests that read and write the states of each weight; one of a row is part of what the row takes."""
+    _, per_weight = STATE_NUMBERS[optimizer]
+    return np.asarray(2 * per_weight * work.unique_requests)
+
+
+def overlap_parts(*parts_ns: FloatArray) -> FloatArray:
+    """[N] a time between the longest of what a kernel waits for, and all of it together.
+
+    The cube root of the sum of cubes: in the public measurements one wait hides most of another that is much shorter,
+    but two equal ones take about a quarter longer than one.
+    """
+    return overlap(np.stack(parts_ns))
+
+
+def overlap(parts_ns: FloatArray) -> FloatArray:
+    """[...] ``overlap_parts`` of [parts, ...]."""
+    longest = np.maximum(parts_ns.max(axis=0), 1e-9)
+    ratios = parts_ns / longest
+    return np.asarray(longest * np.cbrt((ratios * ratios * ratios).sum(axis=0)))

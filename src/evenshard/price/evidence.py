@@ -1,0 +1,173 @@
+"""The evidence for a simulated device: the real measurements that its profile was fitted to or compared with.
+
+From it follows the device's own error, which every interval of a time on simulated hardware includes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenshard.base.limits import Range
+from evenshard.price.hardware import names_in
+
+# Fewer measurements than these have no 90th percentile.
+MIN_HELD_OUT = 10
+# As a logarithm: profiles from data sheets had eight of nine medians within a factor of 3.5.
+UNCONFIRMED_PERCENT = 125.0
+# Error of nine of ten kernels in unlike configurations, V100 and A100.
+EXTRAPOLATED_PERCENT = 45.0
+_COUNT = Range(0, 10**9, whole=True)
+_PERCENT = Range(0, 10_000)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measurements of one kind that a profile was fitted to or compared with.
+
+    Attributes:
+        points, source: the measured points, and who measured them, or where they are published.
+        fitted, held_out: measurements that the fit used, and others, which the errors are of.
+        median_error_percent, p90_error_percent: half, or nine of ten, of the held-out ones have a smaller error.
+    """
+
+    points: str
+    source: str
+    fitted: int
+    held_out: int
+    median_error_percent: float | None = None
+    p90_error_percent: float | None = None
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for name in ("points", "source"):
+            if not getattr(self, name).strip():
+                return f"{name} is empty"
+        for name in ("fitted", "held_out"):
+            if problem := _COUNT.problem(getattr(self, name)):
+                return f"{name} {problem}"
+        if self.fitted + self.held_out == 0:
+            return "fitted and held_out are both 0"
+        median, p90 = self.median_error_percent, self.p90_error_percent
+        for name, error in (("median_error_percent", median), ("p90_error_percent", p90)):
+            if (error is None) != (self.held_out == 0):
+                return f"{name} is {'missing' if error is None else 'given'}, but held_out is {self.held_out}"
+            if error is not None and (problem := _PERCENT.problem(error)):
+                return f"{name} {problem}"
+        if median is not None and p90 is not None and median > p90:
+            return "median_error_percent is above p90_error_percent"
+        return None
+
+
+@dataclass(frozen=True)
+class DeviceError:
+    """Error of a simulated device: nine of ten held-out measurements, so many points, are predicted with a smaller one.
+
+    Points are 0 where nothing confirms the profile.
+    """
+
+    percent: float = UNCONFIRMED_PERCENT
+    points: int = 0
+
+    @staticmethod
+    def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
+        """Return the error by the first evidence with enough held-out measurements; the most relevant stands first.
+
+        A few of them count where much of the profile is another one's: then nothing has to be known from data sheets.
+        """
+        least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
+        for one in evidence:
+            if one.held_out >= MIN_HELD_OUT and one.p90_error_percent is not None:
+                return DeviceError(max(one.p90_error_percent, least), one.held_out)
+        few = next((one for one in evidence if one.p90_error_percent is not None), None)
+        if is_extrapolated and few is not None and few.p90_error_percent is not None:
+            return DeviceError(max(few.p90_error_percent, least), few.held_out)
+        return DeviceError(points=few.held_out if few is not None else 0)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether enough measurements stand behind it."""
+        return self.points >= MIN_HELD_OUT
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
+            if problem := limits.problem(getattr(self, name)):
+                return f"{name} {problem}"
+        return None
+
+    @property
+    def factor(self) -> float:
+        """Nine of ten times are within this factor of the real ones, or taken to be: the one number of this error.
+
+        Half the width of the 90 % interval of a time's logarithm is the relative error itself: of errors as often above
+        as below, the mean of log(1 + e) and -log(1 - e) is e, to the third order.
+        """
+        return math.exp(self.percent / 100)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the factor is what the held-out measurements say, and not one that is taken for want of them."""
+        return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
+
+    def __str__(self) -> str:
+        """Such as "90 % of times within a factor of 1.13, by 40 held-out measurements"."""
+        taken = "90 % of times taken to be"
+        within = f"within a factor of {self.factor:.3g}"
+        return f"90 % of times {within}, by {self.why}" if self.is_measured else f"{taken} {within}, since {self.why}"
+
+    @property
+    def why(self) -> str:
+        """What the factor follows from, in a clause."""
+        if self.is_measured:
+            return f"{self.points:,} held-out measurements"
+        if self.is_confirmed:
+            return f"{self.points:,} held-out measurements leave much of it to another profile"
+        if self.points:
+            return f"{self.points} held-out measurements are too few to confirm it"
+        return "no measurement confirms it"
+
+
+def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
+    """Say how right simulated hardware and modelled links are; empty where all is real.
+
+    ``links`` is None where none is modelled, or nothing is said of them. ``hardware`` may be several names, joined.
+    """
+    names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
+    said = [] if error is None else [f"{names}: {error}"]
+    return "; ".join([*said, *([] if links is None else [f"exchanges: {links}"])])
+
+
+def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:
+    """Return the factors to divide and to multiply a time by for its 90 % interval.
+
+    Kernels and exchanges are off independently of each other, so that the squares of their shares add up. Real hardware
+    has no error of kernels (None). Without one of links, exchanges are off with the kernels.
+    """
+    off = kernels.factor if kernels is not None else 1.0
+    shares = ((1.0, off),) if links is None else ((1 - exchange_share, off), (exchange_share, links.factor))
+    below = math.hypot(*(share * (1 - 1 / factor) for share, factor in shares))
+    above = math.hypot(*(share * (factor - 1) for share, factor in shares))
+    return 1 / (1 - below), 1 + above
+
+
+def with_device_error(
+    error: DeviceError | None,
+    ms: float,
+    low_ms: float,
+    high_ms: float,
+    links: DeviceError | None = None,
+    exchange_share: float = 0.0,
+) -> tuple[float, float]:
+    """Widen the 90 % interval of a predicted time by the cost model alone by the errors of device and links.
+
+    They are independent of the model's: on the scale of logarithms, their squares add up. See ``error_factors``.
+    """
+
+    def factor(end_ms: float, off: float) -> float:
+        own = abs(math.log(end_ms) - math.log(ms)) if end_ms > 0 and ms > 0 else 0.0
+        return math.exp(math.hypot(own, math.log(off)) - own)
+
+    below, above = error_factors(error, links, exchange_share)
+    return low_ms / factor(low_ms, below), high_ms * factor(high_ms, above)

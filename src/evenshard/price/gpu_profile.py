@@ -1,0 +1,238 @@
+"""A simulated GPU: the constants of the device model, one YAML file each in ``profiles/``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenshard.base.errors import BadFile
+from evenshard.base.limits import Range
+from evenshard.base.units import BYTES_PER_GB
+from evenshard.price.evidence import DeviceError, Evidence
+from evenshard.price.hardware import HardwareName, profile_path
+from evenshard.price.profile_file import read_profile
+
+BYTES_PER_MB = 2**20
+# Taken for a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.
+HOST_GB_S = 50.0
+# Taken for the kernels of a cache, if the profile does not say it.
+CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
+
+
+@dataclass(frozen=True)
+class GpuProfile:
+    """A GPU under FBGEMM's fused table-batched embedding.
+
+    Attributes:
+        link: name of the link between such devices, in ``measure/link.py``.
+        num_sms: streaming multiprocessors.
+        warps_per_sm: most warps that one SM keeps resident.
+        memory_gb: GB (1024**3 bytes) of device memory.
+        hbm_gb_s: peak of the device memory, 10**9 bytes per second, which is bytes per nanosecond.
+        l2_mb: size of the L2 cache, 1024**2 bytes.
+        l2_usable_share: part of it that holds randomly read rows before misses set in.
+        hbm_efficiency: part of the peak that embedding kernels reach.
+        l2_gb_s: bandwidth of randomly read rows that hit the L2, 10**9 bytes per second.
+        fwd_overhead_us: time of a forward call in which no kernel of it runs: the host before the first one, and what
+            measuring adds.
+        bwd_overhead_us: the same time of a backward call.
+        fwd_host_us: time the host takes to launch the kernels of a forward call, which they cannot beat together.
+        bwd_host_us: the same time of a backward call.
+        short_call_us: most time that a backward call with less than 2**18 lookups takes beside its kernels: nothing up
+            to 2**13 lookups, all of it from 2**17 on.
+        bounds_floor_us: the bounds check of next to nothing.
+        bounds_ns_per_bag, bounds_ns_per_lookup: its time for each bag and each lookup.
+        lookup_floor_us: the forward kernel of next to nothing.
+        lookup_ns_per_bag: its instructions for each bag.
+        lookup_ns_per_request: its instructions for each row, or each 128 values of a wider one.
+        bag_hit_ns, bag_miss_ns: one row after the other of the longest bag, out of the L2 and out of device memory.
+        index_floor_us: all kernels on indices of next to nothing, the sort apart.
+        index_ns_per_bag, index_ns_per_lookup, index_ns_per_row: their time for each bag, lookup and distinct row.
+        sort_floor_us: the sort of next to nothing.
+        sort_pairs_per_ns: pairs of an index and its bag that one pass of the radix sort moves.
+        gradient_floor_us: the gradient kernels of next to nothing.
+        gradient_ns_per_request: their instructions for each gradient, or each 128 values of a wider one.
+        gradient_ns_per_row: their instructions for each distinct row.
+        hot_lookup_ns: one gradient after the other of the hottest row.
+        medium_call_us: as ``short_call_us``, of a call with more lookups: all of it at 2**21, nothing at 2**18 and from
+            2**24 on.
+        lookup_lane_power, gradient_lane_power: 0, or: instructions of bags, rows and gradients come on top of what the
+            kernel waits for, and go with the lanes of a warp that a row takes, to this power: the 8, 16 or 32 that the
+            widest row of the call needs, however narrow the others are.
+        gradient_wide_power: the same power, by how many warps' worth of values the widest row has.
+        row_state_share, weight_state_share: how much longer the instructions of gradients take with an optimizer that
+            has one state per row, and for each state per weight.
+        index_bag_ns: of the kernels on indices, one lookup after the other of the longest bag.
+        sort_pass_us: each pass of the sort of next to nothing, where it takes several kernels.
+        hot_row_ns: one gradient after the other of the hottest row, up to ``HOT_LOOKUPS``: further ones are spread over
+            the GPU. On top of what the kernel waits for.
+        cached_fwd_us, cached_bwd_us: the kernels of next to nothing that a call has beside its own where it looks up a
+            cache; see ``measure/offload.py``.
+        clock_ghz: of the multiprocessors, at most.
+        l1_kb: first-level cache and shared memory of a multiprocessor, 1024 bytes.
+        tflops: dense products of BF16 on tensor cores, 10**12 operations a second; 0 where there are none.
+        host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``measure/offload.py``.
+        evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
+        extrapolated_from: the profile that says what its own measurements do not.
+    """
+
+    link: str
+    num_sms: float
+    warps_per_sm: float
+    memory_gb: float
+    hbm_gb_s: float
+    l2_mb: float
+    l2_usable_share: float
+    hbm_efficiency: float
+    l2_gb_s: float
+    fwd_overhead_us: float
+    bwd_overhead_us: float
+    fwd_host_us: float
+    bwd_host_us: float
+    short_call_us: float
+    bounds_floor_us: float
+    bounds_ns_per_bag: float
+    bounds_ns_per_lookup: float
+    lookup_floor_us: float
+    lookup_ns_per_bag: float
+    lookup_ns_per_request: float
+    bag_hit_ns: float
+    bag_miss_ns: float
+    index_floor_us: float
+    index_ns_per_bag: float
+    index_ns_per_lookup: float
+    index_ns_per_row: float
+    sort_floor_us: float
+    sort_pairs_per_ns: float
+    gradient_floor_us: float
+    gradient_ns_per_request: float
+    gradient_ns_per_row: float
+    hot_lookup_ns: float
+    medium_call_us: float = 0.0
+    lookup_lane_power: float = 0.0
+    gradient_lane_power: float = 0.0
+    gradient_wide_power: float = 0.0
+    row_state_share: float = 0.0
+    weight_state_share: float = 0.0
+    index_bag_ns: float = 0.0
+    sort_pass_us: float = 0.0
+    hot_row_ns: float = 0.0
+    cached_fwd_us: float = CACHED_FWD_US
+    cached_bwd_us: float = CACHED_BWD_US
+    host_gb_s: float = HOST_GB_S
+    clock_ghz: float = 0.0
+    l1_kb: float = 0.0
+    tflops: float = 0.0
+    evidence: tuple[Evidence, ...] = ()
+    extrapolated_from: str = ""
+
+    @property
+    def error(self) -> DeviceError:
+        """How far its times are from those of the real device."""
+        return DeviceError.of(self.evidence, bool(self.extrapolated_from))
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of device memory."""
+        return self.memory_gb * BYTES_PER_GB
+
+    @property
+    def l2_bytes(self) -> float:
+        """Bytes of L2 that hold rows."""
+        return self.l2_mb * BYTES_PER_MB * self.l2_usable_share
+
+    @property
+    def resident_warps(self) -> float:
+        """Warps that the whole GPU keeps resident."""
+        return self.num_sms * self.warps_per_sm
+
+    @property
+    def hbm_bytes_per_ns(self) -> float:
+        """What the embedding kernels get out of the device memory."""
+        return self.hbm_gb_s * self.hbm_efficiency
+
+
+# Constants that only measurements of each kernel of many calls tell; 0 in profiles without such.
+BY_KERNEL = (
+    "lookup_lane_power",
+    "gradient_lane_power",
+    "gradient_wide_power",
+    "row_state_share",
+    "weight_state_share",
+    "index_bag_ns",
+    "sort_pass_us",
+    "hot_row_ns",
+)
+# Physically conceivable values; a constant that ends at such a bound shows that the model lacks something.
+_FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "hbm_efficiency": (0.05, 1.0),
+    "l2_gb_s": (10.0, 100_000.0),
+    "fwd_overhead_us": _FLOOR_US,
+    "bwd_overhead_us": _FLOOR_US,
+    "fwd_host_us": _FLOOR_US,
+    "bwd_host_us": _FLOOR_US,
+    "short_call_us": _FLOOR_US,
+    "medium_call_us": _FLOOR_US,
+    "bounds_floor_us": _FLOOR_US,
+    "bounds_ns_per_bag": _NS,
+    "bounds_ns_per_lookup": _NS,
+    "lookup_floor_us": _FLOOR_US,
+    "lookup_ns_per_bag": _NS,
+    "lookup_ns_per_request": _NS,
+    "bag_hit_ns": (1e-3, 1e5),
+    "bag_miss_ns": (1e-3, 1e5),
+    "index_floor_us": _FLOOR_US,
+    "index_ns_per_bag": _NS,
+    "index_ns_per_lookup": _NS,
+    "index_ns_per_row": _NS,
+    "sort_floor_us": _FLOOR_US,
+    "sort_pairs_per_ns": (1e-3, 1000.0),
+    "gradient_floor_us": _FLOOR_US,
+    "gradient_ns_per_request": _NS,
+    "gradient_ns_per_row": _NS,
+    "hot_lookup_ns": (1e-3, 1e5),
+    "lookup_lane_power": (0.1, 1.5),
+    "gradient_lane_power": (0.1, 1.5),
+    "gradient_wide_power": (0.01, 1.5),
+    "row_state_share": (1e-3, 10.0),
+    "weight_state_share": (1e-3, 10.0),
+    "index_bag_ns": (1e-3, 1e5),
+    "sort_pass_us": _FLOOR_US,
+    "hot_row_ns": (1e-3, 1e5),
+}
+# No data sheet says these: ``evenshard calibrate-device`` fits them to measured times.
+FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
+
+RATES = (
+    "num_sms",
+    "warps_per_sm",
+    "memory_gb",
+    "hbm_gb_s",
+    "hbm_efficiency",
+    "l2_gb_s",
+    "sort_pairs_per_ns",
+    "host_gb_s",
+)
+ABOVE_0 = Range(1e-9, 1e18)
+
+
+def profile_of(hardware: HardwareName) -> GpuProfile | None:
+    """The profile of simulated hardware; None of real hardware. Errors are those of ``gpu_profile``."""
+    return gpu_profile(hardware.device) if hardware.kind.is_simulated else None
+
+
+def gpu_profile(name: str) -> GpuProfile:
+    """The profile with this name, or of this YAML file.
+
+    Raises:
+        BadConfig: if there is none.
+        BadFile: if the file is not a device profile.
+    """
+    path = Path(profile_path(name))
+    profile = read_profile(path, GpuProfile)
+    for constant in RATES:
+        if problem := ABOVE_0.problem(getattr(profile, constant)):
+            raise BadFile(path, f"constant {constant} {problem}", "Correct it.")
+    return profile

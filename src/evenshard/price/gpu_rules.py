@@ -1,0 +1,87 @@
+"""GPUs without measurements, from their data sheets: rules learned on the GPUs whose kernels were all measured.
+
+What kernels do for each bag, lookup, row and pair takes time against the speed of a GPU, and their rates go with it:
+
+    speed = SMs x clock x L1 of an SM
+
+What is left of a constant is a mean over the fitted GPUs, each weighted by the ratio of the speeds, the slower one by
+the faster. Floors, chains and the host's times are such means as they are. How far off times by these rules are is in
+``EVIDENCE``, and by kernel in docs/decisions/0041-gpus-by-their-data-sheets.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from evenshard.base.limits import Range
+from evenshard.price.evidence import Evidence
+
+# The fields that a data sheet must have, and the range of each: a value outside of it is in another unit.
+SHEET: Mapping[str, Range] = {
+    "num_sms": Range(1, 10_000),
+    "clock_ghz": Range(0.1, 20),
+    "l1_kb": Range(4, 10_000),
+    "memory_gb": Range(1, 100_000),
+    "hbm_gb_s": Range(20, 1_000_000),
+    "l2_mb": Range(0.1, 100_000),
+    "tflops": Range(1, 1_000_000),
+    "pcie_gb_s": Range(0.5, 10_000),
+}
+# The profiles that the rules are learned on: each kernel of each GPU was measured, by the FBGEMM of today.
+FITTED = ("h100", "h200")
+# Rates, which go with the speed, and times that go against it beside those for each bag, lookup, row and request.
+_RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
+# Share of PCIe's line rate that reads of rows in host memory reach: 50 of 63 GB/s, fitted to an H100.
+HOST_SHARE = 50 / 63
+WARPS_PER_SM = 64
+
+# The rules are by benchmarks/scripts/gpu_rules.py. Nothing is known of GPUs of another vendor.
+VENDOR = "NVIDIA"
+EVIDENCE = Evidence(
+    "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",
+    "as the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200 name it; of the B200 AMD-AGI/Primus-DLRM",
+    1318,
+    474,
+    20.0,
+    97.6,
+)
+
+
+def speed_of(gpu: Mapping[str, float]) -> float:
+    """The speed of a GPU, in a unit of its own."""
+    return gpu["num_sms"] * gpu["clock_ghz"] * gpu["l1_kb"]
+
+
+def constants_by_rules(
+    sheet: Mapping[str, float],
+    fitted: Mapping[str, Mapping[str, float]],
+    speed: Callable[[Mapping[str, float]], float] = speed_of,
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return all constants of a profile that its data sheet does not say, and which of them follow from it.
+
+    ``fitted`` has all constants of the profiles to learn from, by their names.
+    """
+    own = speed(sheet)
+    ratios = {name: own / speed(other) for name, other in fitted.items()}
+    constants, scaled = {}, []
+    for constant in next(iter(fitted.values())):
+        if constant in SHEET or constant in ("host_gb_s", "warps_per_sm"):
+            continue
+        power = exponent(constant)
+        weights = [min(ratio, 1 / ratio) for ratio in ratios.values()]
+        terms = [
+            weight * fitted[one][constant] * ratios[one] ** power for one, weight in zip(fitted, weights, strict=True)
+        ]
+        constants[constant] = math.fsum(terms) / math.fsum(weights)
+        if power:
+            scaled.append(constant)
+    constants |= {"host_gb_s": HOST_SHARE * sheet["pcie_gb_s"], "warps_per_sm": WARPS_PER_SM}
+    return constants, (*scaled, "host_gb_s")
+
+
+def exponent(constant: str) -> int:
+    """The power of the speed that a constant goes with: 1 of rates, -1 of times of work, 0 of all others."""
+    if constant in _RATES:
+        return 1
+    return -1 if "_ns_per_" in constant or constant in _TIMES else 0

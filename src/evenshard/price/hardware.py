@@ -1,0 +1,212 @@
+"""Kinds of hardware, names of hardware in every spelling, and the profiles that come with evenshard.
+
+A kind of hardware is an entry of ``KINDS``; ``evenshard.measure.local_hardware.open_hardware`` opens it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief, did_you_mean
+
+Times = Literal["measured", "simulated"]
+# Profiles of GPUs whose own name does not state the memory.
+SHORT_NAMES = {"a100": "a100_80gb"}
+_PROFILE_OF_GPU = {
+    r"\bGB300\b": "gb300",
+    r"\bB300\b": "b300",
+    r"\bL40S\b": "l40s",
+    r"\bRTX PRO 6000\b": "rtx_pro_6000",
+    r"\bMI300X\b": "mi300x",
+    r"\bMI350X\b": "mi350x",
+    r"\bB200\b": "b200",
+    r"\bH200\b": "h200",
+    r"\bH100\b": "h100",
+    r"\bA100\b.*\b40GB\b|\bA100-PG509\b": "a100_40gb",
+    r"\bA100\b": "a100_80gb",
+    r"\bV100\b": "v100",
+    r"\b2080 Ti\b": "rtx_2080_ti",
+}
+# Profiles of simulated devices, and of fitted links.
+_PROFILES = resources.files("evenshard.price").joinpath("profiles")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of hardware.
+
+    Attributes:
+        name: the first word of every spelling of such hardware.
+        runs_kernels: whether it runs kernels on devices of this machine, one process of torchrun for each.
+        device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
+        compute_device: torch's word for such devices.
+        needs_gpu: whether there must be a GPU here to ask or to measure on.
+        memory_bytes_per_ns: speed of the memory where no profile says it: guesses for a core of a CPU, and for a GPU.
+    """
+
+    name: str
+    times: Times = "measured"
+    runs_kernels: bool = True
+    device: str = ""
+    compute_device: Literal["cpu", "cuda"] = "cuda"
+    needs_gpu: bool = False
+    memory_bytes_per_ns: float = 1000.0
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its times are those of a device model."""
+        return self.times == "simulated"
+
+    @property
+    def is_host(self) -> bool:
+        """Whether its devices are shares of a host: they have its memory, and there may be any number of them."""
+        return self.compute_device == "cpu"
+
+    @property
+    def usage(self) -> str:
+        """What flags and settings say."""
+        return f"{self.name}:{self.device}" if self.device else self.name
+
+
+# Placements are for this hardware if neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
+DEFAULT_HARDWARE = "simulated:h100"
+# CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any.
+AUTO = "auto"
+KINDS = (
+    Kind("cpu", compute_device="cpu", memory_bytes_per_ns=5.0),
+    Kind("cuda", needs_gpu=True),
+    Kind("simulated", times="simulated", runs_kernels=False, device="<profile>"),
+)
+_KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
+CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the device profiles that come with evenshard."""
+    files = (entry.name for entry in _PROFILES.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def profile_of_gpu(name: str) -> str | None:
+    """The profile of a GPU, by what its driver calls it ("NVIDIA H200"); None where it has none."""
+    return next((profile for pattern, profile in _PROFILE_OF_GPU.items() if re.search(pattern, name)), None)
+
+
+def profile_path(name: str) -> Path:
+    """The file of a profile: a name that comes with evenshard, or the path of a YAML file.
+
+    Raises:
+        BadConfig: if it is neither.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in profile_names():
+        raise BadConfig(f"simulated device is {brief(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
+    return Path(str(_PROFILES.joinpath(name + ".yaml")))
+
+
+def link_profile_path(name: str) -> Path:
+    """The file of a fitted link that comes with evenshard."""
+    return Path(str(_PROFILES.joinpath("links", name + ".yaml")))
+
+
+_SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class HardwareName:
+    """The name of some hardware: its kind, and which device of that kind.
+
+    It has three spellings, and ``parse`` reads them all: simulated:h200 in flags and settings (``str``),
+    "simulated: h200" in what was measured (``provenance``), and simulated-h200 in data/ (``folder``). Real hardware is
+    asked for by its kind alone (cuda); what was measured on it also names the device ("cuda: NVIDIA H200").
+
+    Who asks for hardware may leave "simulated:" out of a profile that comes with evenshard, and call it by the name of
+    the GPU: h200 is simulated:h200, a100 simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
+
+    Attributes:
+        kind: one of ``KINDS``, or that of ``AUTO``.
+        device: the profile's name or YAML file of a simulated device, or what the driver calls a real one; "" for any.
+    """
+
+    kind: Kind
+    device: str = ""
+
+    @staticmethod
+    def of(kind: str, device: str = "") -> HardwareName:
+        """The name of a kind of hardware, and of a device."""
+        return HardwareName(_KIND_OF[kind], device)
+
+    @staticmethod
+    def parse(text: str) -> HardwareName:
+        """The name in any of its spellings, or a short one.
+
+        Raises:
+            BadConfig: if it is of no known kind.
+        """
+        return _name_in(text) or _short_name(text)
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}:{self.device}" if self.kind.device else self.kind.name
+
+    @property
+    def provenance(self) -> str:
+        """The name as it stands in every row that is measured on this hardware."""
+        device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
+        return f"{self.kind.name}: {device}"
+
+    def has_measured(self, provenance: str) -> bool:
+        """Whether all of these costs are of this hardware: those of any device where it names none.
+
+        Args:
+            provenance: one, or several joined.
+        """
+        names = names_in(provenance)
+        if self.kind.name == AUTO:
+            return True
+        return bool(names) and all(
+            name.kind == self.kind and (not self.device or name.provenance == self.provenance) for name in names
+        )
+
+
+def names_in(text: str) -> tuple[HardwareName, ...]:
+    """The names of known kinds in one or several provenances that are joined by commas or semicolons."""
+    return tuple(name for part in re.split("[,;]", text) if (name := _name_in(part.strip())) is not None)
+
+
+def measured_or_simulated(hardware: str) -> Times:
+    """Return the word for times on one or several joined names of hardware, in any spelling."""
+    return "simulated" if is_simulated(hardware) else "measured"
+
+
+def is_simulated(hardware: str) -> bool:
+    """Whether any of one or several names is of a device model."""
+    return any(name.kind.is_simulated for name in names_in(hardware))
+
+
+def provenance_problem(hardware: str) -> str | None:
+    """Says in one clause why this is not the provenance of a measurement, or None."""
+    name = _name_in(hardware)
+    if name is not None and name.kind in KINDS:
+        return None
+    return f"hardware is {brief(hardware)}, which is none of {', '.join(kind.name for kind in KINDS)}"
+
+
+def _name_in(text: str) -> HardwareName | None:
+    found = _SPELLING.fullmatch(text)
+    return HardwareName.of(found[1], found[2] or "") if found is not None and found[1] in _KIND_OF else None
+
+
+def _short_name(text: str) -> HardwareName:
+    short = text.strip().lower()
+    profile = SHORT_NAMES.get(short, short)
+    if profile not in profile_names():
+        known = sorted({*profile_names(), *SHORT_NAMES})
+        meant = did_you_mean(short, [*known, *_KIND_OF])
+        raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or for short {', '.join(known)}.{meant}")
+    return HardwareName.of("simulated", profile)

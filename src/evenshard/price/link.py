@@ -1,0 +1,340 @@
+"""The links by their names: fitted ones, those of rules and data sheets, and stated bandwidths.
+
+The rules are learned on the links that were fitted. How far off they are where they can be checked is said in decision
+38, and in the evidence of each such link.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief, cut
+from evenshard.price.evidence import Evidence
+from evenshard.price.hardware import AUTO, link_profile_path
+from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curve, Link, mean_curve
+from evenshard.price.profile_file import read_profile
+
+DEFAULT_LINK = "ethernet_25g"
+GPUS_OF_A_NODE = 8
+SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
+# GB/s a direction of NVLink, by data sheets, of the links that were fitted.
+NVLINK_GB_S = {
+    "nvlink_a100": 300.0,
+    "nvlink_h100": 450.0,
+    "nvlink_h200": 450.0,
+    "nvlink_b200": 900.0,
+    "nvlink_gb200": 900.0,
+}
+# Transports that a provenance may name instead of a link, such as nccl (NET/IB/GDRDMA).
+BACKENDS = ("gloo", "nccl")
+# A provenance names this where each shard was measured on one device alone, with no link to another.
+NO_LINK = "none"
+
+_NEURO_SHARD = (
+    "outputs of NeuroShard's communication networks, which were trained on measurements (anonymoussubmition/neuroshard "
+    "e363480f)"
+)
+_PARAM = "PARAM, timed from the host (owensgroup/ml_perf_model cf1acc20, comm_bench.ipynb, plot and text)"
+_NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
+
+
+def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
+    """Return an NVLink of which no more than the data sheet is known: the mean of the fitted links of its line rate.
+
+    Where none was fitted, it is the mean over all line rates: the same latencies, and bytes as much faster as the line.
+
+    Args:
+        line_gb_s: line rate of a GPU in one direction, GB/s.
+        others: fitted links, of ``NVLINK_GB_S``.
+        evidence: how far the rule was off on other links.
+    """
+    alike = [name for name in others if NVLINK_GB_S[name] == line_gb_s] or list(others)
+    by_rate: dict[float, list[Link]] = {}
+    for name in alike:
+        by_rate.setdefault(NVLINK_GB_S[name], []).append(others[name])
+    weights = [1 / len(of_rate) for of_rate in by_rate.values() for _ in of_rate]
+    factors = [line_gb_s / rate for rate, of_rate in by_rate.items() for _ in of_rate]
+    links = [one for of_rate in by_rate.values() for one in of_rate]
+    kinds = dict.fromkeys((one.collective, one.num_devices) for one in links[0].curves)
+    curves = []
+    for collective, num_devices in kinds:
+        known = [
+            (one.faster(factor), weight)
+            for link, factor, weight in zip(links, factors, weights, strict=True)
+            for one in link.curves
+            if (one.collective, one.num_devices) == (collective, num_devices)
+        ]
+        curves.append(mean_curve([curve for curve, _ in known], [weight for _, weight in known]))
+    gb_s = [factor * link.bandwidth_gb_s for factor, link in zip(factors, links, strict=True)]
+    return Link(
+        float(np.average([link.latency_us for link in links], weights=weights)),
+        f"data sheet: line rate {line_gb_s:g} GB/s a direction, all else as {', '.join(alike)}",
+        bandwidth_gb_s=float(np.average(gb_s, weights=weights)),
+        spans=spans,
+        curves=tuple(curves),
+        evidence=tuple(evidence),
+        extrapolated_from=", ".join(alike),
+    )
+
+
+# Shares of the line rate and latencies, us, by GPUs: RTX 4090 and 5090; the values between are a guess.
+_PCIE_SHARES = {2: (0.80, 0.80), 4: (0.80, 0.40), 8: (0.44, 0.19)}
+_PCIE_US = {2: 12.0, 4: 20.0, 8: 42.0}
+
+
+def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
+    """PCIe between GPUs that reach each other's memory, of which no more than the line rate is known."""
+    curves = [
+        Curve(one, num, (0.0,), (_PCIE_US[num],), line_gb_s * (to_all if one == ALL_TO_ALL else ring))
+        for one in COLLECTIVES
+        for num, (ring, to_all) in _PCIE_SHARES.items()
+    ]
+    return Link(
+        _PCIE_US[8],
+        f"data sheet: {generation}, line rate {line_gb_s:g} GB/s a direction; shares of it that others saw on RTX 4090 "
+        "and 5090 (tinygrad/open-gpu-kernel-modules issues 17 and 36, NVIDIA/nccl issue 1639) and on 2 x 4 GPUs of "
+        f"PCIe 5 ({SLIDE})",
+        bandwidth_gb_s=line_gb_s * _PCIE_SHARES[8][1],
+        spans=GPUS_OF_A_NODE,
+        curves=tuple(curves),
+        evidence=(Evidence("bus bandwidths of other GPUs", "those above", 5, 0),),
+        extrapolated_from="GeForce GPUs",
+    )
+
+
+# Share of a NIC's line rate that exchanges of several nodes reach: 19.1 of 25 and 38.4 of 50 GB/s.
+NIC_SHARE = 0.766
+
+
+def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
+    """Return a network between nodes with a NIC for each GPU: an all-to-all waits for the bytes that cross it.
+
+    Over N nodes that makes a bus bandwidth of N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue
+    130), less what nobody reaches. ``line_gb_s`` is of a NIC.
+    """
+    return Link(
+        10.0,
+        f"data sheet: {name} for each GPU, line rate {line_gb_s:g} GB/s, of which exchanges reach {NIC_SHARE}: bus "
+        "bandwidth is N / (N - 1) times that over N nodes (NVIDIA/nccl-tests issue 130); latency of a small NCCL "
+        "all-to-all",
+        bandwidth_gb_s=line_gb_s * NIC_SHARE,
+        evidence=(
+            Evidence(
+                points or "24 GB/s of 32 x A100, 48 GB/s of 32 x H100, each by the share of the other",
+                SLIDE,
+                2,
+                2,
+                0.7,
+                0.8,
+            ),
+        ),
+        extrapolated_from="two points",
+    )
+
+
+class _Links(Mapping[str, Link]):
+    """Links by name, each made from its profile or rule when it is first asked for."""
+
+    def __init__(self, links: Mapping[str, Link | Callable[[], Link]]) -> None:
+        self._links = dict(links)
+
+    def __getitem__(self, name: str) -> Link:
+        found = self._links[name]
+        if not isinstance(found, Link):
+            found = self._links[name] = found()
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._links
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+
+def _profile_loader(name: str) -> Callable[[], Link]:
+    return lambda: _of_file(link_profile_path(name))
+
+
+def _nvlink(line_gb_s: float, spans: float) -> Callable[[], Link]:
+    """Make the NVLink of a line rate by the rule; its error is smaller if a fitted link has that rate."""
+    evidence = _SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE
+    return lambda: nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, [evidence])
+
+
+def _infinity_fabric(line_gb_s: float) -> Callable[[], Link]:
+    """Make the seven links of each GPU by the rule for NVLink, which nothing confirms here."""
+    return lambda: nvlink_by_rule(line_gb_s, GPUS_OF_A_NODE, {name: LINKS[name] for name in NVLINK_GB_S}, ())
+
+
+# The errors are by benchmarks/scripts/fit_links.py.
+_SAME_LINE = Evidence(
+    "collectives of 2 to 8 H100, H200, B200 and GB200, each link as the other of its line rate",
+    _NCCL_TESTS,
+    862,
+    862,
+    3.5,
+    9.7,
+)
+_OTHER_LINE = Evidence(
+    "collectives of A100, H100, H200, B200 and GB200, each by links of other line rates",
+    _NCCL_TESTS,
+    1099,
+    1099,
+    22.6,
+    57.8,
+)
+
+LINKS: Mapping[str, Link] = _Links(
+    {
+        "pcie3_host": Link(
+            535.0,
+            f"fitted: PCIe 3.0 without peer-to-peer, to {_NEURO_SHARD}. For other numbers of GPUs than 4 a guess",
+            bandwidth_gb_s=60.0,
+            slowest_gb_s=23.0,
+            shared_gb_s=25.1,
+            forward_share=0.97,
+            spans=GPUS_OF_A_NODE,
+            evidence=(
+                Evidence("plans on 4 x RTX 2080 Ti, FP32, batch 65,536, both ways", _NEURO_SHARD, 1500, 1500, 1.1, 6.3),
+            ),
+        ),
+        "pcie4": partial(pcie_by_rule, 31.5, "PCIe 4.0 x16, as of L40S"),
+        "pcie5": partial(pcie_by_rule, 63.0, "PCIe 5.0 x16, as of RTX PRO 6000 Blackwell"),
+        "ethernet_1g": Link(
+            30.0,
+            "data sheet: line rate of 1000BASE; latency of a kernel TCP round through one switch",
+            bandwidth_gb_s=0.125,
+        ),
+        "ethernet_10g": Link(
+            30.0,
+            "data sheet: line rate of 10GBASE; latency of a kernel TCP round through one switch",
+            bandwidth_gb_s=1.25,
+        ),
+        "ethernet_25g": Link(
+            30.0,
+            "data sheet: line rate of 25GBASE; latency of a kernel TCP round through one switch",
+            bandwidth_gb_s=3.125,
+        ),
+        "infiniband_hdr": partial(nic_by_rule, 25.0, "HDR 200 Gb/s"),
+        "infiniband_ndr": partial(nic_by_rule, 50.0, "NDR 400 Gb/s"),
+        "infiniband_xdr": partial(nic_by_rule, 100.0, "XDR 800 Gb/s, as of ConnectX-8"),
+        "nvlink_v100": _nvlink(150.0, 16),
+        "nvlink_v100_dgx1": Link(
+            87.0,
+            f"fitted: one half of a DGX-1, to {_PARAM}. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, "
+            "which bounds the exchange; most pairs across the halves have none",
+            bandwidth_gb_s=56.2,
+            spans=4,
+            evidence=(Evidence("exchanges of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
+        ),
+        "nvlink_a100": _profile_loader("nvlink_a100"),
+        "nvlink_h100": _profile_loader("nvlink_h100"),
+        "nvlink_h200": _profile_loader("nvlink_h200"),
+        "nvlink_b200": _profile_loader("nvlink_b200"),
+        "nvlink_gb200": _profile_loader("nvlink_gb200"),
+        "nvlink_b300": _nvlink(900.0, GPUS_OF_A_NODE),
+        "nvlink_gb300": _nvlink(900.0, 72),
+        "infinity_fabric_mi300x": _infinity_fabric(448.0),
+        "infinity_fabric_mi350x": _infinity_fabric(537.6),
+    }
+)
+ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr", "ib_800g": "infiniband_xdr"} | {
+    f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
+}
+# Latency of a link that is stated by its bandwidth alone: that of NVLink.
+STATED_LATENCY_US = 15.0
+_BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
+
+
+def is_modelled(name: str) -> bool:
+    """Whether exchange times of a provenance with this link come from a model; else devices really exchanged."""
+    return name.partition(" ")[0] not in BACKENDS
+
+
+def beyond_span(name: str, num_devices: int) -> str | None:
+    """Return a warning for more devices than a link of ``LINKS`` connects; None where it connects them all."""
+    found = LINKS.get(name)
+    if found is None or num_devices <= found.spans:
+        return None
+    return (
+        f"{num_devices} devices are priced as if one node held them all, each with {found.even_gb_s(num_devices):.3g} "
+        f"GB/s a direction, but {name} connects {found.spans:g}. Across nodes the exchange is slower, and the order of "
+        f"placements may change."
+    )
+
+
+def link_or_own(name: str, own: str = DEFAULT_LINK) -> str:
+    """Return the name of a link in ``LINKS``; auto means ``own``.
+
+    Raises:
+        BadConfig: if there is none.
+    """
+    return own if name == AUTO else link_name(name)
+
+
+def link(name: str) -> Link:
+    """Return a link: one of ``LINKS`` or ``ALIASES``, a bandwidth such as 50gb_s, or a YAML file.
+
+    Raises:
+        BadConfig: if there is none.
+        BadFile: if the file is not a link profile.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _of_file(Path(name))
+    own = link_name(name)
+    if stated := _BANDWIDTH.fullmatch(own):
+        return Link(
+            STATED_LATENCY_US, "guess: bandwidth as stated; latency that of NVLink", bandwidth_gb_s=float(stated[1])
+        )
+    return LINKS[own]
+
+
+def _of_file(path: Path) -> Link:
+    found = read_profile(path, Link)
+    remedy = "Calibrate it again with `evenshard calibrate-link`."
+    kinds = [(one.collective, one.num_devices) for one in found.curves]
+    if twice := next((kind for at, kind in enumerate(kinds) if kind in kinds[:at]), None):
+        raise BadFile(path, f"there are two curves of {twice[0]} between {twice[1]} devices", remedy)
+    bandwidths = {field: getattr(found, field) for field in BANDWIDTHS}
+    if zeros := [field for field, gb_s in bandwidths.items() if gb_s <= 0]:
+        raise BadFile(path, f"constant {zeros[0]} is 0", remedy)
+    if all(math.isinf(gb_s) for gb_s in bandwidths.values()):
+        raise BadFile(path, f"names none of {', '.join(bandwidths)}", remedy)
+    return found
+
+
+def bandwidth_name(gb_s: float) -> str:
+    """The name of a link of which a bandwidth is all that is known."""
+    return f"{Decimal(f'{gb_s:.6g}'):f}gb_s"
+
+
+def link_name(name: str) -> str:
+    """The name in ``LINKS`` of a link that may be called by another one; a bandwidth or the path of a file as it is.
+
+    Raises:
+        BadConfig: if there is none.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return name
+    plain = name.lower().replace("-", "_").replace("gb/s", "gb_s").replace(" ", "")
+    if (stated := _BANDWIDTH.fullmatch(plain)) and float(stated[1]) > 0:
+        return plain
+    plain = ALIASES.get(plain, plain)
+    if plain not in LINKS:
+        close = get_close_matches(cut(plain), [*LINKS, *ALIASES], n=2)
+        meant = f"Did you mean {' or '.join(close)}? Known are" if close else "Use auto, one of"
+        others = "a bandwidth such as 50gb_s, or a file that calibrate-link wrote"
+        raise BadConfig(f"link is {brief(name)}. {meant} {', '.join(LINKS)}, {others}.")
+    return plain

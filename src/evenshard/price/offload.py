@@ -1,0 +1,216 @@
+"""How much longer a step takes where rows are not in device memory: they come over the host's link, or from SSDs.
+
+A device reads and writes host memory row by row while its kernels run (FBGEMM's managed tables, UVM):
+
+    forward   the rows looked up. They are not kept in the L2: lookups of a row share a transfer only while it is under
+              way, so that some hundred kilobytes of rows are remembered, whatever the size of the batch.
+    backward  each distinct row, and those of its optimizer's states that it has for every weight, read and written.
+              A state of one number per row is in device memory wherever the weights are.
+
+With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup, and one
+for the call, which the device model adds (``ShardWork.cached``). Each distinct row that is missing then comes in while
+another goes out. The backward pass finds all weights in the cache, but no states: FBGEMM caches none.
+
+The constants are those of an H100 with PCIe 5, fitted at commit 98165ba4 to public measurements of rows of 512 bytes
+(benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and ``host``: what they cost here is bytes
+over rates that the user or an assumption names.
+
+Legend: P tables looked up, K = 17 reuse bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import STATE_BYTES, STATE_NUMBERS
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage, TablePart, part_table
+from evenshard.placement.task import ShardingTask
+from evenshard.price.device_model import NS_PER_MS
+from evenshard.price.gpu_profile import HOST_GB_S, GpuProfile
+from evenshard.price.kernel_calls import Lookup, part_lookups
+from evenshard.price.shard_work import PLAIN_BYTES, missed_bytes, sector_bytes
+from evenshard.tables.locality import set_miss_ratio
+from evenshard.tables.reuse import FloatArray, looked_up_rows
+from evenshard.tables.table import Table
+
+# Fitted at commit 98165ba4, as HOST_GB_S is; what they mean stands in HostLink.
+UNDER_WAY_BYTES = 143e3
+UPDATE_SHARE = 0.89
+FIND_NS_PER_LOOKUP = 0.79
+CACHED_UPDATE_NS_PER_LOOKUP = 0.07
+
+# Assumed.
+LINE_BYTES = 64  # line of host memory: no shorter row is read
+PROCESSOR_GB_S = 51 * 1.024**3  # where the host's bandwidth is not known: what TorchRec takes its memory for
+SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs, as TorchRec takes it, too
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """Speed at which a device reaches rows that are not in its memory; rates in 10**9 bytes per second.
+
+    Attributes:
+        host_gb_s: of its link to the host, in each direction.
+        memory_gb_s, ssd_gb_s: its share of the host's memory (infinite if unknown) and SSDs, reads and writes together.
+        under_way_bytes: of rows that are being read at a time, which further lookups of these rows need not read again.
+        update_share: part of the link's rate that a kernel reaches which reads rows and writes them back.
+        find_ns_per_lookup: time to find out which rows are in the cache, forward.
+        cached_update_ns_per_lookup: further time of updates that go to the cache, backward.
+    """
+
+    host_gb_s: float = HOST_GB_S
+    memory_gb_s: float = math.inf
+    ssd_gb_s: float = SSD_GB_S
+    under_way_bytes: float = UNDER_WAY_BYTES
+    update_share: float = UPDATE_SHARE
+    find_ns_per_lookup: float = FIND_NS_PER_LOOKUP
+    cached_update_ns_per_lookup: float = CACHED_UPDATE_NS_PER_LOOKUP
+
+    @property
+    def read_gb_s(self) -> float:
+        """Rate for rows that are only read."""
+        return min(self.host_gb_s, self.memory_gb_s)
+
+    @property
+    def exchange_gb_s(self) -> float:
+        """Rate for rows that come in, while as many others go out."""
+        return min(self.host_gb_s, self.memory_gb_s / 2)
+
+    @property
+    def update_gb_s(self) -> float:
+        """Rate for rows that are read, changed and written back."""
+        return min(self.update_share * self.host_gb_s, self.memory_gb_s / 2)
+
+    @property
+    def processor_gb_s(self) -> float:
+        """Rate for rows that the host's processor reads or writes for the device."""
+        return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
+
+
+def host_link(machine: Machine, profile: GpuProfile | None = None) -> HostLink:
+    """Return one device's share of its host, while all others of the host take as much.
+
+    A bandwidth that the machine does not say (0), and a device without a profile, have defaults.
+    """
+    share = 1 / machine.devices_per_node
+    return HostLink(
+        HOST_GB_S if profile is None else profile.host_gb_s,
+        machine.host_gb_s * share if machine.host_gb_s else math.inf,
+        machine.ssd_gb_s * share if machine.ssd_gb_s else SSD_GB_S,
+    )
+
+
+def part_offload_ms(task: ShardingTask, part: TablePart, table: Table, link: HostLink) -> tuple[float, float]:
+    """Return how much longer forward and backward take on the device of a part than with it in device memory, ms.
+
+    Args:
+        table: the whole one, of which the part is.
+        link: of the device.
+    """
+    storage = part.storage
+    if storage.is_on_device:
+        return 0.0, 0.0
+    miss = set_miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
+    return offload_ms(part_lookups(part, table, task), storage, miss, link)
+
+
+def offload_ms(lookups: Sequence[Lookup], storage: Storage, miss: float, link: HostLink) -> tuple[float, float]:
+    """Return how much longer forward and backward take for rows outside of device memory, ms.
+
+    Args:
+        lookups: of a part, as ``kernel_calls.part_lookups`` says.
+        storage: place of the rows.
+        miss: share of the batch's distinct rows that are not in the cache, if there is one.
+        link: of the device.
+    """
+    if storage.is_on_device:
+        return 0.0, 0.0
+    rows = _rows_of(tuple(lookups))
+    forward_P, backward_P = _PASSES[storage.kernel](rows, miss * rows.weight_bytes, link)
+    return float((forward_P / NS_PER_MS).sum()), float((backward_P / NS_PER_MS).sum())
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Looked-up rows of tables, [P] each: ``state_bytes`` for each weight, ``row_state_bytes`` for each row."""
+
+    lookups: FloatArray
+    read_bytes: FloatArray
+    weight_bytes: FloatArray
+    state_bytes: FloatArray
+    row_state_bytes: FloatArray
+    output_bytes: FloatArray
+    unique_bytes_PK: FloatArray
+    counts_PK: FloatArray
+
+    def sent_bytes(self, under_way_bytes: float) -> FloatArray:
+        """Compute the bytes of lookups that share no transfer with another one."""
+        read_bytes_PK = self.unique_bytes_PK * self.counts_PK
+        under_way_P = np.full(len(self.lookups), under_way_bytes)
+        return missed_bytes(self.unique_bytes_PK, read_bytes_PK, self.counts_PK, under_way_P)
+
+
+@lru_cache(maxsize=10_000)  # a part is priced with caches of several sizes
+def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
+    tables = [one.table for one in lookups]
+    bags_P = np.array([one.bags for one in lookups], dtype=np.float64)
+    dims_P = np.array([table.embedding_dim for table in tables], dtype=np.int64)
+    bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
+    lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
+    uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
+    outputs_P: FloatArray = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
+    uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
+    per_row_P, per_weight_P = np.array([STATE_NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
+    return _Rows(
+        lookups_P,
+        lookups_P * row_bytes_P,
+        uniques_P * row_bytes_P,
+        uniques_P * per_weight_P * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
+        uniques_P * per_row_P * LINE_BYTES,
+        outputs_P * dims_P * PLAIN_BYTES,
+        uniques_PK * row_bytes_P[:, None],
+        counts_PK,
+    )
+
+
+_Passes = tuple[FloatArray, FloatArray]
+
+
+def _managed_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    read_ns = rows.sent_bytes(link.under_way_bytes) / link.read_gb_s
+    return read_ns, (rows.weight_bytes + rows.state_bytes) / link.update_gb_s
+
+
+def _cached_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    return (
+        link.find_ns_per_lookup * rows.lookups + missing_P / link.exchange_gb_s,
+        link.cached_update_ns_per_lookup * rows.lookups + rows.state_bytes / link.update_gb_s,
+    )
+
+
+def _on_ssd_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    """Read rows that the cache misses from SSDs, and write evicted rows to them."""
+    forward, backward = _cached_ns(rows, np.zeros_like(missing_P), link)
+    return forward + 2 * missing_P / link.ssd_gb_s, backward
+
+
+def _on_host_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    """Send pooled embeddings and their gradients over the link, but no rows."""
+    exchanged = rows.output_bytes / link.read_gb_s
+    updated = 2 * (rows.weight_bytes + rows.state_bytes + rows.row_state_bytes)
+    return exchanged + rows.read_bytes / link.processor_gb_s, exchanged + updated / link.processor_gb_s
+
+
+# [P] forward and backward time, ns, of each place that is not device memory.
+_PASSES: dict[str, Callable[[_Rows, FloatArray, HostLink], _Passes]] = {
+    FUSED_UVM: _managed_ns,
+    FUSED_UVM_CACHING: _cached_ns,
+    KEY_VALUE: _on_ssd_ns,
+    HOST: _on_host_ns,
+}

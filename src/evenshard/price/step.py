@@ -1,0 +1,369 @@
+"""What a training step of a placement takes: compute by the price of its devices, exchanges by the links.
+
+How the times of the devices make that of the step is told by ``measure/step_time.py``.
+
+Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from evenshard.placement.memory import STATE_NUMBERS
+from evenshard.placement.parts import TablePart, lookup_share, whole_part
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import means_in_rows, parts_by_table
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import (
+    GRADIENT_BYTES,
+    VOLUMES,
+    ExchangeTimes,
+    Links,
+    Volumes,
+    exchange_times,
+    part_volume,
+    volumes_of,
+)
+from evenshard.price.device_price import DevicePrice, alone_ms
+from evenshard.price.exchange_lines import times_3
+from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
+from evenshard.price.loads import CellChanges, Indices, Loads, LookupColumns
+from evenshard.price.offload import HostLink, part_offload_ms
+from evenshard.price.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+NS_PER_MS = 1e6
+# Times that a dense gradient's values move: zeroed, then read with the weights, which are written.
+DENSE_PASSES = 4
+# Times that a division by lengths as wide as the outputs moves each of them, forward and backward.
+DIVISION_PASSES = 9
+# Tables and devices of all whole placements that are predicted at once: their numbers take some 50 MB.
+MOST_AT_ONCE = 2**16
+
+
+Numbers = TypeVar("Numbers", float, FloatArray)
+
+
+def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
+    """Time that a device takes to clear dense gradients and to update weights and states with them, ms."""
+    states = STATE_NUMBERS[optimizer][1]
+    return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """Devices that are alike: their compute times, bytes per ns of their memory for dense gradients, and their host."""
+
+    price: DevicePrice
+    bytes_per_ns: float
+    host: HostLink = field(default_factory=HostLink)
+
+
+@dataclass(frozen=True)
+class PredictedDevice:
+    """Predicted times of one device in one training step, ms; one that holds no table has exchanges alone.
+
+    Attributes:
+        predicted_hidden_ms: what of the exchange of indices runs beside the step before, and takes no time of its own.
+        predicted_wait_ms: how long it waits for others: with ``predicted_total_ms`` the time of the step.
+    """
+
+    predicted_fwd_compute_ms: float
+    predicted_fwd_all_to_all_ms: float
+    predicted_bwd_all_to_all_ms: float
+    predicted_bwd_compute_ms: float
+    predicted_input_dist_ms: float = 0.0
+    predicted_hidden_ms: float = 0.0
+    predicted_wait_ms: float = 0.0
+
+    @property
+    def predicted_total_ms(self) -> float:
+        """What it does itself in a step: its five times, without what is hidden."""
+        return sum(predicted_step_times(self))
+
+
+STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
+
+
+def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
+    """The predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
+    return (
+        device.predicted_input_dist_ms - device.predicted_hidden_ms,
+        device.predicted_fwd_compute_ms,
+        device.predicted_fwd_all_to_all_ms,
+        device.predicted_bwd_all_to_all_ms,
+        device.predicted_bwd_compute_ms,
+    )
+
+
+def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
+    """The phases of devices, [D] each."""
+    return Phases(
+        np.array([one.predicted_input_dist_ms for one in devices]),
+        np.array([one.predicted_fwd_compute_ms for one in devices]),
+        np.array([one.predicted_fwd_all_to_all_ms for one in devices]),
+        np.array([one.predicted_bwd_all_to_all_ms for one in devices]),
+        np.array([one.predicted_bwd_compute_ms for one in devices]),
+    )
+
+
+def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
+    """What kernels and exchanges take of a step."""
+    phases = predicted_phases(devices)
+    compute_ms = kernels_ms(phases, pipeline)
+    return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
+
+
+def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
+    """The share of exchanges in a step, 0 to 1."""
+    compute_ms, exchanged_ms = step_shares_ms(devices, pipeline)
+    total_ms = compute_ms + exchanged_ms
+    return exchanged_ms / total_ms if total_ms > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class PredictedParts:
+    """Prediction of a placement of parts.
+
+    Attributes:
+        devices: predicted times, by device id.
+        predicted_ms: predicted time of the step.
+        low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
+        members_ms: the time of the step by each member of the models' ensembles.
+    """
+
+    parts: tuple[TablePart, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    members_ms: tuple[float, ...]
+
+
+class PartCosts:
+    """Predicts any placement of the parts of a task's tables.
+
+    Attributes:
+        pipeline: that makes a step of the phases of devices, see ``step_time.windows``; by default the task's.
+
+    Args:
+        kinds: kinds of its devices.
+        kind_of_D: [D] the kind of each device.
+        links: of its tiers.
+    """
+
+    def __init__(
+        self,
+        task: ShardingTask,
+        kinds: Sequence[DeviceKind],
+        kind_of_D: Sequence[int],
+        links: Links,
+        pipeline: str | None = None,
+    ) -> None:
+        self.task, self.links = task, links
+        self.kinds, self.kind_of_D = tuple(kinds), np.asarray(kind_of_D)
+        self.prices = tuple(kind.price for kind in kinds)
+        self.pipeline = task.pipeline if pipeline is None else pipeline
+
+    def of_task(self, task: ShardingTask) -> PartCosts:
+        """The costs of the same tables on the same machine under other rules."""
+        found = copy(self)
+        found.task = task
+        return found
+
+    def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
+        """Times of every device and of the step, and how sure that is.
+
+        Raises:
+            BadConfig: if the parts are not those of the task's tables.
+        """
+        by_table = parts_by_table(self.task, parts)
+        device_1P = np.array(
+            [[one.device for of in by_table.values() for one in of if len(one.devices) == 1]], dtype=int
+        )
+        return self._predict_side_by_side(by_table, device_1P, [parts])[0]
+
+    def divided_ms(self, collections: Collection[object]) -> float:
+        """Return the time of dividing the outputs of collections, on the device whose memory is slowest, ms.
+
+        TorchRec divides sums of rows into means. No predicted time counts that.
+        """
+        tables = [table for table in self.task.tables if table.collection in collections]
+        moved = (
+            DIVISION_PASSES * 4 * self.task.local_batch * sum(one.embedding_dim * one.num_features for one in tables)
+        )
+        return moved / min(kind.bytes_per_ns for kind in self.kinds) / NS_PER_MS
+
+    def divisions_ms(self, parts: Sequence[TablePart]) -> float:
+        """Return that time of the collections with MEAN tables that a placement cuts by rows, ms."""
+        return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
+
+    def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
+        """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
+        tables, found = self.task.tables, []
+        by_table = {table.name: (whole_part(table, (0,)),) for table in tables}
+        at_once = max(1, MOST_AT_ONCE // (len(tables) + self.task.num_devices))
+        for first in range(0, len(placements), at_once):
+            some = placements[first : first + at_once]
+            device_NT = np.array([one.device_of_table for one in some])
+            found += self._predict_side_by_side(by_table, device_NT, [one.parts(tables) for one in some])
+        return found
+
+    def _predict_side_by_side(
+        self, by_table: Mapping[str, Sequence[TablePart]], device_NP: Indices, placed: Sequence[Sequence[TablePart]]
+    ) -> list[PredictedParts]:
+        """Predict N placements that differ only in device assignment; if N > 1, without replicas or offload."""
+        exchanges = exchange_times(self.task, volumes_of(self.task, by_table, device_NP), self.links)
+        numbers = iter((device_NP + self.task.num_devices * np.arange(len(placed))[:, None]).ravel().tolist())
+        held = [
+            one if one.device == EVERY_DEVICE else HeldPart(one.call, next(numbers), one.lookups)
+            for one in [*held_parts(self.task, by_table)] * len(placed)
+        ]
+        compute_NDM2 = self._compute_ms(held, replicated_values(by_table), len(placed)) + self._offload_D12(by_table)
+        return [
+            self._prediction(parts, compute_DM2, exchanges.select(number))
+            for number, (parts, compute_DM2) in enumerate(zip(placed, compute_NDM2, strict=True))
+        ]
+
+    def _prediction(
+        self, parts: Sequence[TablePart], compute_DM2: FloatArray, exchanges: ExchangeTimes
+    ) -> PredictedParts:
+        members_M = step_ms(_phases(compute_DM2.T, exchanges), self.pipeline)
+        mean = _phases(compute_DM2.mean(axis=1).T, exchanges)
+        predicted_ms = float(step_ms(mean, self.pipeline))
+        waits_D = np.maximum(predicted_ms - device_ms(mean, self.pipeline), 0.0)
+        rows = np.stack([*mean, hidden_ms(mean, self.pipeline), waits_D]).T.tolist()
+        devices = tuple(
+            PredictedDevice(fwd, out, back, bwd, inputs, *more) for inputs, fwd, out, back, bwd, *more in rows
+        )
+        half = max(price.interval(members_M) for price in self.prices)
+        low_ms, high_ms = predicted_ms * float(np.exp(-half)), predicted_ms * float(np.exp(half))
+        return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
+
+    def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the times of each part, ms: alone on its device, and what the device would save without it.
+
+        Exchanges count as if all devices had as much to exchange.
+        """
+        by_table = parts_by_table(self.task, parts)
+        slopes_V, replica_ms = self.exchange_slopes
+        held = list(held_parts(self.task, by_table))
+        lookups = LookupColumns(self.prices)
+        calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
+        row_E = np.array([lookups.row(one.lookups) for one in held])
+        lookups.update()
+        spans = [self.task.num_devices if call.is_dense else 1 for call in calls]
+        loads = Loads(lookups, self.prices, self.kind_of_D, spans, 1)
+        number_E, only_E = np.arange(len(held)), np.zeros(len(held), dtype=np.int64)
+        is_replica_E = np.array([one.device == EVERY_DEVICE for one in held])
+        device_E = np.where(is_replica_E, 0, [one.device for one in held])
+        cells = CellChanges(only_E, np.array([calls[one.call] for one in held]), row_E, device_E, only_E + 1)
+        loads.fill(cells)
+        compute_D = loads.compute_2ND[:, 0].sum(axis=0)
+        device_E = np.where(is_replica_E, compute_D.argmax(), device_E)
+        left_ED = loads.try_out(only_E, replace(cells, change_E=number_E, sign_E=only_E - 1)).sum(axis=0)
+        adds = compute_D[device_E] - left_ED[number_E, device_E]
+        alone_KP = [alone_ms(price, of_kind) for price, of_kind in zip(self.prices, lookups.columns_KPH, strict=True)]
+        alone = np.stack(alone_KP)[self.kind_of_D[device_E], row_E]
+        tables = {table.name: table for table in self.task.tables}
+        ordered = [part for of_table in by_table.values() for part in of_table]
+        for number, part in enumerate(ordered):
+            more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_V, replica_ms)
+            alone[number] += more
+            adds[number] += more
+        position = {part: number for number, part in enumerate(ordered)}
+        order = [position[part] for part in parts]
+        return tuple(alone[order].tolist()), tuple(adds[order].tolist())
+
+    def _beside_ms(
+        self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_V: FloatArray, replica_ms: float
+    ) -> float:
+        """Add up a part's times besides kernels: exchanges, dense gradients and other memory."""
+        if len(part.devices) > 1:
+            values = table.num_rows * table.embedding_dim
+            return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
+        way = sharding_type(of_table, table, self.task.machine)
+        one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
+        more = float(slopes_V @ one.numbers_V)
+        return (
+            more if part.storage.is_on_device else more + sum(self.offload_K2(part, table)[self.kind_of_D[part.device]])
+        )
+
+    def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
+        """How much longer forward and backward take as a part is kept, on each kind of device; empty on the device."""
+        if part.storage.is_on_device:
+            return ()
+        return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
+
+    def _offload_D12(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
+        found = np.zeros((self.task.num_devices, 1, 2))
+        for table in self.task.tables:
+            for part in by_table[table.name]:
+                if not part.storage.is_on_device:
+                    host = self.kinds[self.kind_of_D[part.device]].host
+                    found[part.device, 0] += part_offload_ms(self.task, part, table, host)
+        return found
+
+    @cached_property
+    def exchange_slopes(self) -> tuple[FloatArray, float]:
+        """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica.
+
+        No exchange takes less in proportion to its bytes, latencies left aside. An exchange of indices that runs beside
+        the step before counts nothing.
+        """
+        volumes = Volumes.empty(self.task.num_devices)
+        volumes.replicated_values = 1.0
+        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms(volumes))
+
+    @property
+    def own_slopes_V(self) -> FloatArray:
+        """[V] time of exchanges for each of the volumes, if one device alone has any."""
+        return self._slopes_V(np.eye(1, self.task.num_devices)[0])
+
+    def _slopes_V(self, held_D: FloatArray) -> FloatArray:
+        """Return the time of exchanges on the first device for each of the volumes, if devices hold so much of it."""
+        found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
+        for name in VOLUMES:
+            volumes = Volumes.empty(self.task.num_devices)
+            getattr(volumes, name)[:] = held_D
+            found.append(sum(self._floors_ms(volumes)[counted]))
+        return np.array(found)
+
+    def _floors_ms(self, volumes: Volumes) -> list[float]:
+        """Return the least time of each exchange on the first device, without latencies."""
+        return list(map(float, times_3(self.task, volumes, self.links.floor)))
+
+    def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
+        """Compute times by ensemble member, [N, D, M, 2], forward and backward, of ``copies`` (N) machines in a row."""
+        devices = copies * self.task.num_devices
+        found = [kind.price.held_ms(held, devices) for kind in self.kinds]
+        total = np.zeros((devices, max(times.shape[1] for times in found), 2))
+        kind_of_D = np.tile(self.kind_of_D, copies)
+        for number, (kind, times) in enumerate(zip(self.kinds, found, strict=True)):
+            own_D = kind_of_D == number
+            total[own_D] = times[own_D]
+            total[own_D, :, 1] += dense_ms(dense_values, kind.bytes_per_ns, self.task.optimizer)
+        return total.reshape(copies, self.task.num_devices, *total.shape[1:])
+
+
+def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
+    forward, backward = compute
+    alike = (
+        np.broadcast_to(one, forward.shape) for one in (exchanges.input_dist, exchanges.forward, exchanges.backward)
+    )
+    inputs, out, back = alike
+    return Phases(inputs, forward, out, back, backward)
+
+
+def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
+    """Weights of all replicated tables."""
+    replicated = (part for parts in by_table.values() for part in parts if len(part.devices) > 1)
+    return float(sum(part.rows.size * part.columns.size for part in replicated))

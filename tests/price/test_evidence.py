@@ -1,0 +1,100 @@
+"""The evidence for a simulated device, and the error that follows from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evenshard.price.evidence import (
+    EXTRAPOLATED_PERCENT,
+    UNCONFIRMED_PERCENT,
+    DeviceError,
+    Evidence,
+    error_factors,
+    with_device_error,
+)
+
+SHARDS = Evidence("shards of real tables", "a paper", 6000, 2000, 5.1, 14.2)
+KERNELS = Evidence("kernels of traces", "a repository", 30, 12, 8.0, 40.0)
+FEW = replace(SHARDS, held_out=9)
+FITTED = Evidence("kernels of traces", "a repository", 30, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"points": " "}, "points is empty"),
+        ({"source": ""}, "source is empty"),
+        ({"fitted": -1}, "fitted is -1, not a whole number from 0"),
+        ({"fitted": 0, "held_out": 0}, "fitted and held_out are both 0"),
+        ({"held_out": 0}, "median_error_percent is given, but held_out is 0"),
+        ({"p90_error_percent": None}, "p90_error_percent is missing, but held_out is 2000"),
+        ({"p90_error_percent": -3.0}, "p90_error_percent is -3.0, not a number from 0"),
+        ({"median_error_percent": 15}, "median_error_percent is above p90_error_percent"),
+    ],
+)
+def test_what_is_impossible_is_named(change: dict[str, Any], words: str) -> None:
+    assert SHARDS.problem() is None
+    assert str(replace(SHARDS, **change).problem()).startswith(words)
+
+
+def test_the_first_evidence_with_enough_held_out_points_gives_the_error() -> None:
+    assert DeviceError.of([SHARDS, KERNELS]) == DeviceError(14.2, 2000)
+    assert DeviceError.of([KERNELS, SHARDS]) == DeviceError(40.0, 12)
+    assert DeviceError.of([FITTED, FEW, KERNELS]) == DeviceError(40.0, 12)
+
+
+def test_without_enough_held_out_points_the_error_is_wide() -> None:
+    assert DeviceError.of([]) == DeviceError(UNCONFIRMED_PERCENT, 0)
+    assert DeviceError.of([FITTED]) == DeviceError(UNCONFIRMED_PERCENT, 0)
+    assert DeviceError.of([FITTED, FEW]) == DeviceError(UNCONFIRMED_PERCENT, 9)
+    assert not DeviceError.of([FEW]).is_confirmed
+
+
+def test_a_profile_that_takes_from_another_is_at_least_as_wrong_as_kernels_that_nothing_else_is_like() -> None:
+    assert DeviceError.of([SHARDS], is_extrapolated=True) == DeviceError(EXTRAPOLATED_PERCENT, 2000)
+    assert DeviceError.of([replace(SHARDS, p90_error_percent=60.0)], is_extrapolated=True).percent == 60.0
+    few = DeviceError.of([FITTED, FEW], is_extrapolated=True)
+    assert few == DeviceError(EXTRAPOLATED_PERCENT, 9) and not few.is_confirmed
+    assert DeviceError.of([FITTED], is_extrapolated=True) == DeviceError(UNCONFIRMED_PERCENT, 0)
+
+
+def test_it_says_what_confirms_the_profile() -> None:
+    assert str(DeviceError(14.2, 2000)) == "90 % of times within a factor of 1.15, by 2,000 held-out measurements"
+    taken = "90 % of times taken to be within a factor of"
+    assert str(DeviceError.of([])) == f"{taken} 3.49, since no measurement confirms it"
+    assert str(DeviceError.of([FEW])) == f"{taken} 3.49, since 9 held-out measurements are too few to confirm it"
+
+
+def test_an_error_that_is_taken_from_other_devices_is_not_called_measured() -> None:
+    """Twelve held-out measurements within 17 % do not say 45 %: that is what other devices were off by."""
+    few_of_it = replace(SHARDS, held_out=12, median_error_percent=4.7, p90_error_percent=17.0)
+    error = DeviceError.of([few_of_it], is_extrapolated=True)
+    assert error.is_confirmed and not error.is_measured
+    assert str(error) == (
+        "90 % of times taken to be within a factor of 1.57, since 12 held-out measurements leave much of it to another "
+        "profile"
+    )
+    assert DeviceError.of([few_of_it]).is_measured
+
+
+def test_an_interval_as_it_is_printed_is_the_one_that_is_said() -> None:
+    for error in (DeviceError(45.0, 12), DeviceError(), DeviceError(16.0, 4000)):
+        low_ms, high_ms = with_device_error(error, 2.0, 2.0, 2.0)
+        assert (2.0 / low_ms, high_ms / 2.0) == pytest.approx((error.factor, error.factor))
+        assert f"within a factor of {high_ms / 2.0:.3g}" in str(error)
+
+
+def test_kernels_and_exchanges_are_off_independently() -> None:
+    kernels, links = DeviceError(100 * math.log(2), 20), DeviceError(100 * math.log(4), 20)
+    assert error_factors(kernels, None, 0.5) == pytest.approx((2, 2))  # nothing is known of links
+    assert error_factors(kernels, links, 0.0) == pytest.approx((2, 2))
+    assert error_factors(kernels, links, 1.0) == pytest.approx((4, 4))
+    assert error_factors(None, links, 0.0) == (1, 1)
+    assert error_factors(None, links, 0.5) == pytest.approx((1 / (1 - 0.5 * 0.75), 1 + 0.5 * 3))
+    assert error_factors(kernels, links, 0.5) == pytest.approx(
+        (1 / (1 - math.hypot(0.5 * 0.5, 0.5 * 0.75)), 1 + math.hypot(0.5 * 1, 0.5 * 3))
+    )

@@ -1,0 +1,226 @@
+"""GPUs by their data sheets: the rules by hand, against GPUs that they did not see, and through the command."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.scripts.fit_devices import LATER_POINTS, POINTS
+from benchmarks.scripts.gpu_rules import SPEEDS, Held, held_out, of_all, read_measured
+from evenshard.cli import main
+from evenshard.measure.inventory import known_hardware
+from evenshard.price.evidence import DeviceError
+from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.price.gpu_rules import EVIDENCE, FITTED, SHEET, constants_by_rules, exponent
+from evenshard.price.hardware import profile_path
+from support.repository import ROOT
+from support.truth import truth_file
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+SLOW = {
+    **dict.fromkeys(SHEET, 1.0),
+    "lookup_ns_per_request": 8.0,
+    "l2_gb_s": 100.0,
+    "sort_floor_us": 30.0,
+    "fwd_host_us": 60.0,
+    "host_gb_s": 1.0,
+}
+FAST = {**SLOW, "num_sms": 4.0, "lookup_ns_per_request": 4.0, "l2_gb_s": 800.0, "sort_floor_us": 10.0}
+
+
+def by_hand(
+    num_sms: float = 1.0, clock_ghz: float = 1.0, l1_kb: float = 1.0, **fitted: dict[str, float]
+) -> dict[str, float]:
+    sheet = {**dict.fromkeys(SHEET, 1.0), "num_sms": num_sms, "clock_ghz": clock_ghz, "l1_kb": l1_kb}
+    return constants_by_rules(sheet, fitted or {"slow": SLOW})[0]
+
+
+@pytest.mark.parametrize("twice", [{"num_sms": 2.0}, {"clock_ghz": 2.0}, {"l1_kb": 2.0}])
+def test_twice_the_speed_halves_times_of_work_and_doubles_rates(twice: dict[str, float]) -> None:
+    found = by_hand(**twice)
+    assert found["lookup_ns_per_request"] == pytest.approx(4.0) and found["l2_gb_s"] == pytest.approx(200.0)
+    assert found["sort_floor_us"] == 30.0 and found["fwd_host_us"] == 60.0
+
+
+def test_fitted_gpus_count_by_the_ratio_of_speeds() -> None:
+    """Twice as fast as one and half as fast as the other: both count alike. As fast as one: that counts four times."""
+    between = by_hand(num_sms=2.0, slow=SLOW, fast=FAST)
+    assert between["lookup_ns_per_request"] == pytest.approx((8.0 / 2 + 4.0 * 2) / 2)
+    assert between["l2_gb_s"] == pytest.approx((100.0 * 2 + 800.0 / 2) / 2)
+    assert between["sort_floor_us"] == pytest.approx(20.0)
+    alike = by_hand(slow=SLOW, fast=FAST)
+    assert alike["sort_floor_us"] == pytest.approx((4 * 30.0 + 10.0) / 5)
+
+
+def test_pcie_says_what_the_host_gives() -> None:
+    assert by_hand()["host_gb_s"] == pytest.approx(50 / 63)
+
+
+def test_times_go_against_the_speed_and_rates_with_it() -> None:
+    powers = {constant: exponent(constant) for constant in FREE_CONSTANTS}
+    assert {one for one, power in powers.items() if power == 1} == {"l2_gb_s", "sort_pairs_per_ns"}
+    against = {one for one, power in powers.items() if power == -1}
+    assert against == {"hot_lookup_ns", *(one for one in FREE_CONSTANTS if "_ns_per_" in one)} and len(against) == 10
+
+
+# Against GPUs that the rules did not see -----------------------------------------------------------------------------
+
+
+@cache
+def held() -> dict[str, Held]:
+    truth_file(LATER_POINTS)
+    truth = truth_file(POINTS).parent
+    return held_out(read_measured(truth), truth)
+
+
+def test_the_stated_error_is_that_of_gpus_left_out() -> None:
+    assert sum(len(one.errors) for one in held().values()) == EVIDENCE.held_out
+    stated = (EVIDENCE.median_error_percent, EVIDENCE.p90_error_percent)
+    assert of_all(held()) == pytest.approx(stated, abs=0.5)
+    assert EVIDENCE.fitted == sum(one.fitted for name in FITTED for one in gpu_profile(name).evidence)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "median"), [("rtx_2080_ti", 45), ("v100", 80), ("a100_80gb", 50), ("h100", 10), ("h200", 15), ("b200", 25)]
+)
+def test_a_gpu_left_out_takes_about_as_long_as_it_really_did(gpu: str, median: float) -> None:
+    assert np.median(held()[gpu].errors) < median
+
+
+def test_the_page_states_the_range_of_these_errors() -> None:
+    page = " ".join((ROOT / "docs" / "measure.md").read_text().split())
+    medians = sorted((np.median(one.errors), name.upper()) for name, one in held().items())
+    (low, best), (high, worst) = medians[0], medians[-1]
+    assert f"{low:.0f} % ({best}) to {high:.0f} % ({worst}), median" in page
+
+
+def test_a_speed_that_is_none_is_far_off() -> None:
+    """So is one that goes the wrong way: what a flipped sign would do."""
+    truth = truth_file(POINTS).parent
+    measured = {name: own for name, own in read_measured(truth).items() if name != "rtx_2080_ti"}
+    right = held()
+    for wrong in (SPEEDS["no speed: all constants as they are"], lambda gpu: 1 / gpu["num_sms"]):
+        found = held_out(measured, truth, wrong)
+        for name in ("v100", "a100_80gb"):
+            assert found[name].errors.mean() > 1.5 * right[name].errors.mean(), name
+
+
+def constants_of(profile: GpuProfile, others: tuple[str, ...]) -> dict[str, float]:
+    def numbers(one: GpuProfile) -> dict[str, float]:
+        return {name: value for name, value in vars(one).items() if isinstance(value, float)}
+
+    sheet = numbers(profile) | {"pcie_gb_s": 31.5}
+    return constants_by_rules(sheet, {name: numbers(gpu_profile(name)) for name in others})[0]
+
+
+# Profiles ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["b200", "b300", "gb300", "l40s", "rtx_pro_6000", "mi300x", "mi350x"])
+def test_profiles_of_data_sheets_have_the_error_of_the_rules_and_others_than_nvidias_none(name: str) -> None:
+    profile, sheet = gpu_profile(name), yaml.safe_load(profile_path(name).read_text())
+    assert {one: getattr(profile, one) for one in sheet if one in SHEET and one != "pcie_gb_s"} == {
+        one: float(entry["value"]) for one, entry in sheet.items() if one in SHEET and one != "pcie_gb_s"
+    }
+    expected = constants_of(profile, FITTED)
+    assert profile.gradient_ns_per_row == pytest.approx(expected["gradient_ns_per_row"], rel=1e-5)
+    assert profile.error == DeviceError.of((EVIDENCE,) if sheet["vendor"] == "NVIDIA" else (), True)
+    assert profile.error.factor == pytest.approx(2.654 if sheet["vendor"] == "NVIDIA" else 3.49, abs=0.01)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+GPU = {
+    "vendor": "NVIDIA", "link": "pcie4", "num_sms": 84, "clock_ghz": 1.74, "l1_kb": 128, "memory_gb": 44.5,
+    "hbm_gb_s": 696, "l2_mb": 6, "tflops": 149.7, "pcie_gb_s": 31.5,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str = "gpu.yaml", **more: object) -> None:
+    content = {**GPU, **more}
+    Path(name).write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+
+
+def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixture[str]) -> None:
+    write(l2_gb_s={"value": 1600, "source": "measured: a microbenchmark"}, num_sms={"value": 84, "source": "its box"})
+    assert main(["hardware", "add", "--spec", "gpu.yaml"]) == 0
+    out = capsys.readouterr().out
+    said = " ".join(out.split())
+    assert "extrapolated from h100, h200: 90 % of times within a factor of 2.65" in said
+    assert "saved: gpu_profile.yaml (hardware: simulated:gpu_profile.yaml uses it)" in out
+    found = known_hardware("gpu_profile.yaml")
+    assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"
+    assert found.constants["num_sms"].source == "data sheet: its box"
+    assert found.constants["hbm_gb_s"].source == "data sheet: gpu.yaml"
+    assert gpu_profile("gpu_profile.yaml") == gpu_profile("gpu.yaml"), "a sheet is a profile too"
+    Path("t.yaml").write_text("- {name: a, num_rows: 1000000, embedding_dim: 64, pooling_factor: 20}\n")
+    words = ["place", "t.yaml", "--devices", "2", "--hardware", "simulated:gpu_profile.yaml", "-o", "placement.json"]
+    assert main([*words, "--quiet"]) == 0 and Path("placement.json").exists()
+
+
+def test_the_profile_goes_where_it_is_asked_for() -> None:
+    write()
+    assert main(["hardware", "add", "--spec", "gpu.yaml", "--out", "mine.yml"]) == 0
+    assert gpu_profile("mine.yml").tflops == 149.7 and not Path("gpu_profile.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"l1_kb": None}, "gpu.yaml: l1_kb is missing. A data sheet says vendor, link, num_sms, clock_ghz"),
+        ({"clock_ghz": 1740}, "clock_ghz is 1740, not a number from 0.1 to 20"),
+        ({"hbm_gb_s": 0.696}, "hbm_gb_s is 0.696, not a number from 20"),
+        ({"num_sms": "many"}, "num_sms is 'many', not a number"),
+        ({"num_sms": {"source": "its box"}}, "num_sms is None, not a number"),
+        ({"num_sms": -84}, "num_sms is -84, not a number from 1"),
+        ({"num_sms": [84]}, "num_sms is [84], not a number"),
+        ({"tflops": True}, "tflops is True, not a number"),
+        ({"l2_mb": float("nan")}, "l2_mb is nan, not a number"),
+        ({"link": "pcie9"}, "link is 'pcie9'. `evenshard hardware` lists"),
+        ({"link": None}, "link is None, not a name"),
+        ({"vendor": None}, "names no vendor"),
+        ({"vendor": 3}, "vendor is 3, not a name"),
+        ({"colour": 3}, "'colour' is unknown"),
+        ({"l2_gb_s": 0}, "constant l2_gb_s is 0.0, not a number from 1e-09"),
+        ({"warps_per_sm": "x"}, "warps_per_sm is 'x', not a number"),
+    ],
+)
+def test_a_bad_data_sheet_is_refused_in_one_line_and_nothing_is_written(
+    more: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(**more)
+    assert main(["hardware", "add", "--spec", "gpu.yaml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("evenshard hardware: gpu.yaml: ") and words in line
+    assert [path.name for path in Path().iterdir()] == ["gpu.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["add"], "evenshard hardware add --spec gpu.yaml"),
+        (["h100", "--spec", "gpu.yaml"], "evenshard hardware add --spec gpu.yaml"),
+        (["--spec", "gpu.yaml"], "evenshard hardware add --spec gpu.yaml"),
+        (["h100", "--out", "x.yaml"], "evenshard hardware add --spec gpu.yaml"),
+        (["add", "--spec", "none.yaml"], "none.yaml: no such file"),
+        (["add", "--spec", "gpu.yaml", "--out", "gpu.yaml"], "gpu.yaml"),
+        (["add", "--spec", "gpu.yaml", "--out", "x.txt"], "x.txt: its name does not end with .yaml"),
+    ],
+)
+def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write()
+    before = Path("gpu.yaml").read_text()
+    assert main(["hardware", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert [path.name for path in Path().iterdir()] == ["gpu.yaml"] and Path("gpu.yaml").read_text() == before
