@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.shardbench.cases import BenchMachine, batch_size_of, tables_called
 from evenshard.base.process import one_thread
 from evenshard.planner.pricing import part_costs
-from evenshard.sharders.bounds.lower_bound import lower_bound_ms
+from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.space import SearchSpace
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.search.space import SearchSpace
 
 RUN = Path(__file__).parents[1] / "shardbench_202611.csv"
 

@@ -20,7 +20,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.planner.comparison import FULL_SPACE, RIVALS, TORCHREC
-from evenshard.sharders.search.search import NORMAL
+from evenshard.search.search import NORMAL
 from evenshard.tables.table import Table
 
 GPUS = ("h100", "h200", "a100_80gb", "v100", "b200")

@@ -22,15 +22,15 @@ from evenshard.placement.placement import (
 )
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
+from evenshard.search.infeasibility import no_room, reason
+from evenshard.search.items import PackedItems, Room
+from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.packing.items import PackedItems, Room
-from evenshard.sharders.packing.reasons import no_room, reason
-from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
 from evenshard.tables.table import Table
 from support import builders

@@ -23,8 +23,8 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.packing.reasons import MORE_ROOM
+from evenshard.search.infeasibility import MORE_ROOM
+from evenshard.search.legal_parts import legal_parts
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 from support.builders import cuts_of

@@ -15,8 +15,8 @@ from evenshard.planner.comparison import FULL_SPACE
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
+from evenshard.search.search import PlanSearchEffort
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 
 TABLES = generate_tables(GeneratorConfig(24, (16, 64, 128), 10**6, 32), 65_536, seed=3)

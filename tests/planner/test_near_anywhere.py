@@ -14,7 +14,7 @@ import evenshard
 from evenshard.base.errors import BadConfig
 from evenshard.compare.diff import diff
 from evenshard.planner.file import save_answer
-from evenshard.sharders.search.near_placement import ALIKE
+from evenshard.search.near_placement import ALIKE
 from evenshard.tables.table import Table
 
 GB = 2**30

@@ -25,8 +25,8 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.search.search import PlanSearchEffort
+from evenshard.search.legal_parts import legal_parts
+from evenshard.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from support.effort import LITTLE
 from support.legal_placements import legal_placement

@@ -16,9 +16,9 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.planner.request import PlacementRequest
+from evenshard.search.legal_parts import legal_parts
+from evenshard.search.space import column_cuts
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
-from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.search.space import column_cuts
 from evenshard.sharders.simple import random_sharding
 from evenshard.tables.table import Table
 

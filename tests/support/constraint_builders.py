@@ -12,7 +12,7 @@ from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.memory import STATE_NUMBERS, state_bytes
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import WHOLE, ShardingTask
-from evenshard.sharders.packing.legal_parts import legal_parts
+from evenshard.search.legal_parts import legal_parts
 from evenshard.tables.table import Table
 from support.builders import every_placement, sized, task
 

@@ -7,12 +7,12 @@ import torch
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.step import PredictedParts
-from evenshard.sharders.bounds.lower_bound import lower_bound_ms
+from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.space import SearchSpace
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import EnsembleSizes, additive_work_TA
 from evenshard.sharders.cost_model.price import whole_costs
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.search.space import SearchSpace
 from support.builders import BATCH_SIZE, every_placement, some_tables
 
 TABLES = some_tables(12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenshard.sharders.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearchEffort
+from evenshard.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearchEffort
 
 FULL = PlanSearchEffort()
 LITTLE = PlanSearchEffort(400)

@@ -211,7 +211,7 @@ LINK = {"latency_us": {"value": 30.0, "source": "measured"}, "bandwidth_gb_s": {
 
 def _read_tables(path: Path) -> None:
     from evenshard.planner.request import PlacementRequest, caps_of
-    from evenshard.sharders.packing.reasons import reason
+    from evenshard.search.infeasibility import reason
     from evenshard.tables.sources import tables_from
 
     found = tables_from(path, 1024)
@@ -220,7 +220,7 @@ def _read_tables(path: Path) -> None:
 
 def _read_tasks(path: Path) -> None:
     from evenshard.placement.tasks import load_tasks
-    from evenshard.sharders.packing.reasons import reason
+    from evenshard.search.infeasibility import reason
 
     split = load_tasks(path, POOL)
     for one in (*split.train, *split.test):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
 from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.search.search import NORMAL, effort_called
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.search.search import NORMAL, effort_called
 from evenshard.tables.table import Table
 
 OWN_ORACLE = "device"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from benchmarks.shardbench.cases import BenchMachine
 from benchmarks.shardbench.planners import evenshard
 from evenshard.placement.parts import TablePart
-from evenshard.sharders.search.search import LONG
+from evenshard.search.search import LONG
 from evenshard.tables.table import Table
 
 OWN_ORACLE = evenshard.OWN_ORACLE

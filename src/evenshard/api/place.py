@@ -77,7 +77,7 @@ def place(
     from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
     from evenshard.planner.rules import Rules
     from evenshard.report.answer import make_displayable
-    from evenshard.sharders.search.search import effort_called
+    from evenshard.search.search import effort_called
     from evenshard.tables.assumptions import with_pooling_factors
 
     asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})

@@ -43,9 +43,9 @@ from evenshard.planner.pricing import link_error, part_costs, price_parts, repri
 from evenshard.planner.request import kept_optimizers
 from evenshard.planner.rules import Rules
 from evenshard.price.evidence import DeviceError, device_text
-from evenshard.sharders.bounds.lower_bound import lower_bound_ms
+from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.space import SearchSpace
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
 
 

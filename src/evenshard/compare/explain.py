@@ -27,8 +27,8 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.device_price import ROUNDING
 from evenshard.price.evidence import device_text
 from evenshard.price.step import STEP_PARTS, predicted_step_times
+from evenshard.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from evenshard.planner.cluster import own_link
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import LINKS
-from evenshard.sharders.packing.items import KnownItems
-from evenshard.sharders.packing.legal_parts import quick_parts
-from evenshard.sharders.packing.reasons import MORE_MEMORY, MORE_ROOM
+from evenshard.search.infeasibility import MORE_MEMORY, MORE_ROOM
+from evenshard.search.items import KnownItems
+from evenshard.search.legal_parts import quick_parts
 
 # Link between domains of a machine that has one domain, taken to find out what several would hold.
 ANY_LINK = "infiniband_ndr"

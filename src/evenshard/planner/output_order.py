@@ -49,7 +49,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest, memory_problem
-from evenshard.sharders.search.search import EFFORTS, QUICK
+from evenshard.search.search import EFFORTS, QUICK
 from evenshard.tables.table import Table
 
 # Keys that are shown of an order.

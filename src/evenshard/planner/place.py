@@ -37,12 +37,12 @@ from evenshard.price.costs import PlacementCost
 from evenshard.price.link import beyond_span
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import without_last_digits
-from evenshard.sharders.bounds.lower_bound import lower_bound_ms
+from evenshard.search.infeasibility import require_sharding_room, require_types
+from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.near_placement import NearSearch
+from evenshard.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
-from evenshard.sharders.packing.reasons import require_sharding_room, require_types
-from evenshard.sharders.search.near_placement import NearSearch
-from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption, approximations
 from evenshard.tables.table import Table
 from evenshard.version import __version__

@@ -21,8 +21,8 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
-from evenshard.sharders.packing.items import PackedItem, PackedItems, Room
-from evenshard.sharders.packing.reasons import no_room, require_room
+from evenshard.search.infeasibility import no_room, require_room
+from evenshard.search.items import PackedItem, PackedItems, Room
 from evenshard.tables.table import Table
 
 ATTEMPTS = 20

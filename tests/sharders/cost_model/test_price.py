@@ -15,11 +15,11 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import all_to_all_ms
 from evenshard.price.link_model import Link
+from evenshard.search.chains import chains_of
+from evenshard.search.sharding_option import Choice
+from evenshard.search.space import SearchSpace
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
 from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
-from evenshard.sharders.search.chains import chains_of
-from evenshard.sharders.search.sharding_option import Choice
-from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.reuse import FloatArray
 from support.builders import BATCH_SIZE, every_placement, some_tables, table, task

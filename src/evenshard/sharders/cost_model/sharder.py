@@ -19,12 +19,12 @@ from evenshard.placement.placement import Placement, canonical_devices, placemen
 from evenshard.placement.plan import check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.price.step import PartCosts, PredictedParts
-from evenshard.sharders.bounds.lower_bound import lower_bound_ms
+from evenshard.search.infeasibility import require_room
+from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import whole_costs
 from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
-from evenshard.sharders.packing.reasons import require_room
-from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import expert_sharders
 
 MOST_STARTS = 8

@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
+from evenshard.search.infeasibility import no_placement_found, require_room
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
@@ -25,7 +26,6 @@ from evenshard.sharders.dreamshard.env import (
     rollout,
 )
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.packing.reasons import no_placement_found, require_room
 from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 
 RESCUE_ROLLOUTS = 64

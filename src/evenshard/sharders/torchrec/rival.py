@@ -53,7 +53,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
-from evenshard.sharders.packing.reasons import no_placement_found, require_room
+from evenshard.search.infeasibility import no_placement_found, require_room
 from evenshard.sharders.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.torchrec.planner import (
     DENSE_KERNEL,

@@ -24,8 +24,8 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
 from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
+from evenshard.search.search import effort_called
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.search.search import effort_called
 from evenshard.sharders.torchrec.planner import AS_IT_COMES, Bandwidths, planner_error
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.torchrec.model.modules import collections_in, dense_bytes, other_modules_in, qualified_name

@@ -1,0 +1,200 @@
+"""Simulated annealing of several placements at once.
+
+The energy of a placement is, summed over the windows of a step, the time of the slowest device, a little of how close
+the other devices are to it, and a share of the mean device that falls to nothing: first all work counts, so that groups
+find cheaper options and fitting devices, at last only the slowest device does. Memory beyond a device's costs a penalty
+that grows. A batch of changes of each chain is scored in one call; those that pass the Metropolis test are made in
+their order, unless they touch a device or a group of one before them.
+
+Legend: N chains, M changes, E edits, F pieces, G groups, S pieces of an option (padded), D devices, B windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.price.loads import Indices, Mask, Rows
+from evenshard.search.chains import Chains, Edits, Pieces, round_last_digits
+from evenshard.search.proposals import Proposals
+from evenshard.tables.reuse import FloatArray
+
+# Phases: share of the changes, chains that are kept, weight of the mean device at the start, highest temperature.
+Phases = Sequence[tuple[float, int | None, float, float]]
+PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 3, 0.3, 0.003))
+# Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
+# At the start, at least the last of these by the number of groups.
+HEAT, COOLEST_START, END, FEW_GROUPS = 1e-5, 3e-4, 1e-4, 0.02
+# Least changes of a group in each chain; fewer chains are kept of tasks with many groups.
+CHANGES_OF_GROUP = 20
+# Weight of the share of the slowest device's time, to a power of 2 ** POWER, of the mean device.
+CLOSENESS, POWER = 0.02, 4
+# Weight of the overflow of memory at the start, and how many times as much at the end.
+OVERFLOW, OVERFLOW_GROWTH = 3.0, 10.0
+# Weight of the share of groups with unusual cuts of columns.
+UNUSUAL = 1e-3
+# Changes of one chain that are scored at once at most; of all chains together, where each has this many at least.
+MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
+# A large change is tried in so many chains after so many batches and after so many small changes of all chains; less
+# often from so many groups on, which it places one by one.
+CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 1, 1024, 400
+
+
+@dataclass
+class Best(Rows):
+    """The best placement of each chain that fits in memory; a cost of infinity where there is none."""
+
+    cost_N: FloatArray
+    option_NG: Indices
+    place_NGS: Indices
+
+    @staticmethod
+    def of(chains: Chains) -> Best:
+        """The chains as they are."""
+        found = Best(np.full(chains.num, np.inf), chains.option_NG.copy(), chains.place_NGS.copy())
+        found.note(chains)
+        return found
+
+    def note(self, chains: Chains) -> None:
+        """Keep what is better."""
+        more_N = UNUSUAL * chains.unusual_N
+        if chains.moves is not None:
+            more_N += chains.moves.weigh(chains.moved_N, overflow=0.0)
+        cost_N = round_last_digits(chains.cost_N * (1 + more_N))
+        better_N = cost_N < self.cost_N
+        if better_N.any():
+            better_N &= chains.overflow_N == 0
+            if chains.moves is not None:
+                better_N &= chains.moved_N <= chains.moves.most_bytes
+            self.cost_N[better_N] = cost_N[better_N]
+            self.option_NG[better_N], self.place_NGS[better_N] = chains.option_NG[better_N], chains.place_NGS[better_N]
+
+
+class Annealing:
+    """Improves placements.
+
+    Args:
+        proposals: draws changes.
+        rng: of the Metropolis tests.
+        is_over: asked before each batch; True ends the run.
+        note: called with the changes that a batch tried, and the best placements of the chains.
+    """
+
+    def __init__(
+        self,
+        proposals: Proposals,
+        rng: np.random.Generator,
+        is_over: Callable[[], bool],
+        note: Callable[[int, Best], None],
+    ) -> None:
+        self._proposals, self._rng, self._is_over, self._note = proposals, rng, is_over, note
+
+    def run(
+        self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
+    ) -> list[Best]:
+        """Anneal all placements, then the best ones again; return the best of each phase.
+
+        Args:
+            start: placements; memory may not suffice.
+            changes: of all phases together.
+            make_chains: makes chains of placements.
+            phases: as ``PHASES``.
+        """
+        found = []
+        for share, kept, mean, hottest in phases:
+            enough = max(int(changes * share / (CHANGES_OF_GROUP * start.option_NG.shape[1])), 1)
+            order = np.argsort(start.cost_N, kind="stable")
+            chosen = start.select(order[: None if kept is None else min(kept, enough)])
+            chains = make_chains(chosen.option_NG.copy(), chosen.place_NGS.copy())
+            start = self._anneal(chains, int(changes * share), mean, hottest)
+            found.append(start)
+        return found
+
+    def _anneal(self, chains: Chains, changes: int, mean: float, hottest: float) -> Best:
+        rng, best = self._rng, Best.of(chains)
+        batch = min(MOST_AT_ONCE, max(LEAST_AT_ONCE, AT_ONCE // chains.num))
+        groups = chains.option_NG.shape[1]
+        start = HEAT * changes / (chains.num * groups)
+        start = min(max(start, COOLEST_START, FEW_GROUPS / groups), hottest)
+        steps = max(1, changes // (batch * chains.num))
+        period = max(BATCHES_PER_LARGE, CHANGES_PER_LARGE // (batch * chains.num), (groups // MANY_GROUPS) ** 2)
+        for step in range(steps):
+            if self._is_over():
+                break
+            done = step / steps
+            temperature, weights = start * (END / start) ** done, (mean * (1 - done), OVERFLOW * OVERFLOW_GROWTH**done)
+            chain_M, edits = self._proposals.draw(chains, batch)
+            pieces = chains.changed_pieces(chain_M, edits)
+            outcome = chains.try_out(chain_M, pieces)
+            unusual_M, moved_M = chains.unusual_after(chain_M, edits), chains.moved_after(chain_M, edits)
+            energy_M = _energy(chains, outcome.windows_BMD, outcome.overflow_M, unusual_M, moved_M, weights)
+            now_N = _energy_of(chains, weights)
+            passes_M = energy_M <= now_N[chain_M] * (1 + temperature * rng.exponential(size=len(chain_M)))
+            passes_M &= np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
+            if passes_M.any():
+                chosen_M = _keep_apart(chains, chain_M, edits, pieces, passes_M)
+                chains.make(chain_M, edits, pieces, chosen_M)
+                best.note(chains)
+            if step % period == period - 1:
+                self._change_many(chains, temperature, weights)
+                best.note(chains)
+            self._note(len(chain_M), best)
+        return best
+
+    def _change_many(self, chains: Chains, temperature: float, weights: tuple[float, float]) -> None:
+        number_M = self._rng.permutation(chains.num)[:CHAINS_PER_LARGE]
+        number_M, option_MG, place_MGS = self._proposals.change_many(chains, number_M)
+        if not len(number_M):
+            return
+        tried = chains.with_placements(option_MG, place_MGS)
+        energy_M, now_N = _energy_of(tried, weights), _energy_of(chains, weights)
+        passes_M = energy_M <= now_N[number_M] * (1 + temperature * self._rng.exponential(size=len(number_M)))
+        passes_M &= self._proposals.placer.is_legal(tried)
+        if passes_M.any():
+            chains.replace(number_M[passes_M], option_MG[passes_M], place_MGS[passes_M])
+
+
+def _energy_of(chains: Chains, weights: tuple[float, float]) -> FloatArray:
+    return _energy(chains, chains.windows_BND, chains.overflow_N, chains.unusual_N, chains.moved_N, weights)
+
+
+def _energy(
+    chains: Chains,
+    windows_BMD: FloatArray,
+    overflow_M: FloatArray,
+    unusual_M: FloatArray,
+    moved_M: Indices,
+    weights: tuple[float, float],
+) -> FloatArray:
+    mean, overflow = weights
+    slowest_BM = windows_BMD.max(axis=-1)
+    ratio_BMD = windows_BMD / np.maximum(slowest_BM, 1e-12)[..., None]
+    for _ in range(POWER):
+        ratio_BMD *= ratio_BMD
+    slowest_M = slowest_BM.sum(axis=0)
+    found_M = (slowest_BM * (1 + CLOSENESS * ratio_BMD.mean(axis=-1))).sum(axis=0)
+    found_M += mean * windows_BMD.mean(axis=-1).sum(axis=0)
+    more_M = overflow * overflow_M + UNUSUAL * unusual_M
+    if chains.moves is not None:
+        more_M += chains.moves.weigh(moved_M, overflow)
+    found_M += more_M * slowest_M
+    return round_last_digits(found_M)
+
+
+def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, pieces: Pieces, passes_M: Mask) -> Indices:
+    """Return the passing changes that share no device and no group with one before them."""
+    devices, (_, groups), count = chains.task.num_devices, chains.option_NG.shape, len(chain_M)
+    each = chains.on_each(pieces.select(passes_M[pieces.change_F]))
+    own = np.flatnonzero(passes_M[edits.change_E])
+    change_E = edits.change_E[own]
+    loses_M = np.zeros(count, dtype=bool)
+    for size, at, change in (
+        (chains.num * devices, chain_M[each.change_F] * devices + each.device_F, each.change_F),
+        (chains.num * groups, chain_M[change_E] * groups + edits.group_E[own], change_E),
+    ):
+        first = np.full(size, count)
+        np.minimum.at(first, at, change)
+        loses_M[change[first[at] < change]] = True
+    return np.flatnonzero(passes_M & ~loses_M)

@@ -1,0 +1,355 @@
+"""Placements that a search improves side by side: the option and the places of every group, and their sums, as arrays.
+
+Changes of all chains are scored in one call. Changes that are made in one chain touch different devices.
+
+Legend: N chains, D devices, G groups, O options of all groups, P pieces of all options, S pieces of an option (padded),
+M changes that are tried out, E edits (a group's new option and places), F pieces that come or go, C kernel calls,
+V volumes, B windows of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.price.collectives import VOLUMES, Volumes, exchange_times
+from evenshard.price.loads import CellChanges, Indices, Loads, Rows, repeat_numbers
+from evenshard.price.step import dense_ms
+from evenshard.price.step_time import Phases, windows
+from evenshard.search.sharding_option import Choice, OptionTable
+from evenshard.search.space import SearchSpace
+from evenshard.tables.reuse import FloatArray
+
+if TYPE_CHECKING:
+    from evenshard.search.moves import Moves
+
+
+def round_last_digits(values: FloatArray) -> FloatArray:
+    """Round to 32 bits, so that sums that differ between CPUs in their last digits compare alike."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+@dataclass
+class Pieces(Rows):
+    """Pieces that come or go. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
+
+    change_F: Indices
+    piece_F: Indices
+    device_F: Indices
+    sign_F: Indices
+
+
+@dataclass
+class Edits(Rows):
+    """Edits of groups: one change may have several."""
+
+    change_E: Indices
+    group_E: Indices
+    option_E: Indices
+    place_ES: Indices
+
+
+@dataclass
+class _Sums:
+    """Sums of placements besides the loads of kernels."""
+
+    volumes_VND: FloatArray
+    used_3ND: Indices
+    offload_2ND: FloatArray
+    values_N: FloatArray
+    users_NC: Indices
+    rows_NK: Indices
+
+    @staticmethod
+    def empty(num: int, devices: int, calls: int, collections: int) -> _Sums:
+        return _Sums(
+            np.zeros((len(VOLUMES), num, devices)),
+            np.zeros((3, num, devices), dtype=np.int64),
+            np.zeros((2, num, devices)),
+            np.zeros(num),
+            np.zeros((num, calls), dtype=np.int64),
+            np.zeros((num, 2 * collections), dtype=np.int64),
+        )
+
+    def select(self, chain_M: Indices) -> _Sums:
+        return _Sums(
+            np.take(self.volumes_VND, chain_M, axis=1),
+            np.take(self.used_3ND, chain_M, axis=1),
+            np.take(self.offload_2ND, chain_M, axis=1),
+            self.values_N[chain_M],
+            self.users_NC[chain_M],
+            self.rows_NK[chain_M],
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Times and memory of chains after changes, and their overflow (``Chains.overflow_N``)."""
+
+    windows_BMD: FloatArray
+    used_3MD: Indices
+    overflow_M: FloatArray
+
+
+class Chains:
+    """N complete placements with all their sums.
+
+    Attributes:
+        option_NG, place_NGS: the option of each group, and the places of its pieces.
+        all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their numbers in their options.
+        windows_BND: times of devices in each window of a step, ms.
+        moves: counts the bytes that move from an earlier placement; None if there is none.
+        moved_N: these bytes; zeros without moves.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        option_NG: Indices,
+        place_NGS: Indices,
+        *,
+        moves: Moves | None = None,
+    ) -> None:
+        self.moves = moves
+        self.space, self.table, self.task, self.costs = space, space.table, space.task, space.costs
+        self.arrays = space.piece_arrays
+        self.option_NG, self.place_NGS = option_NG, place_NGS
+        self._means = space.means
+        self._active_V = np.flatnonzero(self.arrays.volume_PV.any(axis=0)).tolist()
+        self._spans: list[int] = np.unique(self.arrays.span_P).tolist()
+        self._has_offload = bool(self.arrays.offload_PK2.any())
+        self._has_replicas = bool(self.arrays.values_P.any())
+        self._loads = Loads(space.lookups, self.costs.prices, self.costs.kind_of_D, space.span_of_call, self.num)
+        self.fill()
+
+    def with_placements(self, option_NG: Indices, place_NGS: Indices) -> Chains:
+        """Return chains of other placements of the same space."""
+        return Chains(self.space, option_NG, place_NGS, moves=self.moves)
+
+    @property
+    def num(self) -> int:
+        """Number of chains."""
+        return len(self.option_NG)
+
+    @property
+    def used_3ND(self) -> Indices:
+        """Memory that is used of devices, hosts and SSDs, bytes."""
+        return self._sums.used_3ND
+
+    @property
+    def cost_N(self) -> FloatArray:
+        """Time of a step, ms."""
+        return np.asarray(self.windows_BND.max(axis=-1).sum(axis=0))
+
+    # Pieces and cells -------------------------------------------------------------------------------------------------
+
+    def pieces(
+        self, number_E: Indices, option_E: Indices, place_ES: Indices, sign: int
+    ) -> tuple[Pieces, Indices, Indices]:
+        """Return the pieces of groups, with the edit and the slot of each."""
+        table = self.table
+        from_F, slot_F = repeat_numbers(table.count_O[option_E])
+        option_F = option_E[from_F]
+        piece_F = table.piece_A[table.first_O[option_F] + slot_F]
+        device_F = place_ES[from_F, slot_F] * table.span_O[option_F]
+        return Pieces(number_E[from_F], piece_F, device_F, np.full(len(from_F), sign)), from_F, slot_F
+
+    def on_each(self, pieces: Pieces) -> Pieces:
+        """Return the pieces once for each of their devices."""
+        from_F, offset_F = repeat_numbers(self.arrays.span_P[pieces.piece_F])
+        found = pieces.select(from_F)
+        return replace(found, device_F=found.device_F + offset_F)
+
+    def changed_pieces(self, chain_M: Indices, edits: Edits) -> Pieces:
+        """Return the pieces that changes take away and add, without those that stay."""
+        chain_E = chain_M[edits.change_E]
+        old_E = self.option_NG[chain_E, edits.group_E]
+        old_ES = self.place_NGS[chain_E, edits.group_E]
+        stays_ES = (old_E == edits.option_E)[:, None] & (old_ES == edits.place_ES)
+        found = []
+        for option_E, place_ES, sign in ((old_E, old_ES, -1), (edits.option_E, edits.place_ES, 1)):
+            pieces, from_F, slot_F = self.pieces(edits.change_E, option_E, place_ES, sign)
+            found.append(pieces.select(~stays_ES[from_F, slot_F]))
+        return Pieces.join(found)
+
+    def _cells(self, pieces: Pieces) -> CellChanges:
+        from_C, at_C = self.arrays.cells_of(pieces.piece_F)
+        own = pieces.select(from_C)
+        return CellChanges(own.change_F, self.arrays.call_C[at_C], self.arrays.row_C[at_C], own.device_F, own.sign_F)
+
+    def _list_pieces(self) -> CellChanges:
+        groups = self.option_NG.shape[1]
+        numbers = np.arange(self.num).repeat(groups)
+        options, places = self.option_NG.reshape(-1), self.place_NGS.reshape(self.num * groups, -1)
+        self.all_pieces, from_F, self.all_slot_F = self.pieces(numbers, options, places, 1)
+        self.all_group_F = from_F % groups
+        self.moved_N: Indices = self._moved_bytes(options, places).reshape(self.num, -1).sum(axis=1)
+        return self._cells(self.all_pieces)
+
+    # Sums -------------------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Sum all chains anew."""
+        cells = self._list_pieces()
+        self._loads.fill(cells)
+        self._sums = _Sums.empty(self.num, self.task.num_devices, len(self.space.calls), len(self._means.names))
+        self._add(self._sums, self.all_pieces, cells)
+        self.windows_BND = self._windows(self._sums, self._loads.compute_2ND)
+
+    def try_out(self, chain_M: Indices, pieces: Pieces) -> Outcome:
+        """Return times and memory of chains after each change, by itself."""
+        sums, cells = self._sums.select(chain_M), self._cells(pieces)
+        self._add(sums, pieces, cells)
+        windows_BMD = self._windows(sums, self._loads.try_out(chain_M, cells))
+        return Outcome(windows_BMD, sums.used_3ND, self._overflow(sums))
+
+    def make(self, chain_M: Indices, edits: Edits, pieces: Pieces, chosen_M: Indices) -> None:
+        """Make the chosen changes; those of one chain touch different devices and groups."""
+        is_chosen = np.zeros(len(chain_M), dtype=bool)
+        is_chosen[chosen_M] = True
+        edits, pieces = edits.select(is_chosen[edits.change_E]), pieces.select(is_chosen[pieces.change_F])
+        chain_E = chain_M[edits.change_E]
+        self.option_NG[chain_E, edits.group_E] = edits.option_E
+        self.place_NGS[chain_E, edits.group_E] = edits.place_ES
+        of_chains = replace(pieces, change_F=chain_M[pieces.change_F])
+        cells = self._cells(of_chains)
+        self._add(self._sums, of_chains, cells)
+        self._loads.make(cells, self._list_pieces())
+        own_N = np.unique(chain_M[chosen_M])
+        compute_2ND = np.take(self._loads.compute_2ND, own_N, axis=1)
+        self.windows_BND[:, own_N] = self._windows(self._sums.select(own_N), compute_2ND)
+
+    def replace(self, number_M: Indices, option_MG: Indices, place_MGS: Indices) -> None:
+        """Put other placements into some chains."""
+        self.option_NG[number_M], self.place_NGS[number_M] = option_MG, place_MGS
+        self.fill()
+
+    def _add(self, sums: _Sums, pieces: Pieces, cells: CellChanges) -> None:
+        """Add pieces that come or go, and their cells, to the sums of as many placements as there are changes."""
+        (count, calls), arrays = sums.users_NC.shape, self.arrays
+        for at in self._active_V:
+            sums.volumes_VND[at] += self.sum_by_device(pieces, arrays.volume_PV[:, at], count)
+        sums.used_3ND[0] += self.sum_by_device(pieces, arrays.size_P, count).astype(np.int64)
+        if self._has_offload:
+            sums.used_3ND[1] += self.sum_by_device(pieces, arrays.host_P, count).astype(np.int64)
+            sums.used_3ND[2] += self.sum_by_device(pieces, arrays.ssd_P, count).astype(np.int64)
+            for kind in range(arrays.offload_PK2.shape[1]):
+                is_kind_D = self.costs.kind_of_D == kind
+                for own_ND, own_P in zip(sums.offload_2ND, arrays.offload_PK2[:, kind].T, strict=True):
+                    own_ND += is_kind_D * self.sum_by_device(pieces, own_P, count)
+        if self._has_replicas:
+            sums.values_N += np.bincount(pieces.change_F, pieces.sign_F * arrays.values_P[pieces.piece_F], count)
+        more = np.bincount(cells.change_E * calls + cells.call_E, cells.sign_E, count * calls)
+        sums.users_NC += more.reshape(count, calls).astype(np.int64)
+        if self._means.names:
+            sums.rows_NK += self._means.count_rows(pieces, count)
+
+    def sum_by_device(self, pieces: Pieces, values_P: npt.NDArray[Any], count: int) -> FloatArray:
+        """Return the sums of values of pieces on each device for so many changes, [M, D]."""
+        devices, span_F = self.task.num_devices, self.arrays.span_P[pieces.piece_F]
+        value_F = pieces.sign_F * values_P[pieces.piece_F]
+        found_MD = np.zeros((count, devices))
+        for span in self._spans:
+            own = span_F == span
+            at_F = pieces.change_F[own] * (devices // span) + pieces.device_F[own] // span
+            sums_MQ = np.bincount(at_F, value_F[own], count * devices // span).reshape(count, -1)
+            found_MD += sums_MQ.repeat(span, axis=1) if span > 1 else sums_MQ
+        return found_MD
+
+    def _windows(self, sums: _Sums, compute_2ND: FloatArray) -> FloatArray:
+        volumes = Volumes.of(np.maximum(sums.volumes_VND, 0.0), sums.values_N)
+        exchanges = exchange_times(self.task, volumes, self.costs.links)
+        times = [exchanges.input_dist, exchanges.forward, exchanges.backward]
+        if self.task.num_devices > 1:
+            latencies_3N = self.space.latencies(sums.users_NC > 0)
+            times = [one + latency_N[:, None] for one, latency_N in zip(times, latencies_3N, strict=True)]
+        inputs, out, back = times
+        forward, backward = compute_2ND + sums.offload_2ND if self._has_offload else compute_2ND
+        if sums.values_N.any():
+            kinds = [kind.bytes_per_ns for kind in self.costs.kinds]
+            per_kind = np.stack([dense_ms(sums.values_N, one, self.task.optimizer) for one in kinds])
+            backward = backward + per_kind[self.costs.kind_of_D].T
+        phases = Phases(inputs, forward, out, back, backward)
+        found = np.stack([one.total for one in windows(phases, self.costs.pipeline)])
+        if self._means.names:
+            found[0] += self._means.divided_ms(sums.rows_NK)[:, None]
+        return found
+
+    @property
+    def overflow_N(self) -> FloatArray:
+        """Bytes beyond the memory, relative to a device's or a host's, and wrong rows of MEAN tables; 0 if legal."""
+        return self._overflow(self._sums)
+
+    def _overflow(self, sums: _Sums) -> FloatArray:
+        machine, room_D, used_3MD = self.task.machine, self.space.room_D, sums.used_3ND
+        found = (np.maximum(used_3MD[0] - room_D, 0) / np.maximum(room_D, 1)).sum(axis=-1)
+        if self._has_offload:
+            for used_MD, rooms in zip(used_3MD[1:], (machine.host_bytes, machine.ssd_bytes), strict=True):
+                by_host = used_MD.reshape(len(used_MD), machine.num_nodes, -1).sum(axis=-1)
+                room = np.array(rooms or (0,) * machine.num_nodes)
+                found = found + (np.maximum(by_host - room, 0) / np.maximum(room, 1)).sum(axis=-1)
+        if self._means.names:
+            found = found + self._means.overflow(sums.rows_NK)
+        return np.asarray(found)
+
+    # Unusual cuts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def unusual_N(self) -> FloatArray:
+        """Share of the groups whose columns are cut in unusual ways, [N]."""
+        return np.asarray(self.table.is_unusual_O[self.option_NG].mean(axis=1))
+
+    def unusual_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
+        """Return that share after each change, [M]."""
+        is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
+        old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
+        more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
+        return np.asarray(self.unusual_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)) / groups)
+
+    # Moved bytes ------------------------------------------------------------------------------------------------------
+
+    def moved_after(self, chain_M: Indices, edits: Edits) -> Indices:
+        """Return the bytes that have moved after each change, [M]."""
+        chain_E = chain_M[edits.change_E]
+        old_E = self._moved_bytes(self.option_NG[chain_E, edits.group_E], self.place_NGS[chain_E, edits.group_E])
+        more_E = self._moved_bytes(edits.option_E, edits.place_ES) - old_E
+        return self.moved_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)).astype(np.int64)
+
+    def _moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
+        return np.zeros_like(option_E) if self.moves is None else self.moves.moved_bytes(option_E, place_ES)
+
+
+def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
+    """Return the chains of placements."""
+    arrays = [arrays_of(space.table, one) for one in placements]
+    return Chains(space, *map(np.stack, zip(*arrays, strict=True)))
+
+
+def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
+    """Return the edits of changes that give groups other choices."""
+    change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
+    group_E = np.array([group for change in changes for group in change], dtype=np.int64)
+    choices = [choice for change in changes for choice in change.values()]
+    return Edits(change_E, group_E, *arrays_of(table, choices, group_E))
+
+
+def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
+    """Return [E] options and [E, S] places of the choices of groups, by default of all of them."""
+    first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
+    place_ES = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
+    for place_S, one in zip(place_ES, choices, strict=True):
+        place_S[: len(one.places)] = one.places
+    return first_E + np.array([one.option for one in choices], dtype=np.int64), place_ES
+
+
+def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> list[Choice]:
+    """Return the choices that [G] options and [G, S] places stand for."""
+    number_G = option_G - table.first_option_G
+    return [
+        Choice(int(number), tuple(places[:count].tolist()))
+        for number, places, count in zip(number_G, place_GS, table.count_O[option_G], strict=True)
+    ]

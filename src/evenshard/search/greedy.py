@@ -1,0 +1,567 @@
+"""Placements from which a search starts: an option for each group, placed greedily where devices have least to do.
+
+Three families of starts: rules of thumb (small tables replicated, the costliest ones cut, the others whole), limits on
+the work of a piece, also with the costliest tables in rows, and devices of their own for each class of widths. All
+starts are placed side by side as arrays.
+
+Legend: N starts, G groups, O options of all groups, K options of a group (padded), D devices, S pieces of an option
+(padded), P pieces of all options, Q places, R rules of tables that stay apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, product
+from typing import TypeVar
+
+import numpy as np
+
+from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, ROWS_ALONE, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.price.device_price import alone_ms
+from evenshard.price.loads import Indices, Mask, repeat_numbers
+from evenshard.search.chains import Chains, round_last_digits
+from evenshard.search.sharding_option import OptionTable
+from evenshard.search.space import SMALL, SearchSpace
+from evenshard.tables.reuse import FloatArray
+
+# Limits on the work of a piece, in even shares of a device.
+LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
+# Limits on the weights of replicated tables.
+MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
+# Numbers of tables that a rule of thumb cuts, None for all; and of those in rows where all others are cut by columns.
+NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
+# Numbers of the next tables that are then cut by columns.
+NUMBERS_BESIDE_ROWS = (1, 2, 4)
+COLUMN_PARTS = (2, 4, 8, 16)
+# The best limits on replicas with which cuts are tried, and the best rules that are tried with every such limit.
+MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
+# The best rules whose limit on replicas also takes the sizes of tables, and the number of these.
+MOST_WITH_SIZES, NUM_SIZES = 8, 24
+# Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
+NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
+# Eighths of the devices that have pieces of each greater width.
+EIGHTHS = (0, 1, 2, 3, 4)
+# Shares of the devices' memory that groups take where memory has a price, and steps to find the price.
+SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
+BY_COLUMNS = frozenset({TABLE_WISE, *COLUMNS_ALONE})
+WITH_REPLICAS = BY_COLUMNS | set(REPLICATED)
+NO_COLUMNS = frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE}
+TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
+# Starts times devices that are placed at once.
+MOST_PLACED = 2**15
+# Sorting so many devices takes as long as finding one least of them.
+DEVICES_PER_ARGMIN = 8
+# Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
+OVERFLOW = 3.0
+# Keys of devices with pieces of other widths, without memory for a piece, and that rules forbid; all work is
+# far below.
+FAR, NO_MEMORY, FORBIDDEN = 1e5, 1e6, 1e12
+# Added to the work of options with faults, ms.
+FAULT = 1e6
+# Starts beside which collections with MEAN tables are put in rows, and such collections that are put so by themselves.
+BESIDE_MEANS, MOST_ALONE, BEST_IN_ROWS = 8, 3, 4
+_Value = TypeVar("_Value")
+# A way to cut tables, and how many of the costliest tables that are not cut yet, None for all.
+_Cut = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Options of all groups.
+
+    Attributes:
+        family: starts of one family differ in limits alone.
+        option_G: the option of each group.
+        by_width: pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own.
+        rule: the rule of thumb in words; empty for other starts.
+        cuts: of a rule of thumb.
+    """
+
+    family: str
+    option_G: Indices
+    by_width: bool = False
+    rule: str = ""
+    cuts: tuple[_Cut, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A start with its places [G, S] and its cost, ms.
+
+    Memory suffices where ``overflow`` is 0; where the placement breaks a rule, it is infinite.
+    """
+
+    start: Start
+    place_GS: Indices
+    cost_ms: float
+    overflow: float
+
+    @property
+    def rank(self) -> float:
+        """Cost with a penalty for overflow."""
+        return self.cost_ms * (1 + OVERFLOW * self.overflow)
+
+
+class PieceWorks:
+    """The work of pieces, whatever else their device holds.
+
+    Attributes:
+        ms_P: time of each piece alone on a device, without the time of an empty call.
+        longest_O, total_O: the longest piece of each option, and all pieces with all their copies.
+        even_ms: an even share of a device, with the cheapest option of each group.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        table, arrays, (slopes_V, replica_ms) = space.table, space.piece_arrays, space.costs.exchange_slopes
+        found = []
+        for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
+            own_P = alone_ms(price, columns_PH)
+            found.append(np.maximum(own_P - own_P.min(), 0.02 * own_P.min()))
+        row_ms = np.max(found, axis=0)
+        piece_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)
+        ms_P = np.bincount(piece_of_C, row_ms[arrays.row_C], len(arrays.cells_P))
+        ms_P += arrays.volume_PV @ slopes_V + arrays.values_P * replica_ms + arrays.offload_PK2.sum(axis=2).max(axis=1)
+        self.ms_P = round_last_digits(np.asarray(ms_P, dtype=np.float64))
+        of_A = self.ms_P[table.piece_A]
+        self.longest_O = np.maximum.reduceat(of_A, table.first_O)
+        self.total_O = round_last_digits(
+            np.asarray(np.add.reduceat(of_A, table.first_O) * table.span_O, dtype=np.float64)
+        )
+        self.even_ms = float(np.minimum.reduceat(self.total_O, table.first_option_G).sum()) / space.task.num_devices
+
+
+class GreedyPlacer:
+    """Puts groups one by one where devices have least to do and memory suffices, for many starts at once."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space, self.works = space, PieceWorks(space)
+        self.table = table = space.table
+        self._devices = space.task.num_devices
+        self.allowed_GD: Mask | None = None
+        if any(group.allowed_D is not None for group in space.groups):
+            every = np.ones(self._devices, dtype=bool)
+            allowed = (group.allowed_D for group in space.groups)
+            self.allowed_GD = np.array([every if one is None else one for one in allowed])
+        # [R, P] pieces of each rule of tables that stay apart.
+        rules = sorted({rule for group in space.groups for rule in group.apart})
+        group_A = table.group_O.repeat(table.count_O)
+        self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)
+        for has_rule_P, rule in zip(self.apart_RP, rules, strict=True):
+            has_rule_G = np.array([rule in group.apart for group in space.groups])
+            has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
+
+    def cheapest(self, fault_O: Indices | Mask) -> Indices:
+        """[G] the option of each group with the least work of those with the least fault."""
+        return _cheapest(self.table, self.works.total_O + FAULT * fault_O)
+
+    def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
+        """Return the places of all groups, [N, G, S]. They may need more memory than there is."""
+        table, devices, works = self.table, self._devices, self.works
+        count, groups = option_NG.shape
+        place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
+        load_ND = np.zeros((count, devices))
+        free_ND = np.repeat(self.space.room_D[None], count, axis=0)
+        is_single_NG = table.span_O[option_NG] == 1
+        total_NG = np.where(is_single_NG, works.total_O[option_NG] * scale_NG, 0.0)
+        # Rows and replicas first, then groups with few devices to choose from, then narrow pieces, then the longest.
+        class_NG = np.where(by_width_N[:, None], np.searchsorted(self.space.lane_limits, table.width_O)[option_NG], 0)
+        few_G = np.zeros(groups) if self.allowed_GD is None else self.allowed_GD.sum(axis=1)
+        few_NG = np.broadcast_to(few_G, (count, groups))
+        order_NG = np.lexsort((-works.longest_O[option_NG], class_NG, few_NG, is_single_NG))
+        far_CND = self._far(class_NG, total_NG) if by_width_N.any() else None
+        rows = np.arange(count)
+        apart: dict[int, Mask] = {}
+        for step in range(groups):
+            group_N = order_NG[:, step]
+            option_N, key_ND = option_NG[rows, group_N], load_ND
+            if far_CND is not None:
+                key_ND = load_ND + far_CND[class_NG[rows, group_N], rows] * is_single_NG[rows, group_N, None]
+            place_NGS[rows, group_N] = self.put(group_N, option_N, key_ND, load_ND, free_ND, apart)
+        return place_NGS
+
+    def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
+        """[C, N, D] additions to the keys of devices for pieces of each class of widths, which have devices by work.
+
+        Pieces without memory on these go to devices with wider pieces, then to others.
+        """
+        classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
+        work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
+        share_CN = work_CN.cumsum(axis=0) / np.maximum(work_CN.sum(axis=0), 1e-12)
+        end_CN = np.round(share_CN * self._devices)
+        first_CN = np.minimum(np.concatenate([np.zeros_like(end_CN[:1]), end_CN[:-1]]), self._devices - 1)
+        end_CN = np.maximum(end_CN, first_CN + 1)
+        far_CND = (device_D >= end_CN[..., None]) + 2.0 * (device_D < first_CN[..., None])
+        return np.asarray(FAR * far_CND)
+
+    def put(
+        self,
+        group_N: Indices,
+        option_N: Indices,
+        key_ND: FloatArray,
+        load_ND: FloatArray,
+        free_ND: Indices,
+        apart: dict[int, Mask],
+    ) -> Indices:
+        """Place one group of each start where the key is least; changes loads, free memory and ``apart``.
+
+        Args:
+            apart: devices that groups of each rule of tables that stay apart have, [N, D].
+        """
+        table = self.table
+        no_room_ND = free_ND < table.bytes_O[option_N][:, None]
+        key_ND = key_ND + no_room_ND * (NO_MEMORY - free_ND / max(free_ND.max(), 1))
+        if self.allowed_GD is not None:
+            key_ND = np.where(self.allowed_GD[group_N], key_ND, FORBIDDEN)
+        rules = [self.space.groups[group].apart for group in group_N.tolist()]
+        ruled = [(row, rule) for row, own in enumerate(rules) for rule in own]
+        for row, rule in ruled:
+            taken_ND = apart.setdefault(rule, np.zeros(load_ND.shape, dtype=bool))
+            key_ND[row, taken_ND[row]] = FORBIDDEN
+        place_NS = self.places(option_N, key_ND)
+        row_F, slot_F = np.nonzero(np.arange(place_NS.shape[1]) < table.count_O[option_N][:, None])
+        span_F = table.span_O[option_N[row_F]]
+        first_F = place_NS[row_F, slot_F] * span_F
+        if (span_F > 1).any():
+            from_F, offset_F = repeat_numbers(span_F)
+            row_F, first_F = row_F[from_F], first_F[from_F] + offset_F
+        # A device has one piece of an option at most, so that no index occurs twice.
+        load_ND[row_F, first_F] += self.works.longest_O[option_N][row_F]
+        free_ND[row_F, first_F] -= table.bytes_O[option_N][row_F]
+        for row, rule in ruled:
+            apart[rule][row, place_NS[row, : table.count_O[option_N[row]]]] = True
+        return place_NS
+
+    def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
+        """[M, S] places of options where the key is least; all pieces of one option are in one home."""
+        table, devices = self.table, self._devices
+        place_MS = np.zeros((len(option_M), table.most_pieces), dtype=table.place_type)
+        shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
+        for shape in np.unique(shape_M).tolist():
+            own = np.flatnonzero(shape_M == shape)
+            span, home = divmod(shape, devices + 1)
+            count_M = table.count_O[option_M[own]]
+            most = int(count_M.max())
+            key_MQ = key_MD[own].reshape(len(own), -1, span).max(axis=-1)
+            if home in (span, devices):
+                found = _least(key_MQ, most)
+            else:
+                key_MHQ = key_MQ.reshape(len(own), devices // home, -1)
+                total_MHQ = np.sort(key_MHQ, axis=-1).cumsum(axis=-1)
+                home_M = np.take_along_axis(total_MHQ, count_M[:, None, None] - 1, axis=-1)[..., 0].argmin(axis=1)
+                found = _least(key_MHQ[np.arange(len(own)), home_M], most) + (home_M * key_MHQ.shape[2])[:, None]
+            place_MS[own, : found.shape[1]] = np.where(np.arange(found.shape[1]) < count_M[:, None], found, 0)
+        return place_MS
+
+    # Rules ------------------------------------------------------------------------------------------------------------
+
+    def count_apart(self, chains: Chains) -> Indices:
+        """[R, N, D] pieces on each device that must stay apart from each other."""
+        found = [chains.sum_by_device(chains.all_pieces, has_P, chains.num) for has_P in self.apart_RP]
+        return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
+
+    def is_legal(self, chains: Chains) -> Mask:
+        """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
+        is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
+        if self.allowed_GD is not None:
+            numbers = np.arange(len(chains.all_group_F))
+            pieces = chains.all_pieces
+            each = chains.on_each(replace(pieces, change_F=numbers))
+            is_allowed_F = self.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
+            is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
+        return is_legal_N
+
+
+def _least(key_MQ: FloatArray, most: int) -> Indices:
+    """[M, most] the least of each row; the first of equal ones comes first."""
+    if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
+        return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
+    key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))
+    found = []
+    for _ in range(most):
+        found.append(key_MQ.argmin(axis=1))
+        if len(found) < most:
+            key_MQ[rows, found[-1]] = np.inf
+    return np.stack(found, axis=1)
+
+
+class GreedyStarts:
+    """Makes all starts of a space."""
+
+    def __init__(self, placer: GreedyPlacer) -> None:
+        self.placer, self.space, self.works = placer, placer.space, placer.works
+        self.table, space = placer.table, placer.space
+        table = self.table
+        self._name_O = np.array(table.types)[table.type_O]
+        self._cuts_rows_O = np.array([TYPES[name].cuts_rows for name in table.types])[table.type_O]
+        self._is_allowed_O = self._find_allowed()
+        self._may_be_O = self._is_allowed_O & ~space.means.is_mean_O
+        self._usable_O = self._may_be_O & table.is_on_device_O & (table.bytes_O <= space.room_D.max())
+        tables = space.task.tables
+        weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
+        self._weights_G = np.array(weights)
+        self._replica_G = self._first_of(self.table.is_replica_O)
+
+    def _thin(self, values: Sequence[_Value]) -> Sequence[_Value]:
+        """Leave out values, evenly, where there are many groups and devices."""
+        count = math.ceil(
+            len(values) * min(1.0, math.sqrt(SMALL / (len(self._weights_G) * self.space.task.num_devices)))
+        )
+        return [values[at * len(values) // count] for at in range(count)]
+
+    def _find_allowed(self) -> Mask:
+        """[O] True for options with enough devices where their group may live, and few enough beside tables apart."""
+        table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
+        found_O = np.ones(len(table.group_O), dtype=bool)
+        num_apart = Counter(rule for group in groups for rule in group.apart)
+        for group, first, count in zip(groups, table.first_option_G, table.num_options_G, strict=True):
+            most = max(devices // max((num_apart[rule] for rule in group.apart), default=1), 1)
+            for option in range(first, first + count) if group.apart or group.allowed_D is not None else ():
+                pieces, span, home = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+                allowed_D = np.ones(devices, dtype=bool) if group.allowed_D is None else group.allowed_D
+                allowed_HQ = allowed_D.reshape(-1, span).all(axis=1).reshape(-1, home // span)
+                found_O[option] = pieces * span <= most and allowed_HQ.sum(axis=1).max() >= pieces
+        return found_O
+
+    def _first_of(self, is_wanted_O: Mask) -> Indices:
+        """[G] the first usable option that is wanted; -1 where there is none."""
+        found = np.flatnonzero(is_wanted_O & self._usable_O)
+        first_G = np.full(len(self.table.num_options_G), -1)
+        first_G[self.table.group_O[found[::-1]]] = found[::-1]
+        return first_G
+
+    def options(
+        self, types: frozenset[str], limit_ms: float = np.inf, lane: float = np.inf, cheapest: bool = False
+    ) -> Indices:
+        """[G] the option of each group with the fewest pieces below both limits, or the cheapest of these.
+
+        Options without memory, outside of device memory, or against the rules only stand in where there are no others.
+        """
+        works, table = self.works, self.table
+        count_O = table.count_O * np.where(table.is_replica_O & (lane < np.inf), self.space.task.num_devices, 1)
+        key_O = works.total_O if cheapest else count_O + 1e-3 * works.total_O / works.total_O.max()
+        faults = (
+            ~self._usable_O,
+            ~np.isin(self._name_O, list(types)),
+            (table.width_O > lane) & ~table.is_replica_O,
+            works.longest_O > limit_ms,
+        )
+        fault_O = sum(fault * 2**at for at, fault in enumerate(reversed(faults)))
+        too_long_O = np.where(works.longest_O > limit_ms, works.longest_O, 0.0)
+        order = np.lexsort((key_O, too_long_O, fault_O, table.group_O))
+        _, first = np.unique(table.group_O[order], return_index=True)
+        return order[first]
+
+    def all(self) -> list[Placed]:
+        """All starts that break no rule, the best first, each once."""
+        found = self.rules()
+        even = self.works.even_ms
+        limits = self._thin(LIMITS)
+        starts, sorted_starts = list[Start](), list[Start]()
+        for name, types in (
+            ("columns", BY_COLUMNS),
+            ("columns, replicas", WITH_REPLICAS),
+            ("all", frozenset(SHARDING_TYPES)),
+            ("rows, replicas", NO_COLUMNS),
+            ("whole", frozenset({TABLE_WISE})),
+        ):
+            for limit, cheapest in product(limits, (False, True)):
+                option_G = self.options(types, limit * even, cheapest=cheapest)
+                starts.append(Start(f"{name}, {'cheapest' if cheapest else 'fewest'}", option_G))
+        for types, lane, limit in product((BY_COLUMNS, WITH_REPLICAS), (np.inf, *self.space.lane_limits), (1.0, 0.5)):
+            option_G = self.options(types, limit * even, lane)
+            sorted_starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
+            starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
+        sorted_starts += chain.from_iterable(map(self._widen, (BY_COLUMNS, WITH_REPLICAS)))
+        for types, share, limit in product(TYPES_AT_A_PRICE, SHARES_OF_MEMORY, (np.inf, 1.0, 0.5)):
+            if (priced_G := self._priced(types, limit * even, share)) is not None:
+                starts.append(Start(f"memory at a price, {share}, {sorted(types)}", priced_G))
+        placed = self._place(starts)
+        found += placed + self._place(sorted_starts)
+        for family in ("columns, fewest", "columns, replicas, fewest"):
+            own = [one for one in placed if one.start.family == family]
+            best = sorted(own, key=lambda one: one.rank)[:LIMITS_BESIDE_ROWS]
+            found += self._place(list(self._in_rows([one.start for one in best])))
+        unique: dict[tuple[bytes, bool], Placed] = {}
+        for one in sorted(found, key=lambda one: one.rank):
+            unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
+        return [one for one in unique.values() if np.isfinite(one.overflow)]
+
+    def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
+        """[G] the option of each group with the least work and price of memory, outside of device memory, too.
+
+        The price is the least with which all groups take no more than a share of the devices' memory; None where they
+        need no price.
+        """
+        table, works = self.table, self.works
+        bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
+        fits_O = (table.bytes_O <= self.space.room_D.max()) & (works.longest_O <= limit_ms)
+        fits_O &= self._may_be_O & np.isin(self._name_O, list(types))
+        work_O = np.where(fits_O, works.total_O, works.total_O + 1e3 * works.total_O.max())
+        most_bytes = share * float(self.space.room_D.sum())
+        low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)
+        option_G = _cheapest(table, work_O)
+        if bytes_O[option_G].sum() <= most_bytes:
+            return None
+        for _ in range(PRICE_STEPS):
+            price = 0.5 * (low + high)
+            option_G = _cheapest(table, work_O + price * bytes_O)
+            low, high = (price, high) if bytes_O[option_G].sum() > most_bytes else (low, price)
+        return _cheapest(table, work_O + high * bytes_O)
+
+    def _widen(self, types: frozenset[str]) -> Iterator[Start]:
+        """Yield starts that keep wide pieces on some eighths of the devices, within their work and memory."""
+        works, table, lanes = self.works, self.table, [*self.space.lane_limits, np.inf]
+        bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
+        narrow_G, *wider = (self.options(types, works.even_ms, lane) for lane in lanes)
+        for eighths in self._thin(list(product(EIGHTHS, repeat=len(wider)))):
+            option_G = narrow_G.copy()
+            for wide_G, eighth in zip(reversed(wider), eighths, strict=True):
+                can = np.flatnonzero((wide_G != narrow_G) & (option_G == narrow_G))
+                saved = (works.total_O[option_G[can]] - works.total_O[wide_G[can]]) / bytes_O[wide_G[can]]
+                order = can[np.argsort(-saved, kind="stable")]
+                parts = [np.cumsum(of_O[wide_G[order]]) / of_O[narrow_G].sum() for of_O in (works.total_O, bytes_O)]
+                chosen = order[np.maximum(*parts) <= eighth / 8]
+                option_G[chosen] = wide_G[chosen]
+            if 0 < sum(eighths) < 8:
+                yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
+
+    def _in_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
+        """Yield starts with the costliest tables in rows, each row-wise type and width by itself."""
+        whole_G = self.options(frozenset({TABLE_WISE}))
+        order = np.argsort(-self.works.total_O[whole_G], kind="stable")
+        able_O = self._cuts_rows_O & self._usable_O
+        shapes = sorted({(str(self._name_O[at]), int(self.table.count_O[at])) for at in np.flatnonzero(able_O)})
+        for (name, count), number in product(shapes, self._thin(NUMBERS_IN_ROWS)):
+            own_G = self._first_of(able_O & (self._name_O == name) & (self.table.count_O == count))
+            able = order[own_G[order] >= 0]
+            if number > len(able):
+                continue
+            for start in beside:
+                option_G = start.option_G.copy()
+                option_G[able[:number]] = own_G[able[:number]]
+                yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
+
+    def means_in_rows(self, starts: Sequence[Placed]) -> list[Placed]:
+        """Return the best starts with one collection of MEAN tables put in rows, and with all of them."""
+        table, means, found = self.table, self.space.means, list[Placed]()
+        if not means.names:
+            return found
+        beside = [one.start.option_G for one in greedy_starts(starts, BESIDE_MEANS)]
+        fits_O = self._is_allowed_O & table.is_on_device_O & (table.bytes_O <= self.space.room_D.max())
+        rows = [self.placer.cheapest(4 * ~means.is_row_O + 2 * ~fits_O + (self._name_O != name)) for name in ROWS_ALONE]
+        numbers = list(range(len(means.names)))
+        for some in [numbers] if len(numbers) == 1 else [*([one] for one in numbers[:MOST_ALONE]), numbers]:
+            is_own_G = np.isin(means.number_G, some)
+            family = f"collections {some} in rows"
+            tried = [Start(family, np.where(is_own_G, own_G, other_G)) for own_G, other_G in product(rows, beside)]
+            distinct = {one.option_G.tobytes(): one for one in tried}
+            found += sorted(self._place([*distinct.values()]), key=lambda one: one.rank)[:BEST_IN_ROWS]
+        return found
+
+    # Rules of thumb ---------------------------------------------------------------------------------------------------
+
+    def rules(self) -> list[Placed]:
+        """All rules of thumb, the best first: cuts beside the best limits on replicas, then other limits."""
+        made: dict[tuple[int, tuple[_Cut, ...]], Placed] = {}
+
+        def make(keys: Iterable[tuple[int, tuple[_Cut, ...]]]) -> None:
+            new = [key for key in dict.fromkeys(keys) if key not in made]
+            made.update(zip(new, self._place([self._rule(*key) for key in new]), strict=True))
+
+        def best(count: int) -> list[tuple[int, tuple[_Cut, ...]]]:
+            return sorted(made, key=lambda key: made[key].rank)[:count]
+
+        rows, columns = ([way for way in self._ways if word in way] for word in ("rows", "columns"))
+        cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
+        cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None, *NUMBERS_BESIDE_ROWS)))
+        make((most, ()) for most in self._thin(MOST_REPLICATED))
+        make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), self._thin(cuts)))
+        make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), self._thin(MOST_REPLICATED)))
+        found = sorted(made.values(), key=lambda one: one.rank)
+        return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
+
+    def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
+        """Yield the cuts of the best rules beside other limits on replicas, which are the sizes of tables."""
+        families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
+        cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
+        sizes = np.unique(self._weights_G)
+        some = sizes[np.unique(np.linspace(0, len(sizes) - 1, NUM_SIZES).round().astype(np.int64))]
+        for own, most in product(cuts, self._thin(some.tolist())):
+            yield self._rule(most, own)
+
+    @cached_property
+    def _ways(self) -> dict[str, Indices]:
+        """[G] the option of each group for each way to cut, -1 where it has none."""
+        devices, found = self.space.task.num_devices, {}
+        single_O = self._cuts_rows_O & (self.table.count_O == 1)
+        found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
+        found["in rows of a node"] = self._first_of(single_O & (self.table.span_O < devices))
+        is_cut_O = ~self._cuts_rows_O & ~self.table.is_replica_O
+        for parts in COLUMN_PARTS:
+            found[f"in {parts} parts of columns"] = self._first_of(is_cut_O & (self.table.count_O == parts))
+        return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}
+
+    def _rule(self, most: int, cuts: tuple[_Cut, ...]) -> Start:
+        """Replicate tables of at most ``most`` weights, then cut the costliest of the others, one way after another."""
+        option_G = self.options(frozenset({TABLE_WISE}))
+        is_replicated_G = (self._weights_G <= most) & (self._replica_G >= 0)
+        option_G = np.where(is_replicated_G, self._replica_G, option_G)
+        order, uncut_G = np.argsort(-self.works.total_O[option_G], kind="stable"), ~is_replicated_G
+        words = [f"replicated below {most:,} weights"] if most else []
+        words += ["whole"] if not most and all(number is not None for _, number in cuts) else []
+        for way, number in cuts:
+            chosen = order[uncut_G[order] & (self._ways[way][order] >= 0)][:number]
+            option_G[chosen], uncut_G[chosen] = self._ways[way][chosen], False
+            words.append(f"{number or ('the others' if words else 'all')} {way}")
+        return Start(f"rule of thumb, {cuts}", option_G, rule=", ".join(words), cuts=cuts)
+
+    def _place(self, starts: Sequence[Start]) -> list[Placed]:
+        """Place starts side by side; equal ones share their places."""
+        unique = {(one.option_G.tobytes(), one.by_width): one for one in starts}
+        distinct, found = list(unique.values()), list[tuple[Indices, float, float]]()
+        at_once = max(1, MOST_PLACED // self.space.task.num_devices)
+        for first in range(0, len(distinct), at_once):
+            some = distinct[first : first + at_once]
+            option_NG, by_width_N = np.stack([one.option_G for one in some]), np.array([one.by_width for one in some])
+            place_NGS = self.placer.place(option_NG, by_width_N)
+            chains = Chains(self.space, option_NG, place_NGS)
+            if by_width_N.any():  # again, by the times of devices
+                place_NGS = self.placer.place(option_NG, by_width_N, self._scale(chains))
+                chains = Chains(self.space, option_NG, place_NGS)
+            overflow_N = np.where(self.placer.is_legal(chains), chains.overflow_N, np.inf)
+            found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
+        of_key = dict(zip(unique, found, strict=True))
+        return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
+
+    def _scale(self, chains: Chains) -> FloatArray:
+        """[N, G] time of the device of each group's first piece, in works of its pieces."""
+        ms_P = np.where(self.space.piece_arrays.span_P == 1, self.works.ms_P, 0.0)
+        load_ND = chains.sum_by_device(chains.all_pieces, ms_P, chains.num)
+        ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))
+        return round_last_digits(np.take_along_axis(ratio_ND, chains.place_NGS[:, :, 0].astype(np.int64), axis=1))
+
+
+def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
+    """[G] the first option of each group with the least cost."""
+    least = np.flatnonzero(cost_O <= np.minimum.reduceat(cost_O, table.first_option_G)[table.group_O])
+    _, first = np.unique(table.group_O[least], return_index=True)
+    return least[first]
+
+
+def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
+    """Return the best start of each family, ``most`` at most, half of them rules of thumb as far as there are as many.
+
+    Args:
+        starts: the best first.
+    """
+    best: dict[str, Placed] = {}
+    for one in starts:
+        best.setdefault(one.start.family, one)
+    rules = [one for one in best.values() if one.start.cuts and not one.overflow]
+    others = [one for one in best.values() if one not in rules]
+    count = max(most // 2, most - len(others))
+    return sorted([*rules[:count], *others[: most - min(count, len(rules))]], key=lambda one: one.rank)

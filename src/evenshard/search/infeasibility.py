@@ -1,0 +1,336 @@
+"""Why a task has no placement: plain reasons, with numbers and what to do. Nothing is searched here.
+
+What a reason says holds for every placement. Memory is counted as if each table could be spread as its types allow: a
+table that may be cut takes the least that all its parts can take. Where all tables stay whole
+(``ShardingTask.as_whole``), none may be cut.
+
+Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
+end say so with the other errors below, and ``legal_parts`` finds out whether there is a way around it.
+
+Legend: I items, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.base.errors import InfeasibleTask
+from evenshard.base.messages import brief, names_text
+from evenshard.base.messages import cut as shortened
+from evenshard.base.units import gb_text, missing_text
+from evenshard.placement.parts import COLUMN_STEP, FUSED, KEY_VALUE
+from evenshard.placement.placement import allowed_together, caps_text, device_mask, joined_groups, legal_mask
+from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
+from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
+from evenshard.search.cuts import Cut
+from evenshard.search.items import PackedItem, PackedItems
+from evenshard.tables.table import Table
+
+MORE_MEMORY = "Raise memory_cap_gb"
+# The remedy where memory is short. Only a search can say how much of it: what is missing alone may not be enough.
+MORE_ROOM = f"{MORE_MEMORY} or num_devices"
+
+
+def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
+    """Return the error of a task for which no placement can exist for a plain reason; None without one.
+
+    The most specific reason: rules that leave a table no sharding type, replicas that fill a device, rules that
+    contradict each other, then tables larger than each device they may live on, then tables that overfill the few
+    devices they may live on, then all of them together, and at last a table that cannot be cut so that it fits.
+    """
+    found = PackedItems.of(task) if items is None else items
+    looks = (_without_types, _overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
+    return next((why for look in looks for why in look(task, found)), None)
+
+
+def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
+    """Raise InfeasibleTask if no placement can exist for a plain reason."""
+    if (why := reason(task, items)) is not None:
+        raise why
+
+
+def require_room(task: ShardingTask) -> PackedItems:
+    """Return the whole tables of a task as items; raise InfeasibleTask if they have no placement for a plain reason."""
+    items = PackedItems.of(task.as_whole)
+    if (why := reason(task.as_whole, items)) is not None:
+        raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
+    return items
+
+
+def require_types(task: ShardingTask) -> None:
+    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded, or no memory to be kept in."""
+    position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
+    if position is not None:
+        kernels = task.limits_of(position).kernels or task.kernels
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
+            f"no memory for that.",
+            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
+        )
+    if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
+        raise InfeasibleTask(
+            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
+            f"for all of them.",
+            "Allow them a common one, or drop the rule.",
+        )
+    position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
+    if position is not None:
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(REPLICATED)}, and only be "
+            f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
+            f"Allow it another type, or {FUSED}.",
+        )
+    for why in _without_types(task):
+        raise why
+
+
+def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
+    """Return the error of a sharder that finds no device for tables, by position, with so many bytes in use on each."""
+    joined = next(one for one in joined_groups(len(task.tables), task.together) if tables[0] in one)
+    everywhere = device_mask(task.num_devices, None)
+    allowed_D = everywhere if (own_D := allowed_together(task, joined)) is None else own_D
+    need, named = sum(task.table_bytes[position] for position in tables), [task.tables[position] for position in tables]
+    left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
+    where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
+    problem = f"the freest device{where} has {gb_text(left)} left ({caps_text(task.room_bytes)})."
+    remedy = f"{MORE_ROOM}."
+    if legal_mask(0, need, left):
+        problem = "the devices with room hold tables that must stay apart from it."
+        remedy = "Raise num_devices or drop that rule."
+    return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
+
+
+def no_placement_found(task: ShardingTask, why: str) -> InfeasibleTask:
+    """The error of a sharder of whole tables that knows no placement at all; see ``no_parts_found``."""
+    return no_parts_found(task.as_whole, f"{shortened(task.task_id)}: {why}")
+
+
+def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
+    """Return the error of a sharder that knows no placement at all, with the memory that the task needs and has."""
+    if task.may_offload:
+        return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
+    needs = _needs_and_room(PackedItems.of(task) if items is None else items)
+    return InfeasibleTask(f"{why}: {needs}.", f"{MORE_ROOM}.")
+
+
+def _needs_and_memory(task: ShardingTask) -> str:
+    machine = task.machine
+    rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
+    have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
+    return f"the tables need {gb_text(sum(task.table_bytes))}, {have or 'there is no memory for them'}"
+
+
+def _needs_and_room(items: PackedItems) -> str:
+    rooms = items.room_D.tolist()
+    need = sum(_least_bytes(item, items.room_D) for item in items.items)
+    room = f"{gb_text(need)} of the {len(rooms)} devices' {gb_text(sum(rooms))}"
+    if any(item.is_free for item in items.items):
+        return f"the tables need at least {room} ({caps_text(rooms)}), however they are cut"
+    tables = [one for item in items.items for one in zip(item.table_bytes, item.tables, strict=True)]
+    size, largest = max(tables, key=lambda one: one[0])
+    return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) {gb_text(size)}"
+
+
+def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[InfeasibleTask]:
+    for position in (at for at, types in enumerate(task.types) if not types):
+        table, why = task.tables[position], ruled_out(task, position)
+        asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
+        clauses = ", and ".join(dict.fromkeys(why[one] for one in asked))
+        is_free = len(asked) == len(SHARDING_TYPES)
+        limits = "cannot be placed" if is_free else f"may only be sharded {' or '.join(asked)}"
+        remedy = "Allow it another type, or drop one of these rules."
+        if width_problem(task, table.embedding_dim):
+            remedy = (
+                f"Cut it by columns over {task.fewest_column_parts(table)} devices or more, or make it several tables "
+                f"of at most {task.max_columns:,} columns, in the model too."
+            )
+        yield InfeasibleTask(f"table {brief(table.name)} {limits}, but {clauses}.", remedy)
+
+
+def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
+    if items.room_D.min() < 0:
+        device = int(items.room_D.argmin())
+        need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
+        names = brief(", ".join(table.name for table in items.replicas))
+        yield InfeasibleTask(
+            f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
+            f"every device; device {device} has {gb_text(room)}.",
+            f"{MORE_MEMORY}, or allow them another type.",
+        )
+
+
+def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
+    devices, allowed_ID = task.num_devices, items.allowed_ID
+    for number in np.flatnonzero(~allowed_ID.any(axis=1)).tolist():
+        item = items.items[number]
+        for position, table in zip(item.positions, item.tables, strict=True):
+            if not device_mask(devices, task.limits_of(position).devices).any():
+                yield InfeasibleTask(
+                    f"{_subject([table])} may live on no device.", f"Allow it at least one of 0 to {devices - 1}."
+                )
+        yield InfeasibleTask(
+            f"tables {_names(item.tables)} must stay together, but no device is allowed for all of them.",
+            "Allow them a common device, or drop the rule.",
+        )
+    for kind, group in enumerate(task.apart):
+        numbers = [number for number, item in enumerate(items.items) if kind in item.apart]
+        for number in numbers:
+            both = [position for position in items.items[number].positions if position in group]
+            if len(both) > 1:
+                yield InfeasibleTask(
+                    f"tables {_names([task.tables[position] for position in both])} must stay both together and apart.",
+                    "Drop one of the two rules.",
+                )
+        for allowed_D, inside in _confinements(allowed_ID[numbers]):
+            if len(inside) > allowed_D.sum():
+                confined = {position for at in inside for position in items.items[numbers[at]].positions}
+                names = _names([task.tables[position] for position in group if position in confined])
+                room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
+                if not allowed_D.all():
+                    room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
+                yield InfeasibleTask(f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer apart.")
+
+
+def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
+    most_I = np.where(items.allowed_ID, items.room_D, -1).max(axis=1)
+    rooms = zip(items.items, most_I.tolist(), strict=True)
+    too_large = [(item, room) for item, room in rooms if not item.is_free and not legal_mask(0, item.size_bytes, room)]
+    if not too_large:
+        return
+    item, room = max(too_large, key=lambda one: one[0].size_bytes)
+    limit, remedy = f"a whole device ({caps_text(items.room_D.tolist())})", MORE_MEMORY
+    if not item.allowed_D.all():
+        limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
+        remedy += ", or allow it a larger device"
+    subject = _subject(item.tables)
+    if len(item.tables) > 1:
+        subject, remedy = f"{subject}, which must stay together,", f"{remedy}, or do not keep them together"
+    missing = missing_text(item.size_bytes - room)
+    if len(too_large) > 1:
+        missing += f"; too large as well: {len(too_large) - 1} more"
+    yield InfeasibleTask(
+        f"{subject} {_needs(item.tables, item.size_bytes)}, more than {limit}: {missing}.", f"{remedy}."
+    )
+
+
+def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
+    needs_I = np.array([_least_bytes(item, items.room_D) for item in items.items], dtype=np.int64)
+    for allowed_D, inside in _confinements(items.allowed_ID):
+        need, room = int(needs_I[inside].sum()), int(items.room_D[allowed_D].sum())
+        if legal_mask(0, need, room):
+            continue
+        missing, confined = missing_text(need - room), [items.items[at] for at in inside]
+        tables = [table for item in confined for table in item.tables]
+        needs = _needs(tables, need, at_least=any(item.is_free for item in confined))
+        if allowed_D.all():
+            subject = "the tables" if len(tables) > 1 else _subject(tables)
+            yield InfeasibleTask(
+                f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
+                f"({caps_text(items.room_D.tolist())}): {missing}.",
+                f"{MORE_ROOM}.",
+            )
+        else:
+            yield InfeasibleTask(
+                f"{_subject(tables)} {needs} and may only live on {_devices(allowed_D)} with {gb_text(room)}: "
+                f"{missing}.",
+                f"{MORE_MEMORY}, or allow some of them elsewhere.",
+            )
+
+
+def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
+    for item in items.items:
+        if item.is_free and not _fits_alone(task, item, items.room_D):
+            types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
+            yield InfeasibleTask(
+                f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
+                f"sharded ({types}): they have room for {_most_of(item, items.room_D)} "
+                f"({caps_text(items.room_D.tolist())}).",
+                f"{MORE_ROOM}, or allow it more types.",
+            )
+
+
+def _confinements(
+    allowed_ID: npt.NDArray[np.bool_],
+) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
+    """Yield sets of devices, the smallest first, with the items confined to them; all devices last."""
+    sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
+    for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
+        yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))
+    yield np.ones(allowed_ID.shape[1], dtype=bool), np.arange(len(allowed_ID))
+
+
+def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
+    """Bound an item's memory from below: of columns cut alone, each part has an optimizer's rows."""
+    room_D = np.where(item.allowed_D, room_D, -1)
+    if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
+        return item.least_bytes
+    if item.may_be_whole and room_D.max() >= item.size_bytes:
+        return item.least_bytes
+    (cut,) = item.cuts
+    parts = min(_fewest_parts(cut, room_D), len(room_D))
+    least = item.size_bytes + cut.part_bytes * (max(parts, item.least_parts) - 1)
+    return min([least, *(known.device_bytes for known in item.known if known.fit(room_D))])
+
+
+def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
+    """Return more parts than devices where they have no room."""
+    fewest = len(room_D) + 1
+    for scope in cut.scopes:
+        enough = (-np.sort(-cut.most_blocks(room_D[scope]))).cumsum() >= cut.blocks
+        if enough.any():
+            fewest = min(fewest, int(enough.argmax()) + 1)
+    return fewest
+
+
+def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
+    if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
+        return True
+    if any(known.fit(room_D) for known in item.known):
+        return True
+    if task.pipeline and any(cut.in_rows for cut in item.cuts):  # what other parts than even ones take is not counted
+        return int(room_D[item.allowed_D].sum()) >= item.least_bytes
+    if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
+        return True
+    return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes
+
+
+def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
+    most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
+    if not most:
+        return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
+    count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
+    if cut.in_rows:
+        return f"{count:,} of its {cut.blocks:,} rows"
+    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in parts of at least " + (
+        f"{COLUMN_STEP * cut.least_blocks}"
+    )
+
+
+def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
+    return int(np.sort(cut.most_blocks(room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
+
+
+def _names(tables: Sequence[Table]) -> str:
+    return names_text([table.name for table in tables], write=shortened)
+
+
+def _subject(tables: Sequence[Table]) -> str:
+    return f"table{'s' if len(tables) > 1 else ''} {_names(tables)}"
+
+
+def _needs(tables: Sequence[Table], need: int, at_least: bool = False) -> str:
+    weights = sum(table.size_bytes for table in tables)
+    parts = (
+        f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of state, inputs and outputs)"
+        if need > weights
+        else ""
+    )
+    return f"need{'' if len(tables) > 1 else 's'}{' at least' if at_least else ''} {gb_text(need)}{parts}"
+
+
+def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
+    numbers = np.flatnonzero(allowed_D).tolist()
+    return f"device{'s' if len(numbers) > 1 else ''} {shortened(', '.join(map(str, numbers)))}"

@@ -1,0 +1,286 @@
+"""Some legal way to shard tables, whatever it costs: quickly where there is room, by a solver where memory is tight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.base.errors import MissingPackage
+from evenshard.base.extras import require_package
+from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
+from evenshard.placement.placement import joined_groups
+from evenshard.placement.plan import is_legal_sharding
+from evenshard.placement.task import ShardingTask, part_bytes
+from evenshard.search.cuts import Cut, Devices, Grid
+from evenshard.search.infeasibility import no_parts_found, require_sharding_room, require_types
+from evenshard.search.items import KnownItems, PackedItem, PackedItems, Room, least_outside
+from evenshard.search.program import solve_program
+
+# Items times devices that the solver is given; it then needs about 0.5 GB.
+MAX_PAIRS = 150_000
+TIME_LIMIT_S = 10.0
+MOST_TRIED_OFFLOADS = 8
+
+
+def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
+    """Return some legal parts, those of a table one after the other; the same arguments give the same.
+
+    Args:
+        time_limit_s: the solver's time; if it ends early, another run may find a placement.
+
+    Raises:
+        InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
+    """
+    require_types(task)
+    known: KnownItems = {}
+    if (found := quick_parts(task, known)) is not None:
+        return found
+    items = PackedItems.of(task, known=known)
+    if task.may_offload:
+        items = PackedItems.wherever_kept(task, known)
+    else:
+        require_sharding_room(task, items)
+    if (len(items.items) + sum(map(len, items.others))) * task.num_devices > MAX_PAIRS:
+        raise no_parts_found(task, "no placement was found by packing (the task is too large to solve exactly)", items)
+    try:
+        require_package("scipy")
+    except MissingPackage as error:
+        raise no_parts_found(task, f"no placement was found by packing ({error})", items) from None
+    ended = solve_program(items, time_limit_s)
+    if ended.impossible and not _is_rounded(task, items):
+        raise no_parts_found(task, "no placement fits", items)
+    if (found := _sort_if_legal(task, ended.parts)) is not None:
+        return found
+    raise no_parts_found(task, f"no placement was found in {time_limit_s:g} s of the solver", items)
+
+
+def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
+    """Some legal parts where packing finds them, in device memory or, where rules allow that, outside of it.
+
+    Args:
+        known: items of the same task, whatever memory its devices and hosts have; new ones are added.
+    """
+    machine = task.machine
+    outside = sum(machine.host_bytes) + sum(machine.ssd_bytes) if task.may_offload else 0
+    rounded = len(task.tables) * task.num_devices  # a byte of each part
+    if sum(table.size_bytes for table in task.tables) > sum(task.room_bytes) + outside + rounded:
+        return None  # not even the weights fit
+    known = {} if known is None else known
+    items = PackedItems.of(task, known=known)
+    too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
+    found = None if too_much or items.room_D.min() < 0 else _pack(task, items)
+    return _offloaded_parts(task, known) if found is None and task.may_offload else found
+
+
+def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, ...] | None:
+    """Offload tables with few lookups for their size first, to the kernel with the least device memory."""
+    outside = {
+        at: least[0]
+        for positions in joined_groups(len(task.tables), task.together)
+        if (least := least_outside(task, positions))
+        for at in positions
+    }
+    forced = [at for at in outside if FUSED not in task.kernels_of(at)]
+    chosen = sorted(
+        (at for at in outside if at not in forced),
+        key=lambda at: task.tables[at].pooling_factor / task.tables[at].num_rows,
+    )
+    fewest = _fewest(task, outside, forced, chosen)
+    step = max((len(chosen) - fewest) // MOST_TRIED_OFFLOADS, 1)
+    for count in dict.fromkeys((*range(fewest, len(chosen), step), len(chosen))):
+        storages = {at: outside[at] for at in (*forced, *chosen[:count])}
+        for group in task.together:
+            if any(at in storages for at in group):
+                storages.update({at: outside[at] for at in group})
+        if sum(task.tables[at].size_bytes for at in storages) > sum(task.machine.host_bytes + task.machine.ssd_bytes):
+            return None  # the more leave device memory, the more others take
+        if (found := _pack(task, PackedItems.of(task, storages, known))) is not None:
+            return found
+    return None
+
+
+def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many of ``chosen`` must leave device memory for all bytes to fit."""
+
+    def size(at: int) -> int:
+        return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))
+
+    kept = set(forced)
+    taken = sum(size(at) if at in kept else task.table_bytes[at] for at in range(len(task.tables)))
+    for count, at in enumerate(chosen):
+        if taken <= sum(task.room_bytes):
+            return count
+        taken += size(at) - task.table_bytes[at]
+    return len(chosen)
+
+
+def _pack(task: ShardingTask, items: PackedItems) -> tuple[TablePart, ...] | None:
+    packed = (_sort_if_legal(task, pack_in_order(items, *order)) for order in packing_orders(items))
+    return next((parts for parts in packed if parts is not None), None)
+
+
+def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
+    if parts is None:
+        return None
+    order = {table.name: number for number, table in enumerate(task.tables)}
+    found = tuple(sorted(parts, key=lambda part: (order[part.table], part.columns, part.rows)))
+    return found if is_legal_sharding(task, found) else None
+
+
+def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
+    """Return whether parts may take less than was counted: inputs are even shares, bytes whole numbers."""
+    in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
+    return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
+
+
+def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
+    """Yield orders of items: those first that may go to few devices, and cannot be cut.
+
+    Each comes once for the emptiest devices, and once for the fullest with room; see ``pack_in_order``.
+    """
+    all_items = items.items
+    bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
+    choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
+    apart_I = np.array([len(item.apart) for item in all_items])
+    parts_I = np.array([max((cut.part_bytes for cut in item.cuts), default=0) for item in all_items])
+    freedom_I = np.array([_freedom(item) for item in all_items])
+    for last_I in (apart_I, parts_I):
+        order = np.lexsort((-bytes_I, -last_I, freedom_I, choices_I)).tolist()
+        yield order, False
+        yield order, True
+
+
+def _freedom(item: PackedItem) -> int:
+    """Rank whole items 0, column cuts 1, and row cuts, of which any room takes some, 2."""
+    return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
+
+
+def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> list[TablePart] | None:
+    """Return the parts of all items on their devices; None at a dead end.
+
+    Args:
+        tightest: an item goes to the device with the least memory left that has room, and parts by columns fill their
+            devices; else it goes to the one with the most, and parts are even.
+    """
+    room, found = Room(items), items.replica_parts()
+    for number in order:
+        item = items.items[number]
+        used = _place(item, room.of(item), tightest)
+        if used is None:
+            return None
+        parts, bytes_of = used
+        found += item.with_storage(parts)
+        room.take(item, bytes_of)
+    return found
+
+
+_Placed = tuple[list[TablePart], Mapping[int, int]]
+
+
+def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
+    """Place an item where there is room; -1 left means no room for any part."""
+    if item.may_be_whole and left_D.max() >= item.size_bytes:
+        roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
+        device = int(roomy_D.argmin() if tightest else roomy_D.argmax())
+        return item.whole(device), {device: item.size_bytes}
+    for cut in item.cuts:
+        for scope in _roomiest(cut, left_D):
+            blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], tightest)
+            if blocks is not None:
+                return _hold(item, cut, scope, blocks)
+    if item.grid is not None and (found := _grid(item, left_D)) is not None:
+        return found
+    known = next((one for one in item.known if one.fit(left_D)), None)
+    return None if known is None else (list(known.parts), {at: one.device for at, one in known.taken.items()})
+
+
+def _hold(item: PackedItem, cut: Cut, scope: Devices, blocks: npt.NDArray[np.int64]) -> _Placed:
+    held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
+    bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
+    return cut.parts(item.tables[0], held), bytes_of
+
+
+def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
+    if len(cut.scopes) < 2:
+        return cut.scopes
+    return sorted(cut.scopes, key=lambda scope: -int(left_D[scope].clip(min=0).sum()))
+
+
+def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
+    most_D = cut.most_blocks(left_D)
+    if (found := _in_fewest(cut, most_D, tightest)) is None:
+        return None
+    chosen, blocks = found
+    blocks_D = np.zeros_like(most_D)
+    blocks_D[chosen] = blocks
+    return blocks_D
+
+
+def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tuple[Devices, Devices] | None:
+    """Return the fewest places, two at least, with room for all columns, and their blocks."""
+    roomy = (-most).argsort(kind="stable")
+    enough = most[roomy].cumsum() >= cut.blocks
+    if not enough.any():
+        return None
+    count = max(int(enough.argmax()) + 1, 2)
+    chosen = roomy[:count]
+    rest = cut.blocks - count * cut.least_blocks
+    if len(chosen) < count or not most[chosen[-1]] or rest < 0:
+        return None
+    return chosen, cut.least_blocks + _spread(rest, most[chosen] - cut.least_blocks, fill)
+
+
+def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[np.int64]:
+    """Fill one place after the other, or share blocks as evenly as room allows."""
+    if fill:
+        before = np.concatenate([[0], most.cumsum()[:-1]])
+        return np.asarray((count - before).clip(0, most))
+    found = np.zeros_like(most)
+    for number, at in enumerate(most.argsort(kind="stable").tolist()):
+        found[at] = min(-(-(count - int(found.sum())) // (len(most) - number)), int(most[at]))
+    return found
+
+
+def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Share rows evenly, else by room with at least one each; of few rows, over as many devices."""
+    most_D = cut.most_blocks(left_D)
+    even_D = np.zeros_like(most_D)
+    even = cut.even_rows
+    in_turn = np.arange(len(most_D)) if len(even) == cut.fills else (-most_D).argsort(kind="stable")
+    holders = in_turn[: len(even)]
+    even_D[holders] = even.step
+    even_D[holders[-1]] -= int(even_D.sum()) - cut.blocks
+    if len(holders) == len(even) and (even_D <= most_D).all():
+        return even_D
+    if len(most_D) < cut.fills or cut.blocks < len(most_D) or not most_D.all():
+        return None
+    rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
+    return None if rows is None else 1 + rows
+
+
+def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    total = int(most.sum())
+    if total < count:
+        return None
+    found = (most * (count / max(total, 1) * (1 - 1e-12))).astype(np.int64)  # whatever is rounded, not too many
+    return np.asarray(found + _spread(count - int(found.sum()), most - found, fill=True))
+
+
+def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
+    """Cut columns evenly over the fewest nodes, and each part's rows over the node's devices."""
+    grid = item.grid
+    assert grid is not None
+    most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
+    if (found := _in_fewest(grid, most, fill=False)) is None:
+        return None
+    blocks = np.zeros_like(most)
+    blocks[found[0]] = found[1]
+    bytes_of = {
+        device: line.part.device + int(count) * line.block.device
+        for node, count in zip(grid.nodes, blocks, strict=True)
+        for device, (_, line) in zip(node.tolist(), grid.even, strict=False)
+        if count
+    }
+    return grid.even_parts(item.tables[0], blocks.tolist()), bytes_of

@@ -1,0 +1,312 @@
+"""Bytes that placements under search move from an earlier placement, within a bound; and the fewest that must move.
+
+The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
+
+Legend: D devices, O devices of the earlier placement, N devices of the new one; G groups, E options with places, S
+pieces of an option (padded), F pieces of these options, A pieces of all options, P earlier parts of a table, Q places,
+W devices of a place, M placements, V variables of the integer program, R devices, hosts and SSDs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.base.errors import BadConfig
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import SGD, state_bytes
+from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
+from evenshard.placement.parts import Span, TablePart, row_spans
+from evenshard.placement.plan import broken_limit, parts_by_table
+from evenshard.placement.sharding import TYPES
+from evenshard.price.loads import Indices, repeat_numbers
+from evenshard.search.chains import arrays_of, choices_from
+from evenshard.search.choices import choice_like, parts_of_group
+from evenshard.search.program import IntegerProgram
+from evenshard.search.sharding_option import Choice
+from evenshard.search.space import SearchSpace
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+# Energy of moving all bytes, in times of a step: of placements that take as long, the one that moves less is better.
+PRICE = 1e-3
+# Least share of all bytes that counts where a placement moves more than the bound.
+BEYOND = 0.01
+MOVES_TIME_LIMIT_S = 20.0
+MOST_VARIABLES = 200_000
+# Share of each memory that is left free, because the solver rounds.
+_SLACK = 1e-5
+
+
+@dataclass(frozen=True)
+class EarlierPlacement:
+    """A placement that has weights.
+
+    Attributes:
+        parts_of_table: parts of the tables whose weights can be used, by name.
+        machine: machine of these parts.
+        optimizer_of: optimizer whose state moves with a table, by name; no state moves without one.
+    """
+
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]
+    machine: Machine
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)
+
+
+class Moves:
+    """Bytes that move from an earlier placement.
+
+    Args:
+        space: groups; the options of the earlier placement are added to theirs.
+        earlier: the earlier placement.
+
+    Attributes:
+        table: all options as arrays.
+        home_G, home_GS: the option and the places with which nothing of a group moves; an option of -1 where there are
+            none, or they are not allowed.
+        costless_groups: groups without a home, and replicas, of which options may move nothing.
+        all_bytes: bytes of all tables that have weights.
+        most_bytes: bound on the moved bytes of a placement.
+    """
+
+    def __init__(self, space: SearchSpace, earlier: EarlierPlacement) -> None:
+        self.space, self.earlier, self.most_bytes = space, earlier, float("inf")
+        self._machine = larger_machine(earlier.machine, space.task.machine)
+        homes = [self._home(group) for group in range(len(space.groups))]
+        self.table = space.table
+        option_G, self.home_GS = arrays_of(self.table, [home or Choice(0) for home in homes])
+        self._tabulate()
+        has_home_G = np.array([home is not None for home in homes])
+        self.home_G = np.where(has_home_G & (self.moved_bytes(option_G, self.home_GS) == 0), option_G, -1)
+        is_replica_G = (self.home_G >= 0) & self.table.is_replica_O[self.home_G]
+        self.costless_groups = np.flatnonzero((self.home_G < 0) | is_replica_G)
+        kept = (table.size_bytes for table in space.task.tables if table.name in earlier.parts_of_table)
+        self.all_bytes = max(sum(kept), 1)
+
+    def _home(self, group: int) -> Choice | None:
+        task, tables = self.space.task, self.space.groups[group].tables
+        found = [self.earlier.parts_of_table.get(task.tables[position].name, ()) for position in tables]
+        if not all(found) or any(
+            device >= task.num_devices for own in found for part in own for device in part.devices
+        ):
+            return None
+        with suppress(BadConfig):  # rows over the devices of another machine
+            if all(broken_limit(task, position, own) is None for position, own in zip(tables, found, strict=True)):
+                return choice_like(self.space, group, found[0])
+        return None
+
+    # Bytes ------------------------------------------------------------------------------------------------------------
+
+    def weigh(self, moved_M: Indices, overflow: float) -> FloatArray:
+        """Return the energy of moved bytes in times of a step, shape [M]; bytes beyond the bound weigh ``overflow``."""
+        beyond_M = np.maximum(moved_M - self.most_bytes, 0.0)
+        overflow_M = overflow * (beyond_M / self.all_bytes + BEYOND * (beyond_M > 0))
+        return np.asarray(PRICE * moved_M / self.all_bytes + overflow_M)
+
+    def parts_bytes(self, parts: Sequence[TablePart]) -> int:
+        """Return the bytes that a placement moves, given all of its parts."""
+        of_tables = zip(self.space.task.tables, parts_by_table(self.space.task, parts).values(), strict=True)
+        return sum(piece.moved_bytes for table, after in of_tables for piece in self._shared_pieces(table, after))
+
+    def _shared_pieces(self, table: Table, after: Sequence[TablePart]) -> Iterator[SharedPiece]:
+        if before := self.earlier.parts_of_table.get(table.name):
+            yield from shared_pieces(table, before, after, self._machine, self._optimizer_of(table))
+
+    def _optimizer_of(self, table: Table) -> str:
+        return self.earlier.optimizer_of.get(table.name, SGD)
+
+    def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
+        """Return the bytes that move with options of groups, as ``table`` numbers them, and their places, shape [E]."""
+        from_F, slot_F = repeat_numbers(self.table.count_O[option_E])
+        bytes_F = self.piece_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
+        return np.bincount(from_F, bytes_F, len(option_E)).astype(np.int64)
+
+    def piece_bytes(self, option_F: Indices, slot_F: Indices, place_F: Indices) -> FloatArray:
+        """Return the bytes that pieces of options move to their places, shape [F]."""
+        table = self.table
+        column_F = np.where(table.span_O[option_F] == 1, self._column_GD[table.group_O[option_F], place_F], place_F)
+        return np.asarray(self._bytes[self._first_A[table.first_O[option_F] + slot_F] + column_F])
+
+    def _tabulate(self) -> None:
+        """List the bytes that each piece of each option moves to each of its places.
+
+        Devices that hold the same weights of a group share a column.
+        """
+        groups, devices, table = self.space.groups, self.space.task.num_devices, self.table
+        columns_A = self.space.piece_arrays.columns_P[table.piece_A]
+        start_A = np.cumsum(columns_A) - columns_A
+        start_A -= start_A[table.first_O][table.option_A]
+        kind_A = (2 * table.type_O + table.is_on_device_O)[table.option_A]
+        self._column_GD = np.zeros((len(groups), devices), dtype=np.int32)
+        self._first_A = np.zeros(len(columns_A), dtype=np.int64)
+        found: list[FloatArray] = []
+        size = 0
+        pieces_G = np.split(np.arange(len(columns_A)), table.first_O[table.first_option_G[1:]])
+        for number, (group, pieces) in enumerate(zip(groups, pieces_G, strict=True)):
+            tables = [self.space.task.tables[position] for position in group.tables]
+            reach = [self._reach_DP(one, by_host) for one in tables for by_host in (False, True)]
+            marks = np.concatenate([np.zeros((devices, 1), dtype=bool), *reach], axis=1)
+            _, first_Q, column_D = np.unique(marks, axis=0, return_index=True, return_inverse=True)
+            self._column_GD[number] = column_D.reshape(-1)
+            for kind in np.unique(kind_A[pieces]).tolist():
+                own = pieces[kind_A[pieces] == kind]
+                span, sharding_type = int(table.span_O[table.option_A[own[0]]]), TYPES[table.types[kind // 2]]
+                devices_QW = first_Q[:, None] if span == 1 else np.arange(devices).reshape(-1, span)
+                cut = np.stack([start_A[own], start_A[own] + columns_A[own]], axis=1)
+                bytes_AQ = np.zeros((len(own), len(devices_QW)))
+                for one in tables:
+                    columns = cut if len(tables) == 1 else np.tile([0, one.embedding_dim], (len(own), 1))
+                    bytes_AQ += self._lacking_bytes(one, columns, devices_QW, sharding_type.cuts_rows, kind % 2 == 1)
+                self._first_A[own] = size + np.arange(len(own)) * len(devices_QW)
+                found.append(bytes_AQ.reshape(-1))
+                size += bytes_AQ.size
+        self._bytes = np.concatenate(found)
+
+    def _reach_DP(self, table: Table, by_host: bool) -> npt.NDArray[np.bool_]:
+        """True where a device, or its host, has an earlier part of a table."""
+        before, machine = self.earlier.parts_of_table.get(table.name, ()), self._machine
+        found = np.zeros((machine.num_devices, len(before)), dtype=bool)
+        for number, part in enumerate(before):
+            found[list(part.devices), number] = True
+        if by_host:
+            of_node = found.reshape(machine.num_nodes, machine.devices_per_node, len(before)).any(axis=1)
+            found = of_node.repeat(machine.devices_per_node, axis=0)
+        return found[: self.space.task.num_devices]
+
+    def _lacking_bytes(
+        self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
+    ) -> FloatArray:
+        """Return the bytes that devices lack of columns of a table, with all rows or an equal block each, [A, Q]."""
+        before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
+        if not before:
+            return np.zeros((len(columns), len(devices_QW)))
+        rows = row_spans(table, span) if cuts_rows else [Span(0, table.num_rows)] * span
+        columns_A1P = _overlaps(columns, [part.columns for part in before])[:, None]
+        rows_AWP = np.where(columns_A1P > 0, _overlaps(rows, [part.rows for part in before]), 0)
+        pieces: Any = replace(table, num_rows=rows_AWP, embedding_dim=columns_A1P)  # type: ignore[arg-type]
+        bytes_AWP = pieces.size_bytes + state_bytes(pieces, self._optimizer_of(table))
+        by_host = not (before[0].storage.is_on_device and is_on_device)
+        lacks_QWP = ~self._reach_DP(table, by_host)[devices_QW[:, : len(rows)]]
+        return np.tensordot(bytes_AWP.astype(np.float64), lacks_QWP.astype(np.float64), ([1, 2], [1, 2]))
+
+    # Placements -------------------------------------------------------------------------------------------------------
+
+    def earlier_parts(self) -> tuple[TablePart, ...] | None:
+        """Return the earlier placement, or None unless every table has one on these devices."""
+        task = self.space.task
+        found = [self.earlier.parts_of_table.get(table.name, ()) for table in task.tables]
+        parts = tuple(part for own in found for part in own)
+        gone = any(device >= task.num_devices for part in parts for device in part.devices)
+        return None if gone or not all(found) else parts
+
+    def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
+        """Return the places of a placement with other names of devices, with which the fewest bytes move, [G, S]."""
+        task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
+        held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
+        for group, choice in enumerate(choices_from(self.table, option_G, place_GS)):
+            if 1 < span_G1[group] == task.num_devices:
+                continue
+            for position, after in parts_of_group(self.space, group, choice).items():
+                for piece in self._shared_pieces(task.tables[position], after):
+                    old = [device for device in piece.reach if device < task.num_devices]
+                    held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
+        names = best_names(held_NO, device_kinds(task), task.machine)
+        is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
+        return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
+
+
+def _overlaps(ones: Sequence[Span] | Indices, others: Sequence[Span]) -> Indices:
+    """Return the number of rows or columns that each pair of spans shares."""
+    one, other = np.array(ones, dtype=np.int64), np.array(others, dtype=np.int64)
+    shared = np.minimum.outer(one[:, 1], other[:, 1]) - np.maximum.outer(one[:, 0], other[:, 0])
+    return np.asarray(np.maximum(shared, 0))
+
+
+# The fewest moves -----------------------------------------------------------------------------------------------------
+
+
+def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
+    """Return [G] options and [G, S] places that move the fewest bytes, or None if none are found.
+
+    It is an integer program over choices of groups. Each group is at home, or has one of its options on neighbouring
+    devices or where most of it was. Other places are left out, although they could move less.
+    """
+    space, table = moves.space, moves.table
+    of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
+    choices = [choice for own in of_group for choice in own]
+    if len(choices) > MOST_VARIABLES or not all(of_group):
+        return None
+    option_V = np.array([option for option, _ in choices])
+    place_VS = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
+    for place_S, (_, places) in zip(place_VS, choices, strict=True):
+        place_S[: len(places)] = places
+    program = IntegerProgram()
+    for own in of_group:
+        program.equate([(program.variable(), 1) for _ in own], constant=1)
+    _limit_memory(program, moves, option_V, place_VS)
+    apart: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for variable, (option, places) in enumerate(choices):
+        for rule in space.groups[table.group_O[option]].apart if table.span_O[option] == 1 else ():
+            for place in places:
+                apart.setdefault((rule, place), []).append((variable, 1))
+    for present in apart.values():
+        program.limit(present, most=1)
+    moved_V = moves.moved_bytes(option_V, place_VS) / moves.all_bytes
+    chosen = np.flatnonzero(program.solve(MOVES_TIME_LIMIT_S, moved_V.tolist()).values)
+    return (option_V[chosen], place_VS[chosen]) if len(chosen) else None
+
+
+def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield options and places that the rules of a group allow."""
+    table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
+    first = int(table.first_option_G[group])
+    for option in range(first, first + int(table.num_options_G[group])):
+        pieces, span, home_span = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+        count = devices // span
+        found = [tuple((start + step) % count for step in range(pieces)) for start in range(count)]
+        found.append(_nearest(moves, option, pieces, count))
+        if option == moves.home_G[group]:
+            found.append(tuple(moves.home_GS[group, :pieces].tolist()))
+        for places in found:
+            firsts = [place * span for place in places]
+            is_allowed = allowed_D is None or all(allowed_D[one : one + span].all() for one in firsts)
+            if is_allowed and len({*places}) == pieces and len({one // home_span for one in firsts}) == 1:
+                yield option, places
+
+
+def _nearest(moves: Moves, option: int, pieces: int, count: int) -> tuple[int, ...]:
+    """Return the place where each piece moves the fewest bytes, the first piece first."""
+    slot_SQ, place_SQ = np.indices((pieces, count))
+    bytes_SQ = moves.piece_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
+    places: list[int] = []
+    for bytes_Q in bytes_SQ:
+        bytes_Q[places] = np.inf
+        places.append(int(bytes_Q.argmin()))
+    return tuple(places)
+
+
+def _limit_memory(program: IntegerProgram, moves: Moves, option_V: Indices, place_VS: Indices) -> None:
+    """Limit the memory of devices, hosts and SSDs to what they have."""
+    table, machine, arrays = moves.table, moves.space.task.machine, moves.space.piece_arrays
+    devices, nodes = machine.num_devices, machine.num_nodes
+    variable_F, slot_F = repeat_numbers(table.count_O[option_V])
+    option_F = option_V[variable_F]
+    piece_F, span_F = table.piece_A[table.first_O[option_F] + slot_F], table.span_O[option_F]
+    from_F, offset_F = repeat_numbers(span_F)
+    device_F = (place_VS[variable_F, slot_F] * span_F)[from_F] + offset_F
+    piece_F, variable_F = piece_F[from_F], variable_F[from_F]
+    node_F = devices + device_F // machine.devices_per_node
+    room_R = np.array(
+        [*moves.space.room_D, *(machine.host_bytes or (0,) * nodes), *(machine.ssd_bytes or (0,) * nodes)]
+    )
+    used = ((device_F, arrays.size_P), (node_F, arrays.host_P), (node_F + nodes, arrays.ssd_P))
+    for rooms_F, bytes_P in used:
+        for room in np.unique(rooms_F).tolist():
+            own = np.flatnonzero((rooms_F == room) & (bytes_P[piece_F] > 0))
+            shares = bytes_P[piece_F[own]] / max(float(room_R[room]), 1.0)
+            program.limit(zip(variable_F[own].tolist(), shares.tolist(), strict=True), most=1 - _SLACK)

@@ -1,0 +1,238 @@
+"""The search near an earlier placement: the best placement that moves at most so many bytes of it.
+
+It anneals within rising bounds, which are the same for every search, so that more room hardly answers worse. Each bound
+begins with the best placement within the bound before, and with placements that were found without a bound. Their
+devices are renamed so that little moves, and groups go home until the bound holds. The first bound is zero bytes or
+the fewest that have to move.
+
+Legend: N placements, G groups, S pieces of an option (padded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.process import on_interrupt
+from evenshard.base.units import bytes_to_gb
+from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import is_legal_sharding
+from evenshard.price.loads import Indices
+from evenshard.price.step import PredictedParts
+from evenshard.price.step_time import without_last_digits
+from evenshard.search.annealing import OVERFLOW, Best
+from evenshard.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
+from evenshard.search.choices import choices_of, parts_of
+from evenshard.search.greedy import GreedyPlacer
+from evenshard.search.moves import EarlierPlacement, Moves, least_moves
+from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
+
+# Of placements that take as long, within this share, the one that moves least is the answer.
+ALIKE = 1e-3
+# Candidates of the free search that are renamed, and those that bounds begin with: the best, and those that move least.
+CANDIDATES, RETURNING = 8, 3
+# Bounds, as shares of the bytes that the free placement moves.
+RUNGS = (1 / 64, 1 / 16, 1 / 4, 1.0)
+# Chains that go on from the best placement within the bound before.
+COPIES = 2
+# Rounds in which all groups of a placement could go home.
+RETURN_ROUNDS = 32
+# Number of the first run, of whose random numbers the free search has none.
+FIRST_RUN = 16
+# Phases of annealing, see ``annealing.PHASES``: placements stay near the starts, which are good.
+PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
+# Shares of all changes: where the fewest bytes move, within each bound, and within the last one.
+STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
+
+
+@dataclass(frozen=True)
+class NearResult:
+    """Placements that the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: placements within the bound, the best first.
+        moved_bytes: by the answer.
+        stay: the best placement that moves the fewest bytes.
+        stay_bytes: moved by it.
+        free_bytes: moved by the best placement without a bound.
+        is_interrupted: Ctrl-C ended the search.
+    """
+
+    best: PredictedParts
+    candidates: tuple[tuple[TablePart, ...], ...]
+    moved_bytes: int
+    stay: PredictedParts
+    stay_bytes: int
+    free_bytes: int
+    is_interrupted: bool
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A placement within the bound."""
+
+    predicted: PredictedParts
+    moved_bytes: int
+    ms: float
+
+
+_Placement = tuple[Indices, Indices]  # options [G], places [G, S]
+
+
+class NearSearch:
+    """The search near an earlier placement.
+
+    Args:
+        search: the search without a bound, which has run.
+        earlier: placement that has the weights.
+        most_bytes: bytes that may move; infinite for no bound.
+    """
+
+    def __init__(self, search: PlanSearch, earlier: EarlierPlacement, most_bytes: float = float("inf")) -> None:
+        self._search, self._earlier, self._most_bytes = search, earlier, most_bytes
+        self._found: dict[tuple[TablePart, ...], _Found] = {}
+
+    def run(self, free: PlanSearchResult) -> NearResult:
+        """Return the best placement within the bound that was found.
+
+        Args:
+            free: the result of the search without a bound.
+
+        Raises:
+            BadConfig: if more has to move; the message says how much, and which tables.
+        """
+        space = self._search.space
+        of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
+        moves = self._moves = Moves(space, self._earlier)
+        self._placer = GreedyPlacer(space)
+        freed = [arrays_of(moves.table, choices) for choices in of_free]
+        renamed = [(option_G, moves.rename_devices(option_G, place_GS)) for option_G, place_GS in freed]
+        if not renamed:  # rows that are cut unevenly
+            option_G = moves.table.first_option_G
+            renamed = [(option_G, self._placer.place(option_G[None], np.zeros(1, dtype=bool))[0])]
+        renamed = [renamed[0], *sorted(renamed[1:], key=self._bytes)[: RETURNING - 1]]
+        free_bytes = self._bytes(renamed[0]) if of_free else moves.parts_bytes(free.best.parts)
+        self._note_as_they_are(moves.earlier_parts(), free.best.parts)
+        free_ms = free.best.predicted_ms + self._search.costs.divisions_ms(free.best.parts)
+        with on_interrupt(self._search.interrupt):
+            best = self._stay(renamed[0])
+            least, ms = 0 if best is None else self._bytes(best), self._note_found(best)
+            rungs = {self._most_bytes, *(share * free_bytes for share in RUNGS)}
+            bounds = sorted(bound for bound in rungs if least < bound <= self._most_bytes)
+            for number, bound in enumerate(bounds, 1):
+                if ms <= free_ms * (1 + ALIKE):
+                    break
+                returned = [self._return_home(one, bound) for one in renamed]
+                starts = returned if best is None else [best] * COPIES + returned
+                best = self._anneal(starts, bound, number, LAST_SHARE if bound == self._most_bytes else RUNG_SHARE)
+                ms = self._note_found(best)
+        if not self._found:
+            raise self._nothing_near(best)
+        return self._result(free_bytes, free.is_interrupted or self._search.is_interrupted)
+
+    def _anneal(self, starts: Sequence[_Placement], bound: float, number: int, share: float) -> _Placement | None:
+        """Return the best placement within a bound, or None if none was found."""
+        moves, search = self._moves, self._search
+        moves.most_bytes = bound
+        option_NG, place_NGS = map(np.stack, zip(*starts, strict=True))
+        begun = search.legal_starts(self._placer, option_NG, place_NGS, moves)
+        if not len(begun.cost_N):
+            return None
+        changes = round(share * search.num_changes)
+        ended = Best.join(search.anneal(begun, changes, FIRST_RUN + number, self._placer, PHASES, moves))
+        at = int(ended.cost_N.argmin())
+        return (ended.option_NG[at], ended.place_NGS[at]) if np.isfinite(ended.cost_N[at]) else None
+
+    def _return_home(self, placement: _Placement, bound: float) -> _Placement:
+        """Send groups home until a placement is within a bound, first those that cost least for their bytes."""
+        moves = self._moves
+        option_G, place_GS = (array.copy() for array in placement)
+        chains = Chains(self._search.space, option_G[None], place_GS[None], moves=moves)
+        while chains.moved_N[0] > bound:
+            moved_G = moves.moved_bytes(option_G, place_GS)
+            away = np.flatnonzero((moved_G > 0) & (moves.home_G >= 0))
+            if not len(away):
+                break
+            edits, chain_M = Edits(np.arange(len(away)), away, moves.home_G[away], moves.home_GS[away]), 0 * away
+            after = chains.try_out(chain_M, chains.changed_pieces(chain_M, edits))
+            cost_M = after.windows_BMD.max(axis=-1).sum(axis=0) * (1 + OVERFLOW * after.overflow_M)
+            order = np.argsort(round_last_digits((cost_M - chains.cost_N) / moved_G[away]), kind="stable")
+            chosen = away[order[: -(-len(away) // RETURN_ROUNDS)]]
+            option_G[chosen], place_GS[chosen] = moves.home_G[chosen], moves.home_GS[chosen]
+            chains.replace(np.array([0]), option_G[None], place_GS[None])
+        return option_G, place_GS
+
+    def _bytes(self, placement: _Placement) -> int:
+        return int(self._moves.moved_bytes(*placement).sum())
+
+    def _stay(self, free: _Placement) -> _Placement | None:
+        """Return a placement that moves the fewest bytes, as far as was found."""
+        starts = self._earlier_placements(free)
+        best = self._anneal(starts, self._bytes(starts[0]), 0, STAY_SHARE)
+        if best is not None and not self._bytes(best):
+            return best
+        fewest = least_moves(self._moves)
+        if fewest is None or (best is not None and self._bytes(best) <= self._bytes(fewest)):
+            return best
+        return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
+
+    def _earlier_placements(self, free: _Placement) -> list[_Placement]:
+        """Return the earlier placement with new tables, then with all of the free one that moves nothing."""
+        is_new_G = self._moves.home_G < 0
+        is_free_NG = (is_new_G, is_new_G | (self._moves.moved_bytes(*free) == 0))
+        homes = self._moves.home_G, self._moves.home_GS
+        return [(np.where(own, free[0], homes[0]), np.where(own[:, None], free[1], homes[1])) for own in is_free_NG]
+
+    def _note_as_they_are(self, *placements: Sequence[TablePart] | None) -> None:
+        """Note the legal ones of placements that may be outside of the space: their rows may be uneven."""
+        for parts in placements:
+            if parts is not None and is_legal_sharding(self._search.costs.task, parts):
+                self._note(tuple(parts), self._moves.parts_bytes(parts))
+
+    def _note(self, parts: tuple[TablePart, ...], moved_bytes: int) -> float:
+        """Note a placement if it is within the bound; return its predicted time, ms."""
+        costs = self._search.costs
+        predicted = costs.predict(parts)
+        found = _Found(predicted, moved_bytes, without_last_digits(predicted.predicted_ms + costs.divisions_ms(parts)))
+        if moved_bytes <= self._most_bytes:
+            self._found[parts] = found
+        return found.ms
+
+    def _note_found(self, placement: _Placement | None) -> float:
+        if placement is None:
+            return float("inf")
+        parts = parts_of(self._search.space, choices_from(self._moves.table, *placement))
+        return self._note(parts, self._bytes(placement))
+
+    def _result(self, free_bytes: int, is_interrupted: bool) -> NearResult:
+        found = sorted(self._found.values(), key=lambda one: one.ms)
+        best = min((one for one in found if one.ms <= found[0].ms * (1 + ALIKE)), key=lambda one: one.moved_bytes)
+        stay = min(found, key=lambda one: one.moved_bytes)
+        candidates = tuple(dict.fromkeys(one.predicted.parts for one in (best, *found)))
+        return NearResult(
+            best=best.predicted,
+            candidates=candidates[:MOST_CANDIDATES],
+            moved_bytes=best.moved_bytes,
+            stay=stay.predicted,
+            stay_bytes=stay.moved_bytes,
+            free_bytes=free_bytes,
+            is_interrupted=is_interrupted,
+        )
+
+    def _nothing_near(self, best: _Placement | None) -> BadConfig:
+        if best is None:
+            return BadConfig("no placement near the earlier one was found. Leave near out.")
+        groups, tables = self._search.space.groups, self._search.costs.task.tables
+        away = np.flatnonzero(self._moves.moved_bytes(*best)).tolist()
+        names = [tables[groups[group].tables[0]].name for group in away]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        need = f"{np.ceil(bytes_to_gb(self._bytes(best)) * 1e4) / 1e4:.10g}"
+        return BadConfig(
+            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
+            f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
+        )

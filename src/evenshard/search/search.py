@@ -1,0 +1,271 @@
+"""The search over all sharding options and places: greedy starts, improved by simulated annealing.
+
+A search with more effort begins as one with less, and goes on from its best placements: it never answers worse. Effort
+is a number of changes that are tried, so the same arguments give the same placement.
+
+Legend: N placements, G groups, S pieces of an option (padded).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from evenshard.base.errors import BadConfig
+from evenshard.base.messages import brief
+from evenshard.base.process import on_interrupt
+from evenshard.placement.parts import TablePart
+from evenshard.placement.task import cut_by_rows
+from evenshard.price.loads import Indices
+from evenshard.price.step import PartCosts, PredictedParts
+from evenshard.price.step_time import without_last_digits
+from evenshard.search.annealing import PHASES, Annealing, Best, Phases
+from evenshard.search.chains import Chains, arrays_of, choices_from
+from evenshard.search.choices import choices_of, parts_of
+from evenshard.search.greedy import GreedyPlacer, GreedyStarts, greedy_starts
+from evenshard.search.legal_parts import TIME_LIMIT_S, legal_parts
+from evenshard.search.lower_bound import ENOUGH, lower_bound_ms
+from evenshard.search.moves import Moves
+from evenshard.search.proposals import Proposals
+from evenshard.search.sharding_option import Choice
+from evenshard.search.space import SearchSpace
+
+# Greedy starts of a search.
+MOST_STARTS = 20
+# Groups times devices below which a search stops at the lower bound, or after a run that brought nothing; its first run
+# has so many changes for each, and each further run doubles all changes.
+SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
+MOST_CANDIDATES = 16
+
+
+@dataclass(frozen=True)
+class PlanSearchEffort:
+    """Length of a search.
+
+    Attributes:
+        changes: changes that are tried, all together; fewer for a handful of tables.
+        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
+    """
+
+    changes: int = 200_000
+    time_limit_s: float | None = None
+
+
+QUICK, NORMAL, LONG = "quick", "normal", "long"
+EFFORTS = {QUICK: PlanSearchEffort(50_000), NORMAL: PlanSearchEffort(), LONG: PlanSearchEffort(1_000_000)}
+
+
+def effort_called(name: str) -> PlanSearchEffort:
+    """Return one of ``EFFORTS``.
+
+    Raises:
+        BadConfig: if there is none of this name.
+    """
+    if name not in EFFORTS:
+        raise BadConfig(f"effort is {brief(name)}. Choose from {', '.join(EFFORTS)}.")
+    return EFFORTS[name]
+
+
+@dataclass(frozen=True)
+class PlanSearchResult:
+    """Placements that the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: distinct placements, the answer first, the others by their cost.
+        is_interrupted: Ctrl-C ended the search, which answers with the best placement until then.
+    """
+
+    best: PredictedParts
+    candidates: tuple[tuple[TablePart, ...], ...]
+    is_interrupted: bool = False
+
+
+# Called with the predicted time of the best placement so far, ms, and the share of the changes that are done.
+Progress = Callable[[float, float], None]
+
+
+@dataclass
+class _Pool:
+    """The best distinct placements so far: cost with that of unusual cuts, options [G] and places [G, S]."""
+
+    space: SearchSpace
+    found: dict[bytes, tuple[float, Indices, Indices]] = field(default_factory=dict)
+
+    def add(self, best: Best) -> None:
+        for cost, option_G, place_GS in zip(best.cost_N.tolist(), best.option_NG, best.place_NGS, strict=True):
+            if cost < np.inf:
+                self.found.setdefault(option_G.tobytes() + place_GS.tobytes(), (cost, option_G, place_GS))
+        kept = sorted(self.found.items(), key=lambda item: item[1][0])[:MOST_CANDIDATES]
+        self.found = dict(kept)
+
+    @property
+    def cost(self) -> float:
+        return min((cost for cost, _, _ in self.found.values()), default=float("inf"))
+
+    @property
+    def best(self) -> Best:
+        cost, option_G, place_GS = next(iter(self.found.values()))
+        return Best(np.array([cost]), option_G[None], place_GS[None])
+
+    @property
+    def choices(self) -> list[list[Choice]]:
+        """The choices of all groups, of each placement, the best first."""
+        return [choices_from(self.space.table, option_G, place_GS) for _, option_G, place_GS in self.found.values()]
+
+
+class PlanSearch:
+    """The search on one task.
+
+    Args:
+        costs: prices placements of the task.
+        effort: length; normal by default.
+        seed: of all random numbers.
+        progress: see ``Progress``.
+        packing_s: time of the solver that looks for any legal placement, where nothing else finds one.
+    """
+
+    def __init__(
+        self,
+        costs: PartCosts,
+        effort: PlanSearchEffort | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        packing_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self.costs, self.effort, self.seed = costs, effort or EFFORTS[NORMAL], seed
+        self.space = SearchSpace(costs)
+        self.is_interrupted = False
+        self._progress, self._packing_s = progress, packing_s
+        limit_s = self.effort.time_limit_s
+        self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+        self._tried, self._planned, self._percent = 0, 0, -1
+        self._size = len(self.space.groups) * costs.task.num_devices
+        self._is_small = self._size < SMALL_SIZE and not self.space.offloads
+        self._best_ms = float("inf")
+
+    def run(self, known: Sequence[Sequence[TablePart]] = ()) -> PlanSearchResult:
+        """Return the best placement that was found.
+
+        Args:
+            known: legal placements to start from; the answer is not predicted to take longer than any of them.
+
+        Raises:
+            InfeasibleTask: if there is no legal placement, or none was found.
+        """
+        with on_interrupt(self.interrupt):
+            pool = self._search(known)
+            if not pool.found:
+                task = self.costs.task
+                legal = cut_by_rows(task, self.space.means.names)  # rows are packed best
+                known = known or (legal_parts(legal, self._packing_s),)
+                if task.may_offload and not self.space.offloads:  # it only seemed that all of them fit
+                    self.space = SearchSpace(self.costs, True)
+                pool = self._search(known)
+        ordered = [parts_of(self.space, choices) for choices in pool.choices]
+        # Known placements may have uneven rows, for which there is no option.
+        predicted = [self.costs.predict(parts) for parts in (*ordered[:1], *map(tuple, known))]
+        more_ms = self.costs.divisions_ms
+        best = min(predicted, key=lambda one: without_last_digits(one.predicted_ms + more_ms(one.parts)))
+        candidates = tuple(dict.fromkeys((best.parts, *ordered)))
+        return PlanSearchResult(best, candidates[:MOST_CANDIDATES], self.is_interrupted)
+
+    def interrupt(self) -> None:
+        """End the search with the best placement until then."""
+        self.is_interrupted = True
+
+    def _search(self, known: Sequence[Sequence[TablePart]]) -> _Pool:
+        choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
+        placer = GreedyPlacer(self.space)
+        makes = GreedyStarts(placer)
+        greedy = greedy_starts(placed := makes.all(), MOST_STARTS) + makes.means_in_rows(placed)
+        arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [
+            arrays_of(self.space.table, one) for one in choices
+        ]
+        pool = _Pool(self.space)
+        if not arrays:
+            return pool
+        option_NG, place_NGS = map(np.stack, zip(*arrays, strict=True))
+        starts = self.legal_starts(placer, option_NG, place_NGS)
+        pool.add(starts)
+        self._report(pool.cost, 0.0)
+        runs = self._runs if len(starts.cost_N) else []
+        self._planned, self._tried = sum(runs), 0
+        for number, changes in enumerate(runs):
+            if self._is_over() or (number and self._is_optimal(pool)):
+                break
+            before = pool.cost
+            start = Best.join([starts, pool.best]) if number and pool.found else starts
+            for found in self.anneal(start, changes, number, placer):
+                pool.add(found)
+            if number and self._is_small and pool.cost == before:
+                break
+        return pool
+
+    def legal_starts(
+        self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
+    ) -> Best:
+        """Return the placements that the rules allow. They may need more memory than there is."""
+        chains = Chains(self.space, option_NG, place_NGS, moves=moves)
+        return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
+
+    def anneal(
+        self,
+        start: Best,
+        changes: int,
+        number: int,
+        placer: GreedyPlacer,
+        phases: Phases = PHASES,
+        moves: Moves | None = None,
+    ) -> list[Best]:
+        """Anneal placements; return the best of each phase.
+
+        Args:
+            start: placements.
+            changes: that are tried.
+            number: of the run, which tells its random numbers apart.
+            placer: of the space's groups.
+            phases: as ``PHASES``.
+            moves: of an earlier placement.
+        """
+        rng = np.random.default_rng((self.seed, number))
+        annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
+        return annealing.run(start, changes, partial(Chains, self.space, moves=moves), phases)
+
+    @property
+    def num_changes(self) -> int:
+        """Number of changes that the search tries, all together."""
+        return sum(self._runs)
+
+    @property
+    def _runs(self) -> list[int]:
+        """Split the changes into those of each lesser effort and the rest; those of a small task into more runs."""
+        if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
+            return []
+        ends = {one.changes for one in EFFORTS.values()}
+        if self._is_small:
+            first = max(CHANGES_OF_SIZE * self._size, LEAST_CHANGES)
+            ends |= {first * 2**number for number in range((max(ends) // first).bit_length())}
+        ends = {end for end in ends if end < self.effort.changes} | {self.effort.changes}
+        return [int(count) for count in np.diff([0, *sorted(ends)])]
+
+    def _is_optimal(self, pool: _Pool) -> bool:
+        return self._is_small and pool.cost <= lower_bound_ms(self.space, pool.cost) * (1 + ENOUGH)
+
+    def _is_over(self) -> bool:
+        return self.is_interrupted or time.monotonic() >= self._deadline
+
+    def _note(self, tried: int, best: Best) -> None:
+        self._tried += tried
+        self._report(float(best.cost_N.min()), min(self._tried / max(self._planned, 1), 1.0))
+
+    def _report(self, cost_ms: float, done: float) -> None:
+        is_better = cost_ms < self._best_ms
+        self._best_ms = min(cost_ms, self._best_ms)
+        if self._progress is not None and np.isfinite(self._best_ms) and (is_better or int(100 * done) > self._percent):
+            self._percent = int(100 * done)
+            self._progress(self._best_ms, done)

@@ -1,0 +1,204 @@
+"""The choices of a search: groups of tables, and the sharding options of each.
+
+A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
+replica on each. Tables that stay together are one group, with one piece.
+
+Legend: D devices, G groups, O options of all groups or cuts, A pieces of all options or parts of all cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.parts import COLUMN_STEP, Storage
+from evenshard.price.loads import Indices, Mask
+from evenshard.search.piece_builder import PieceArrays
+from evenshard.tables.reuse import FloatArray
+
+
+@dataclass(frozen=True)
+class ShardingOption:
+    """One way to shard a group of tables: TorchRec's sharding option.
+
+    Attributes:
+        sharding_type: the type.
+        storage: where its weights are kept.
+        span: devices, one after the other, that each piece lives on: its place is the number of such a set.
+        home_span: devices, one after the other, that all pieces are among.
+        pieces: the number of each piece among all of the space, in the order of their columns.
+        widths: columns of each piece.
+    """
+
+    sharding_type: str
+    storage: Storage
+    span: int
+    home_span: int
+    pieces: tuple[int, ...]
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Cuts of a table by columns, each an option.
+
+    Attributes:
+        widths: the different widths of all cuts, as they first appear.
+        slots: of each cut, the number of each part's width.
+    """
+
+    widths: tuple[int, ...]
+    slots: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(cuts: Iterable[Sequence[int]]) -> Cuts:
+        """Number the widths of cuts."""
+        numbers: dict[int, int] = {}
+        slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
+        return Cuts(tuple(numbers), slots)
+
+    @cached_property
+    def of_options(self) -> tuple[tuple[int, ...], ...]:
+        """The widths of each cut."""
+        return tuple(tuple(self.widths[slot] for slot in slots) for slots in self.slots)
+
+    @cached_property
+    def slot_A(self) -> npt.NDArray[np.int64]:
+        """[A] the slots of all cuts, one after the other."""
+        return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
+
+    @cached_property
+    def count_O(self) -> npt.NDArray[np.int64]:
+        """[O] parts of each cut."""
+        return np.array([len(slots) for slots in self.slots], dtype=np.int64)
+
+
+class OptionRun(NamedTuple):
+    """Options of a group of one type and storage; ``first_piece`` is the number of the piece of ``cuts.widths[0]``."""
+
+    sharding_type: str
+    storage: Storage
+    cuts: Cuts
+    first_piece: int
+
+
+class OptionTable:
+    """All options of all groups, one after the other, and the pieces of each.
+
+    Args:
+        cut_O: the same number for options with the same widths of pieces.
+
+    Attributes:
+        num_options_G, first_option_G: options of each group, and the number of its first one.
+        group_O, number_O: the group of each option, and its number there.
+        count_O, first_O: pieces of each option, and the first one in ``piece_A``.
+        piece_A, option_A: the number of each piece among the distinct ones, and its option.
+        types, type_O: sharding types, and the number of each option's.
+        storages, storage_O: the same of storages.
+        span_O, home_O: devices, one after the other, of each piece, and those that all pieces are among.
+        bytes_O: device memory of the largest piece.
+        width_O: columns of the widest piece.
+        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
+            as a power of two.
+        is_replica_O, is_on_device_O: True if every device holds a replica, and if weights are kept in device memory.
+        shape_O: the same number for options of the same type and the same columns of the first piece.
+        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
+            each option's first twin in ``twin_O``, and the number of its twins, itself among them.
+        most_pieces: of an option.
+        place_type: of arrays of places, compact.
+    """
+
+    def __init__(
+        self,
+        num_options_G: Indices,
+        count_O: Indices,
+        piece_A: Indices,
+        types: tuple[tuple[str, ...], Indices],
+        storages: tuple[tuple[Storage, ...], Indices],
+        homes_2O: Indices,
+        cut_O: Indices,
+        pieces: PieceArrays,
+    ) -> None:
+        self.num_options_G, self.count_O, self.piece_A = num_options_G, count_O, piece_A
+        (self.types, self.type_O), (self.storages, self.storage_O) = types, storages
+        self.span_O: Indices = homes_2O[0]
+        self.home_O: Indices = homes_2O[1]
+        self.first_option_G = np.cumsum(num_options_G) - num_options_G
+        self.group_O = np.repeat(np.arange(len(num_options_G)), num_options_G)
+        self.number_O = np.arange(len(self.group_O)) - self.first_option_G[self.group_O]
+        self.first_O = np.cumsum(count_O) - count_O
+        self.option_A = np.repeat(np.arange(len(count_O)), count_O)
+        self.most_pieces = int(count_O.max())
+        self.place_type: np.dtype[Any] = np.dtype(np.int16 if self.home_O.max() < 2**15 else np.int64)
+        self._columns_A = columns_A = pieces.columns_P[piece_A]
+        self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
+        self.width_O = np.maximum.reduceat(columns_A, self.first_O)
+        least_O = np.minimum.reduceat(columns_A, self.first_O)
+        is_even_O = self.width_O - least_O <= COLUMN_STEP
+        is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
+        self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
+        self.is_on_device_O = np.array([storage.is_on_device for storage in self.storages])[self.storage_O]
+        self.is_replica_O = pieces.values_P[piece_A[self.first_O]] > 0
+        columns_O = columns_A[self.first_O]
+        shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
+        self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
+        alike_O = (self.group_O * len(self.types) + self.type_O) * (cut_O.max() + 1) + cut_O
+        _, twins_O, count_B = np.unique(alike_O, return_inverse=True, return_counts=True)
+        self.twin_O = np.argsort(twins_O, kind="stable")
+        self.num_twins_O = count_B[twins_O]
+        self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
+
+    def pad_by_group(self, values_O: FloatArray) -> FloatArray:
+        """Index values by group and number, [G, options of a group]; infinite where there is no such option."""
+        found = np.full((len(self.num_options_G), int(self.num_options_G.max())), np.inf)
+        found[self.group_O, self.number_O] = values_O
+        return found
+
+    def option(self, number: int) -> ShardingOption:
+        """Return an option, given its number among those of all groups."""
+        own = slice(self.first_O[number], self.first_O[number] + self.count_O[number])
+        return ShardingOption(
+            self.types[self.type_O[number]],
+            self.storages[self.storage_O[number]],
+            int(self.span_O[number]),
+            int(self.home_O[number]),
+            tuple(self.piece_A[own].tolist()),
+            tuple(self._columns_A[own].tolist()),
+        )
+
+
+def _is_power_of_two(numbers: Indices) -> Mask:
+    return np.asarray(numbers & (numbers - 1) == 0)
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables that are placed as one: a table, or those that stay together.
+
+    Attributes:
+        tables: positions in the task.
+        runs: its options, whole first where it is allowed.
+        allowed_D: devices that it may live on; None for all.
+        apart: numbers of the groups of tables that stay apart of which it has one.
+    """
+
+    tables: tuple[int, ...]
+    runs: list[OptionRun]
+    allowed_D: npt.NDArray[np.bool_] | None
+    apart: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The sharding of a group: the number of its option, and the place of each piece.
+
+    A place is the number of a set of ``ShardingOption.span`` devices: of the device, of the node, or 0 for all devices.
+    """
+
+    option: int
+    places: tuple[int, ...] = (0,)

@@ -1,0 +1,335 @@
+"""The space of a search: the options of each group of tables, what one piece of it takes, and on how many devices.
+
+Where device memory is short, large tables may also be kept outside of it: each option again for every cache that they
+may have, and for none.
+
+Legend: G groups, D devices, N changes, C kernel calls, L collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from evenshard.placement.parts import (
+    COLUMN_STEP,
+    FUSED,
+    ON_DEVICE,
+    Storage,
+    even_widths,
+    row_starts,
+    storages_of,
+)
+from evenshard.placement.placement import allowed_together, apart_groups, joined_groups
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    COLUMNS_ALONE,
+    ROW_WISE,
+    ROWS_ALONE,
+    TABLE_COLUMN_WISE,
+    TABLE_WISE,
+    TYPES,
+    ShardingType,
+    freest_by_columns,
+    types_on_all,
+)
+from evenshard.placement.task import ShardingTask, common_kernels
+from evenshard.price.collectives import latencies_ms
+from evenshard.price.loads import Indices, Mask
+from evenshard.price.step import PartCosts
+from evenshard.search.means import MeanCollections
+from evenshard.search.piece_builder import PieceArrays, PieceBuilder
+from evenshard.search.sharding_option import Cuts, OptionRun, OptionTable, ShardingOption, TableGroup
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+MAX_CUTS = 128
+# Tables times devices up to which everything is tried; of larger tasks, less.
+SMALL = 2**16
+CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+# Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
+SHORT_SHARE = 0.85
+# Share of a device's room: smaller tables stay in device memory.
+LEAST_OFFLOADED = 1e-3
+
+
+_BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
+
+
+class SearchSpace:
+    """All groups of a task with their options, and the columns of all their pieces.
+
+    Attributes:
+        groups: single tables, then the tables that stay together.
+        calls, collective_of_call, lookups: see ``PieceBuilder``.
+        is_small: everything may be tried.
+        offloads: tables may be kept outside of device memory.
+
+    Args:
+        costs: what placements cost.
+        offloads: whether to look for options outside of device memory, as far as the task allows them; where left out,
+            where that memory is short or the rules ask for it.
+    """
+
+    def __init__(self, costs: PartCosts, offloads: bool | None = None) -> None:
+        self.costs, self.task = costs, costs.task
+        self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
+        self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
+        self._builder = PieceBuilder(costs)
+        self.calls, self.collective_of_call = self._builder.calls, self._builder.collective_of_call
+        self.lookups = self._builder.lookups
+        self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
+        self.groups = tuple(self._groups())
+        self.lookups.update()
+
+    @cached_property
+    def lane_limits(self) -> tuple[int, ...]:
+        """Widths up to which rows take fewer lanes, as far as some groups are wider and some are not."""
+        limits = {limit for price in self.costs.prices for limit in price.lane_limits}
+        widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
+        return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
+
+    @property
+    def span_of_call(self) -> list[int]:
+        """Devices, one after the other, that look up the same in each kernel call."""
+        return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
+
+    @cached_property
+    def room_D(self) -> Indices:
+        """Memory of the devices."""
+        return np.array(self.task.room_bytes, dtype=np.int64)
+
+    @cached_property
+    def piece_arrays(self) -> PieceArrays:
+        """All pieces as arrays."""
+        return self._builder.arrays()
+
+    @cached_property
+    def means(self) -> MeanCollections:
+        """Collections with MEAN tables that go in rows as a whole."""
+        return MeanCollections(self)
+
+    @cached_property
+    def table(self) -> OptionTable:
+        """All options as arrays."""
+        runs = [run for group in self.groups for run in group.runs]
+        of_type: dict[str, int] = {}
+        of_storage: dict[Storage, int] = {}
+        type_R = np.array([of_type.setdefault(run.sharding_type, len(of_type)) for run in runs])
+        storage_R = np.array([of_storage.setdefault(run.storage, len(of_storage)) for run in runs])
+        of_widths: dict[tuple[int, ...], int] = {}
+        cut_of = {
+            cuts: np.array([of_widths.setdefault(widths, len(of_widths)) for widths in cuts.of_options])
+            for cuts in dict.fromkeys(run.cuts for run in runs)
+        }
+        homes = [(TYPES[one].span(self.task.machine), TYPES[one].home_span(self.task.machine)) for one in of_type]
+        options_R = np.array([len(run.cuts.slots) for run in runs])
+        return OptionTable(
+            np.array([_num_options(group.runs) for group in self.groups]),
+            np.concatenate([run.cuts.count_O for run in runs]),
+            np.concatenate([run.first_piece + run.cuts.slot_A for run in runs]),
+            (tuple(of_type), type_R.repeat(options_R)),
+            (tuple(of_storage), storage_R.repeat(options_R)),
+            np.array(homes)[type_R.repeat(options_R)].T,
+            np.concatenate([cut_of[run.cuts] for run in runs]),
+            self.piece_arrays,
+        )
+
+    def options(self, group: int) -> list[ShardingOption]:
+        """Return the options of a group."""
+        return [self.option(group, number) for number in range(int(self.table.num_options_G[group]))]
+
+    def option(self, group: int, number: int) -> ShardingOption:
+        """Return an option of a group."""
+        return self.table.option(int(self.table.first_option_G[group]) + number)
+
+    def latencies(self, is_used_NC: Mask) -> FloatArray:
+        """Return the latencies of the exchanges of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
+
+        Calls that share an exchange count once.
+        """
+        of_call_CL, latency_L3 = self._collectives
+        return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
+
+    @cached_property
+    def _collectives(self) -> tuple[Mask, FloatArray]:
+        """[C, L] the collective that each kernel call takes part in, and [L, 3] the latencies of each."""
+        names = list(dict.fromkeys(self.collective_of_call))
+        of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
+        return of_call_CL, np.array([latencies_ms(self.task.machine, {name}, self.costs.links) for name in names])
+
+    def add_options(self, group: int, shapes: Iterable[tuple[str, Sequence[int], Storage]]) -> range:
+        """Add options to a group of one table, and return their numbers.
+
+        Args:
+            shapes: type, widths of the parts and storage of each.
+        """
+        own = self.groups[group]
+        (position,), first = own.tables, _num_options(own.runs)
+        own.runs.extend(self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes)
+        self.lookups.update()
+        for outdated in ("piece_arrays", "table", "means", "_collectives"):
+            vars(self).pop(outdated, None)
+        return range(first, _num_options(own.runs))
+
+    def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+        """Return the number of a group's option of this type, storage and widths, in this order.
+
+        An option that is missing is added if its rows stay together or it leaves device memory; else None.
+        """
+        own = self.groups[group]
+        usual, is_alone, first = self.usual_name(own.tables[0], name), len(own.tables) == 1, 0
+        for run in own.runs:
+            if (run.sharding_type, run.storage) == (usual, storage):
+                for number, of_option in enumerate(run.cuts.of_options, first):
+                    if of_option == tuple(widths) or not is_alone:
+                        return number
+            first += len(run.cuts.slots)
+        stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+        if own.runs and is_alone and (stays or storage != ON_DEVICE):
+            return self.add_options(group, [(usual, widths, storage)])[0]
+        return None
+
+    def _groups(self) -> Iterator[TableGroup]:
+        task = self.task
+        number_of = {position: number for number, group in enumerate(task.together) for position in group}
+        groups = joined_groups(len(task.tables), task.together)
+        # Single tables come first, then the groups in the order of the rules.
+        for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
+            allowed_D, apart = allowed_together(task, members), apart_groups(task, members)
+            yield TableGroup(members, list(self._runs(members)), allowed_D, apart)
+
+    def _runs(self, members: Sequence[int]) -> Iterator[OptionRun]:
+        for storage in self._storages(members):
+            if len(members) > 1:
+                columns = _whole(sum(self.task.tables[at].embedding_dim for at in members))
+                yield OptionRun(TABLE_WISE, storage, columns, self._builder.add_together(members, storage))
+                continue
+            for name, cuts in self._cuts(members[0], storage.is_on_device):
+                yield self._run(members[0], name, storage, cuts)
+
+    def _run(self, position: int, name: str, storage: Storage, cuts: Cuts) -> OptionRun:
+        return OptionRun(name, storage, cuts, self._builder.add(position, name, storage, cuts.widths))
+
+    def _storages(self, members: Sequence[int]) -> list[Storage]:
+        kernels = common_kernels(self.task, members)
+        leaves = FUSED not in kernels or (self.offloads and any(map(self._is_large, members)))
+        elsewhere = [one for one in kernels if one != FUSED and leaves]
+        return [
+            *([ON_DEVICE] if FUSED in kernels else []),
+            *(one for kernel in elsewhere for one in storages_of(kernel, CACHE_LOAD_FACTORS)),
+        ]
+
+    def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
+        """Return types with cuts; no replicas outside of device memory, where columns are cut into powers of two."""
+        task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
+        allowed = task.num_devices if limits.devices is None else len(limits.devices)
+        has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
+        alike = (limits.min_columns, allowed, position in task.kept_apart, on_device)
+        key = (frozenset(task.types[position]), table.embedding_dim, has_rows, *alike)
+        if key not in self._cuts_of:
+            self._cuts_of[key] = tuple(self._list_cuts(position, allowed, on_device))
+        return self._cuts_of[key]
+
+    def _list_cuts(self, position: int, allowed: int, on_device: bool) -> Iterator[tuple[str, Cuts]]:
+        limits, machine = self.task.limits_of(position), self.task.machine
+        whole_columns = self.task.tables[position].embedding_dim
+        fewest = self.task.fewest_column_parts(self.task.tables[position])
+        for own in self._types(position):
+            if own.is_replicated and not on_device:
+                continue
+            if not own.cuts_columns:
+                yield own.name, _whole(whole_columns)
+                continue
+            most = own.most_column_parts(machine) if own.cuts_rows else min(own.most_column_parts(machine), allowed)
+            cuts = _usual_cuts(whole_columns, most, limits.min_columns, fewest, self.is_small and on_device)
+            if cuts.slots:
+                yield own.name, cuts
+
+    def by_columns(self, position: int) -> str:
+        """Return the type of a table that is cut by columns; it may leave its node only where that is allowed."""
+        return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
+
+    def usual_name(self, position: int, name: str) -> str:
+        """Return the type among a table's options that stands for the type of its parts."""
+        return self.by_columns(position) if name == COLUMN_WISE else name
+
+    def _is_large(self, position: int) -> bool:
+        """Return whether keeping a table outside of device memory is worthwhile."""
+        return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
+
+    def _types(self, position: int) -> list[ShardingType]:
+        """Return the types, fewest pieces first, without those that cut a table as another type does."""
+        machine, table, types = self.task.machine, self.task.tables[position], set(self.task.types[position])
+        if machine.num_devices == 1:
+            return [TYPES[TABLE_WISE]]
+        is_narrow = self.task.fewest_column_parts(table) == 1
+        if is_narrow and any(TYPES[one].may_be_whole for one in types):
+            types.add(TABLE_WISE)
+        if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
+            types = types - rows_of_all | {ROW_WISE}
+        types -= {*COLUMNS_ALONE} - {self.by_columns(position)}
+        if position in self.task.kept_apart:
+            fewer = {one for one in types if TYPES[one].span(machine) == 1}
+        else:
+            # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
+            fewer = {one for one in types if not TYPES[one].cuts_rows or _has_rows_for(table, TYPES[one].span(machine))}
+        found = (TYPES[one] for one in TYPES if one in (fewer or types))
+        return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
+
+
+def _num_options(runs: Sequence[OptionRun]) -> int:
+    return sum(len(run.cuts.slots) for run in runs)
+
+
+def _has_rows_for(table: Table, devices: int) -> bool:
+    """Return whether every device receives at least one row."""
+    return len(row_starts(table.num_rows, devices)) == devices
+
+
+def is_short_of_memory(task: ShardingTask) -> bool:
+    """Return True if tables may leave device memory, and either fill ``SHORT_SHARE`` of it or one of them must."""
+    if not task.may_offload:
+        return False
+    return sum(task.table_bytes) > SHORT_SHARE * sum(task.room_bytes) or any(
+        FUSED not in task.kernels_of(position) for position in range(len(task.tables))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _whole(columns: int) -> Cuts:
+    return Cuts.of([(columns,)])
+
+
+@lru_cache(maxsize=4096)
+def _usual_cuts(columns: int, most: int, least_width: int, fewest: int, tries_all: bool) -> Cuts:
+    found = column_cuts(columns, most, least_width, fewest)
+    return Cuts.of(one for one in found if tries_all or len(one).bit_count() == 1 or len(one) == fewest)
+
+
+def column_cuts(columns: int, most: int, least_width: int, fewest: int = 2) -> Iterator[tuple[int, ...]]:
+    """Even cuts of a table's columns into 2, 3, 4, 6, 8, ... parts of multiples of four columns.
+
+    Args:
+        columns: of the table.
+        most: parts.
+        least_width: columns of the narrowest.
+        fewest: parts; a cut into just so many comes first.
+    """
+    steps, rest = divmod(columns, COLUMN_STEP)
+    if rest:
+        return
+    for parts in (fewest, *(count for count in _COUNTS if count > fewest)):
+        if parts == 1:
+            continue
+        if parts > min(most, steps):
+            return
+        widths = even_widths(columns, parts)
+        if widths[-1] < least_width:
+            return
+        yield widths
+
+
+_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)

@@ -1,1 +1,0 @@
-"""What no placement that a task allows is predicted to take less than."""

@@ -1,0 +1,89 @@
+"""Any placement at all: found where there is one, and what would help where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+
+from evenshard.base.errors import InfeasibleTask
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
+from evenshard.placement.task import ShardingTask
+from evenshard.search import legal_parts as packing
+from evenshard.search.items import PackedItems
+from evenshard.search.program import solve_program
+from support.builders import capped, sized, split_by, table, task
+from support.constraint_builders import any_placement, gb_task, legal_placements, limited, limited_tasks
+
+
+def refusal(of_task: ShardingTask, **more: float) -> str:
+    with pytest.raises(InfeasibleTask) as raised:
+        any_placement(of_task, **more)  # type: ignore[arg-type]
+    return str(raised.value)
+
+
+def test_a_full_memory_is_packed() -> None:
+    """3 + 3 and 2 + 2 + 2 on two devices of 6: the largest first, evenly, would not do."""
+    assert split_by(any_placement(task(sized(3, 2, 3, 2, 2), 2, cap=24))) == {(0, 2), (1, 3, 4)}
+
+
+def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve tables of three sizes that fill three unlike devices to the last byte."""
+    of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), room_bytes=(4 * 25, 4 * 20, 4 * 15))
+    monkeypatch.setattr(packing, "pack_in_order", lambda *_: None)
+    check_placement(of_task, any_placement(of_task))
+
+
+def test_a_program_that_presolve_spoils_is_solved_without_it() -> None:
+    """SciPy 1.17's HiGHS ends this program with "Solve error"."""
+    of_task = limited(task(sized(1, 4, 5, 6), 2, 32), room_bytes=(32, 32), apart=((0, 1),))
+    assert solve_program(PackedItems.of(of_task.as_whole), 10.0).impossible
+
+
+@settings(max_examples=60, deadline=None)
+@given(of_task=limited_tasks())
+def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) -> None:
+    items = PackedItems.of(of_task.as_whole)
+    assume(all(item.allowed_D.any() for item in items.items))
+    both = (len({*item.positions} & {*group}) > 1 for item in items.items for group in of_task.apart)
+    assume(not any(both))  # together and apart: a plain reason
+    ended = solve_program(items, 10.0)
+    if legal := legal_placements(of_task):
+        assert ended.parts is not None and not ended.impossible
+        device_of = {part.table: part.device for part in ended.parts}
+        devices = tuple(device_of[one.name] for one in of_task.tables)
+        assert Placement(devices, of_task.num_devices) in legal
+    else:
+        assert ended.impossible and ended.parts is None
+
+
+def test_the_message_says_what_is_needed_and_there() -> None:
+    assert refusal(gb_task([3, 3, 3], devices=2, cap_gb=5)) == (
+        "no placement fits: the tables need 9.00 GB of the 2 devices' 10.00 GB (cap 5.00 GB each), the largest "
+        "(t0) 3.00 GB. Raise memory_cap_gb or num_devices."
+    )
+
+
+def test_giving_up_is_not_called_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    hard = task(sized(*rng.integers(10**5, 2 * 10**5, 60).tolist()), 20)
+    hard = capped(hard, -(-sum(one.size_bytes for one in hard.tables) // 20) + 40)
+    assert "no placement was found in 0.01 s of the solver: " in refusal(hard, time_limit_s=0.01)
+    monkeypatch.setattr(packing, "MAX_PAIRS", 60 * 20 - 1)
+    assert "no placement was found by packing (the task is too large to solve exactly): " in refusal(hard)
+
+
+def test_the_same_task_gets_the_same_placement() -> None:
+    rng = np.random.default_rng(1)
+    of_task = task(sized(*rng.integers(1, 100, 40).tolist()), 8)
+    of_task = capped(of_task, sum(one.size_bytes for one in of_task.tables) // 8 + 40)
+    assert any_placement(of_task) == any_placement(of_task)
+
+
+def test_two_thousand_tables_fill_128_devices() -> None:
+    rng = np.random.default_rng(0)
+    tables = [table(f"t{n}", int(rows), 16) for n, rows in enumerate(rng.lognormal(8, 2, 2000))]
+    cap = max(max(one.size_bytes for one in tables), int(sum(one.size_bytes for one in tables) / 128 * 1.02))
+    of_task = limited(task(tables, 128, cap), apart=(tuple(range(100)),), together=((200, 201),))
+    check_placement(of_task, any_placement(of_task))

@@ -1,0 +1,245 @@
+"""The lower bound: no placement of a tiny task is below it, whatever its types, machine and training pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, permutations, product
+
+import numpy as np
+import pytest
+import torch
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PIPELINES
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    SHARDING_TYPES,
+    TABLE_WISE,
+    TYPES,
+)
+from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
+from evenshard.price.link import LINKS
+from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.price.step_time import LARGEST_SUM
+from evenshard.search.chains import chains_of
+from evenshard.search.cut_bounds import CutBounds, least_sums
+from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.sharding_option import Choice
+from evenshard.search.space import SearchSpace
+from evenshard.sharders.cost_model.price import LearnedPrice
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+from support.convex_builders import random_model
+
+MACHINES = (Machine.one_node(2), Machine.one_node(3), Machine(4, 2, inter="infiniband_ndr"))
+COLUMNS_ONLY = (TableLimits(frozenset({COLUMN_WISE})),)
+# Of a tiny task, placements that are tried.
+MOST_PLACEMENTS = 400
+PROFILES = ("h200", "h100", "v100", "rtx_2080_ti", "b200")
+
+
+def tiny_costs(rng: np.random.Generator) -> PartCosts:
+    """One to three tables of any size on a machine of any kind, with any pipeline and set of types."""
+    machine = MACHINES[int(rng.integers(len(MACHINES)))]
+    tables = tuple(
+        Table(
+            f"t{number}",
+            int(10 ** rng.uniform(1, 6.5)),
+            int(rng.choice([4, 8, 64, 80, 160, 256])),
+            float(rng.choice([0.02, 1, 3.5, 40])),
+            pooling=str(rng.choice(["sum", "sum", "none"])),
+        )
+        for number in range(int(rng.integers(1, 4)))
+    )
+    allowed = [one for one in SHARDING_TYPES if rng.random() < 0.6 or one == TABLE_WISE]
+    limits = tuple(
+        TableLimits(frozenset(allowed) - ({DATA_PARALLEL} if table.is_sequence else set())) for table in tables
+    )
+    pipeline = str(rng.choice([*PIPELINES, ""]))
+    batch = int(rng.choice([64, 4_096, 65_536])) * machine.num_devices
+    task = ShardingTask(tables, machine, (2**36,) * machine.num_devices, batch, limits=limits, pipeline=pipeline)
+    kind = simulated_kind(gpu_profile(str(rng.choice(PROFILES))), Machine(1, 1))
+    inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
+    links = Links(LINKS[str(rng.choice(["nvlink_h200", "ethernet_25g", "pcie3_host"]))], inter)
+    rule = LARGEST_SUM if rng.random() < 0.2 else None
+    return PartCosts(task, [kind], [0] * machine.num_devices, links, rule)
+
+
+def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
+    """The same tables on devices that a cost model prices, whose passes of the sort take most of the time."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    kind = DeviceKind(LearnedPrice(model), 100.0)
+    return PartCosts(costs.task, [kind], [0] * costs.task.num_devices, costs.links, costs.pipeline)
+
+
+def choices_of_group(space: SearchSpace, group: int) -> Iterator[Choice]:
+    """Every option of a group on all of its places."""
+    for number, option in enumerate(space.options(group)):
+        for places in permutations(range(space.task.num_devices // option.span), len(option.pieces)):
+            yield Choice(number, places)
+
+
+def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
+    """Gives tables that may be cut by columns some more cuts, into parts of any widths."""
+    for number, group in enumerate(space.groups):
+        by_columns = [one for one in space.options(number) if TYPES[one.sharding_type].cuts_columns]
+        blocks = space.task.tables[group.tables[0]].embedding_dim // COLUMN_STEP
+        for option in by_columns[:2]:
+            for _ in range(3):
+                parts = len(option.pieces)
+                ends = np.sort(rng.choice(np.arange(1, blocks), parts - 1, replace=False))
+                widths = (np.diff([0, *ends, blocks]) * COLUMN_STEP).tolist()
+                space.add_options(number, [(option.sharding_type, widths, ON_DEVICE)])
+
+
+def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
+    """The costs of all placements, or of many where they are more."""
+    per_group = [list(choices_of_group(space, group)) for group in range(len(space.groups))]
+    if np.prod([len(choices) for choices in per_group]) <= MOST_PLACEMENTS:
+        tried = list(product(*per_group))
+    else:
+        tried = [tuple(own[int(rng.integers(len(own)))] for own in per_group) for _ in range(MOST_PLACEMENTS)]
+    return chains_of(space, tried).cost_N
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(25):
+        space = SearchSpace(tiny_costs(rng))
+        bound_ms = lower_bound_ms(space)
+        cut_unevenly(space, rng)
+        assert 0 < bound_ms <= float(costs_ms(space, rng).min())
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))])
+def test_no_placement_of_a_tiny_task_is_below_the_bound_of_a_cost_model(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(10):
+        costs = with_learned_price(tiny_costs(rng), number)
+        small = tuple(replace(one, num_rows=min(one.num_rows, 200)) for one in costs.task.tables)
+        space = SearchSpace(costs.of_task(replace(costs.task, tables=small)) if number % 2 else costs)
+        bound_ms = lower_bound_ms(space)
+        cut_unevenly(space, rng)
+        assert 0 < bound_ms <= float(costs_ms(space, rng).min())
+
+
+def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
+    """Tables of next to nothing: what is left is one call's floors and launches, and one collective's latencies."""
+    machine = Machine.one_node(2)
+    tables = tuple(Table(f"t{number}", 100, 4, 0.01) for number in range(2))
+    kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
+    costs = PartCosts(ShardingTask(tables, machine, (2**30,) * 2, 8), [kind], [0, 0], Links(LINKS["nvlink_h100"]))
+    space = SearchSpace(costs)
+    best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
+    assert 0.95 * best_ms < lower_bound_ms(space) <= best_ms
+
+
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        ([[1, 2, 3], [1, 2, 3]], [[3, 3, 3], [3, 3, 3]]),  # in proportion: all cuts are alike
+        ([[5, 6, 7, 8, 20], [1, 9, 9, 9, 9]], [[20, 13, 17, 21, 25], [9, 10, 11, 12, 5]]),
+        ([[np.inf, 2, 3, 4, 9]] * 2, [[9, 5, np.inf, np.inf, np.inf]] * 2),  # two blocks at least
+    ],
+)
+def test_the_least_sum_of_widths_by_their_number(values: list[list[float]], least: list[list[float]]) -> None:
+    """One table of as many blocks as there are values; both passes."""
+    found = least_sums(np.array(values, dtype=np.float64)[:, None], np.array([len(values[0])]), len(values[0]))
+    np.testing.assert_array_equal(found[:, 0], least)
+
+
+def test_a_table_of_fewer_blocks_than_others_is_cut_by_itself() -> None:
+    values = np.array([[[3.0, 4.0, 9.0], [3.0, 4.0, np.inf]]] * 2)
+    np.testing.assert_array_equal(least_sums(values, np.array([3, 2]), 2)[0], [[9, 7], [4, 6]])
+
+
+def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
+    """One table of 128 columns, on three devices: some part has 44 of them at least."""
+    machine = Machine.one_node(3)
+    task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (64 * 2**30,) * 3, 65_536, limits=COLUMNS_ONLY)
+    kind = simulated_kind(gpu_profile("h100"), machine)
+    space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
+    bound_ms = lower_bound_ms(space)
+    numbers = space.add_options(
+        0, [(space.by_columns(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
+    )
+    even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in numbers]).cost_N
+    assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
+
+
+@pytest.mark.parametrize("types", [{COLUMN_WISE}, {GRID_SHARD}])
+def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: set[str]) -> None:
+    """128 columns in two or four parts: none of fewer lanes is possible. A part of a grid is on two devices."""
+    machine = Machine(8, 2, inter="infiniband_ndr")
+    limits = (TableLimits(frozenset(types)),)
+    task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (2**36,) * 8, 65_536, limits=limits)
+    kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
+    links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
+    space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
+    (price,), (columns_PH,), cuts, table = space.costs.prices, space.lookups.columns_KPH, CutBounds(space), space.table
+    line = price.line_at(columns_PH.sum(axis=0))
+    works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
+    piece_C, cell_C = space.piece_arrays.cells_of(table.piece_A)
+    works_2C = works_2P[:, space.piece_arrays.row_C[cell_C]]
+    even_2W = np.array([np.bincount(table.option_A[piece_C], works_C) * table.span_O for works_C in works_2C])
+    least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(table.group_O), dtype=np.int64)))
+    parts = space.table.count_O[cuts.options]
+    lanes = [number for number, count in enumerate(parts) if count in (2, 4)]
+    assert len(lanes) == 2
+    np.testing.assert_allclose(least_2W[:, lanes], even_2W[:, cuts.options[lanes]], rtol=2e-3)
+    assert (least_2W <= even_2W[:, cuts.options] * (1 + 1e-9)).all()
+
+
+@pytest.mark.slow
+def test_more_types_never_raise_the_bound() -> None:
+    rng = np.random.default_rng(3)
+    for costs in islice(iter(lambda: tiny_costs(rng), None), 40):
+        limits = tuple(TableLimits(own.types | {TABLE_WISE}) for own in costs.task.limits)
+        fewer = tuple(TableLimits(frozenset({TABLE_WISE})) for _ in limits)
+        of_all, of_whole = (
+            lower_bound_ms(SearchSpace(costs.of_task(replace(costs.task, limits=one)))) for one in (limits, fewer)
+        )
+        assert of_all <= of_whole * (1 + 1e-4)
+
+
+def some_tables(seed: int) -> tuple[Table, ...]:
+    """Three of unlike rows, dims and lookups."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Table(f"t{at}", int(10 ** rng.uniform(3, 6.5)), int(rng.choice((16, 64, 128))), float(rng.uniform(1, 40)))
+        for at in range(3)
+    )
+
+
+def costs_of(tables: tuple[Table, ...], link: str, pipeline: str, limits: tuple[TableLimits, ...] = ()) -> PartCosts:
+    """On two devices."""
+    machine = Machine.one_node(2)
+    task = ShardingTask(tables, machine, (64 * 2**30,) * 2, 16_384, limits=limits)
+    kind = simulated_kind(gpu_profile("h100"), machine)
+    return PartCosts(task, [kind], [0, 0], Links(LINKS[link]), pipeline)
+
+
+def test_a_table_that_decides_waits_for_the_exchanges_of_all() -> None:
+    """One of three whole tables takes nearly all the time: the bound is its kernels and the mean exchanges."""
+    whole = (TableLimits(frozenset({TABLE_WISE})),) * 3
+    tables = (Table("large", 10**6, 64, 200.0), *some_tables(1)[1:])
+    for pipeline in (LARGEST_SUM, "base"):
+        space = SearchSpace(costs_of(tables, "nvlink_h100", pipeline, whole))
+        best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
+        assert 0.94 * best_ms < lower_bound_ms(space) <= best_ms
+
+
+def test_hidden_indices_take_no_time_of_the_bound() -> None:
+    ways = ("prefetch", "none")
+    hidden, counted = (lower_bound_ms(SearchSpace(costs_of(some_tables(0), "ethernet_25g", one))) for one in ways)
+    assert hidden < counted

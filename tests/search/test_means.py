@@ -1,0 +1,101 @@
+"""Collections with MEAN tables in a search: in rows as a whole or not at all, with the time of the division."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenshard.placement.plan import check_sharding, is_legal_sharding, means_in_rows, parts_by_table
+from evenshard.placement.sharding import ROWS_ALONE
+from evenshard.placement.task import allow_means_of_rows
+from evenshard.price.step import PartCosts, PredictedParts
+from evenshard.search.chains import Chains, choices_from
+from evenshard.search.choices import parts_of
+from evenshard.search.greedy import GreedyPlacer
+from evenshard.search.means import WRONG
+from evenshard.search.search import PlanSearch, PlanSearchEffort
+from evenshard.search.space import SearchSpace
+from evenshard.tables.table import MEAN, Table
+from support.search_builders import FOUR, TWO_NODES, costs_of, types_of
+
+SHORT = PlanSearchEffort(20_000)
+
+
+def some_means(seed: int) -> tuple[Table, ...]:
+    """Tables of two collections, about two of three with means."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Table(
+            f"t{number}",
+            int(10 ** rng.uniform(4.5, 7.5)),
+            int(rng.choice([8, 32, 64, 128])),
+            float(rng.choice([1, 30, 200])),
+            pooling=str(rng.choice([MEAN, MEAN, "sum"])),
+            module=str(rng.choice(["one", "other"])),
+        )
+        for number in range(int(rng.integers(3, 7)))
+    )
+
+
+def means_costs(seed: int, allow: bool = False) -> PartCosts:
+    costs = costs_of(some_means(seed), (FOUR, TWO_NODES)[seed % 2])
+    return costs.of_task(allow_means_of_rows(costs.task)) if allow else costs
+
+
+def step_ms(costs: PartCosts, found: PredictedParts) -> float:
+    return found.predicted_ms + costs.divisions_ms(found.parts)
+
+
+def test_means_go_in_rows_as_a_whole_or_not_at_all() -> None:
+    """Of a collection with means in rows, no table has another type; that holds for all candidates."""
+    num_in_rows = 0
+    for seed in range(20):
+        task, found = means_costs(seed).task, PlanSearch(means_costs(seed, allow=True), SHORT).run()
+        for parts in found.candidates:
+            check_sharding(task, parts)
+            by_table = parts_by_table(task, parts)
+            types = types_of(task, parts)
+            in_rows = {name for name, own in types.items() if own in ROWS_ALONE}
+            cut = {one.collection for one in task.tables if one.pooling == MEAN and one.name in in_rows}
+            assert cut == means_in_rows(task, by_table)
+            assert {one.name for one in task.tables if one.collection in cut} <= in_rows
+        num_in_rows += bool(means_in_rows(task, parts_by_table(task, found.best.parts)))
+    assert 3 <= num_in_rows <= 17
+
+
+@pytest.mark.slow
+@pytest.mark.full_search
+def test_means_in_rows_make_answers_faster_and_none_slower() -> None:
+    """As far as a search finds the best answer."""
+    gains = []
+    for seed in range(20):
+        costs, free = means_costs(seed), means_costs(seed, allow=True)
+        without, found = PlanSearch(costs).run().best, PlanSearch(free).run().best
+        gains.append(1 - step_ms(free, found) / step_ms(costs, without))
+        assert gains[-1] > -0.02, seed
+    assert max(gains) > 0.05
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chains_count_what_is_wrong_and_add_the_time_of_the_division(seed: int) -> None:
+    """Random options of all tables, in every second placement mostly rows."""
+    costs, free = means_costs(seed), means_costs(seed, allow=True)
+    space = SearchSpace(free)
+    table, rng = space.table, np.random.default_rng(seed)
+    option_NG = table.first_option_G + (rng.random((30, len(space.groups))) * table.num_options_G).astype(np.int64)
+    placer = GreedyPlacer(space)
+    rows_G = placer.cheapest(~space.means.is_row_O)
+    option_NG[::2] = np.where(rng.random(option_NG[::2].shape) < 0.7, rows_G, option_NG[::2])
+    chains = Chains(space, option_NG, placer.place(option_NG, np.zeros(30, dtype=bool)))
+    for number, option_G in enumerate(option_NG):
+        in_rows = np.array([table.types[table.type_O[one]] in ROWS_ALONE for one in option_G])
+        is_mean = np.array([one.pooling == MEAN for one in costs.task.tables])
+        wrong, divided_ms = 0, 0.0
+        for collection, name in enumerate(space.means.names):
+            own = space.means.number_G == collection
+            wrong += min((own & in_rows & is_mean).sum(), (own & ~in_rows).sum())
+            divided_ms += free.divided_ms({name}) * bool((own & in_rows & is_mean).any())
+        assert chains.overflow_N[number] == pytest.approx(WRONG * wrong)
+        parts = parts_of(space, choices_from(table, option_G, chains.place_NGS[number]))
+        assert chains.cost_N[number] == pytest.approx(free.predict(parts).predicted_ms + divided_ms, rel=1e-3)
+        assert wrong or (is_legal_sharding(costs.task, parts) and free.divisions_ms(parts) == pytest.approx(divided_ms))
