@@ -12,17 +12,17 @@ import numpy as np
 
 from benchmarks.references.others_measurements import default_folder, read
 from evenshard.base.errors import BadFile
-from evenshard.compare.what_if.machines import whole_machine
 from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
+from evenshard.planner.what_if.machines import whole_machine
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
-from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import SEQUENCE, Table
+from evenshard.torchrec.baseline.topology import Bandwidths, machine_bandwidths
 
 BATCH_SIZE = 65_536
 HARDWARE = ("h100", "h200", "a100_80gb", "v100", "b200")

@@ -24,7 +24,7 @@ from evenshard.placement.task import used_bytes
 from evenshard.planner.pricing import part_costs
 from evenshard.price.step import PartCosts
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 
 ORACLES = {
     "kernels": "kernels, timed",

@@ -82,7 +82,12 @@ _HOMES = {
     "what_if": "evenshard.api.what_if",
 }
 
-PROVIDERS["registered_model"] = "evenshard.tracking.registry:registered_model"
+PROVIDERS |= {
+    "registered_model": "evenshard.tracking.registry:registered_model",
+    "torchrec_candidates": "evenshard.torchrec.baseline.candidates:torchrec_candidates",
+    "torchrec_planner": "evenshard.torchrec.baseline.candidates:torchrec_planner",
+    "torchrec_sharder": "evenshard.torchrec.baseline.candidates:torchrec_sharder",
+}
 
 __all__ = [
     "BadInput",

@@ -16,8 +16,8 @@ import evenshard
 from evenshard.api.place import place
 from evenshard.api.what_if import what_if
 from evenshard.base.errors import BadConfig, BadInput, InfeasibleTask
-from evenshard.compare.diff import diff
-from evenshard.compare.explain import explain
+from evenshard.planner.diff import diff
+from evenshard.planner.explain import explain
 from evenshard.torchrec import EvenshardPlanner
 from support.builders import table
 from support.repository import ROOT

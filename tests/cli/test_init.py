@@ -9,7 +9,6 @@ import pytest
 from evenshard.base.params import load_params
 from evenshard.cli import main
 from evenshard.cli.init import TEMPLATES
-from evenshard.compare.what_if.option import load_prices
 from evenshard.loop.commands import ImportCostsConfig
 from evenshard.loop.import_costs import read_shards
 from evenshard.loop.loop import STAGES
@@ -18,6 +17,7 @@ from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.planner.cluster import load_cluster_file
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import load_rules
+from evenshard.planner.what_if.option import load_prices
 from evenshard.sharders.models import load_model
 from support.documented import ROOT, command
 

@@ -29,8 +29,8 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, PlacementCost
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec.planner import AS_IT_COMES, SETTINGS, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.torchrec.baseline.topology import AS_IT_COMES, SETTINGS, machine_bandwidths
 from evenshard.torchrec.plan.plans import shards_of
 from support.builders import table
 from support.request_builders import ROOM, untrained
@@ -42,7 +42,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 
 COSTLY = (table("costly", 100_000, 64, 100.0), *(table(name, 100_000, 64, 1.0) for name in "abc"))
 

@@ -13,13 +13,13 @@ import jsonschema
 import pytest
 
 from evenshard.cli import main
-from evenshard.compare.diff import diff
-from evenshard.compare.explain import explain
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
+from evenshard.planner.diff import diff
+from evenshard.planner.explain import explain
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.price.costs import MeasuredPlacement

@@ -11,11 +11,11 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import InfeasibleTask
-from evenshard.compare.explain import explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_means_of_rows
+from evenshard.planner.explain import explain
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table

@@ -14,7 +14,7 @@ import pytest
 import evenshard
 from evenshard.base.errors import BadConfig
 from evenshard.cli import main
-from evenshard.compare.diff import diff
+from evenshard.planner.diff import diff
 from evenshard.planner.file import json_text, load_answer, save_answer
 from evenshard.report.page.page import save_page
 from evenshard.report.terminal import print_answer

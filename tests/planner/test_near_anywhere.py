@@ -12,7 +12,7 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
-from evenshard.compare.diff import diff
+from evenshard.planner.diff import diff
 from evenshard.planner.file import save_answer
 from evenshard.search.near_placement import ALIKE
 from evenshard.tables.table import Table

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
-from evenshard.compare.diff import diff
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.comparison import Near
+from evenshard.planner.diff import diff
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.output_order import OrderChange, OutputTable, output_orders, sort_outputs
 from evenshard.planner.place import PlaceConfig, place_request

@@ -187,7 +187,7 @@ def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devi
 @pytest.mark.slow
 def test_torchrec_collections_and_configs_are_tables_too() -> None:
     pytest.importorskip("torchrec")
-    from evenshard.sharders.torchrec.planner import require_torchrec
+    from evenshard.torchrec.baseline.topology import require_torchrec
 
     require_torchrec()
     from torchrec.modules.embedding_configs import EmbeddingBagConfig

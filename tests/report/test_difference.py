@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
-from evenshard.compare.diff import diff
 from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
 from evenshard.planner.comparison import FULL_SPACE
+from evenshard.planner.diff import diff
 from evenshard.planner.file import save_answer
 from evenshard.report.difference import difference_markdown, escape_markdown, marker
 from support import documented

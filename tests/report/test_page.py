@@ -399,7 +399,7 @@ def test_the_command_writes_the_page(
     capsys: pytest.CaptureFixture[str],
     compared: list[tuple[str, ...]],
 ) -> None:
-    monkeypatch.setattr("evenshard.sharders.torchrec.planner.require_torchrec", lambda: None)
+    monkeypatch.setattr("evenshard.torchrec.baseline.topology.require_torchrec", lambda: None)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
     assert compared == [(*HEURISTICS, RULE, *TORCHREC, FULL_SPACE)]
@@ -409,7 +409,7 @@ def test_the_command_writes_the_page(
 def test_the_page_says_that_torchrec_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
 ) -> None:
-    monkeypatch.setattr("evenshard.sharders.torchrec.planner.require_torchrec", torchrec_is_missing)
+    monkeypatch.setattr("evenshard.torchrec.baseline.topology.require_torchrec", torchrec_is_missing)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert text == page(full(), "TorchRec is not installed.")

@@ -9,8 +9,8 @@ from html import unescape
 
 import pytest
 
-from evenshard.compare.diff import diff
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff import diff
 from evenshard.report.answer import make_displayable
 from evenshard.report.difference import difference_markdown
 from evenshard.report.page.page import page

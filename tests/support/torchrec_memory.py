@@ -36,8 +36,8 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import ShardingTask
 from evenshard.price.link import LINKS
 from evenshard.sharders.simple import random_sharding
-from evenshard.sharders.torchrec.planner import Bandwidths, machine_topology
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.topology import Bandwidths, machine_topology
 
 TB = 1024**4
 # TorchRec's names of training pipelines.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenshard.compare.what_if.option import WhatIfOption
 from evenshard.placement.machine import Machine
+from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.price.evidence import DeviceError
 from support.answer_builders import answer
 

@@ -19,7 +19,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import evenshard
-from evenshard.compare.what_if.machines import synced_bytes
+from evenshard.planner.what_if.machines import synced_bytes
 from evenshard.torchrec import save_plan
 from support.documented import snippet
 from support.ranks import run_ranks

@@ -27,9 +27,9 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec.planner import AS_IT_COMES, Bandwidths
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+from evenshard.torchrec.baseline.topology import AS_IT_COMES, Bandwidths
 from evenshard.torchrec.model.modules import dense_bytes
 from evenshard.torchrec.plan.prices import chosen_model
 from evenshard.torchrec.planner import model_plan
@@ -417,8 +417,8 @@ def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     version = SimpleNamespace(
         name="evenshard-cost", version="3", model_id="m", run_id="r", uri="models:/evenshard-cost/3"
     )
-    monkeypatch.setattr("evenshard.planner.pricing.model_version", lambda uri: version)
-    monkeypatch.setattr("evenshard.planner.pricing.download_model", lambda uri: nullcontext(f"fetched {uri}"))
+    monkeypatch.setattr("evenshard.tracking.registry.model_version", lambda uri: version)
+    monkeypatch.setattr("evenshard.tracking.registry.download_model", lambda uri: nullcontext(f"fetched {uri}"))
     monkeypatch.setattr("evenshard.sharders.models.load_model", lambda *args: asked.append(args) or untrained())
     model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
     assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another

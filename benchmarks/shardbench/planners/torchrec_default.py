@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
-from evenshard.sharders.torchrec.planner import AS_IT_COMES
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+from evenshard.torchrec.baseline.topology import AS_IT_COMES
 
 OWN_ORACLE = "torchrec"
 # TorchRec's ``timeout_seconds``: its best plan by then counts. Reached with hundreds of tables alone.

@@ -11,9 +11,9 @@ from itertools import product
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
-from evenshard.sharders.torchrec.planner import PlannerSetting
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+from evenshard.torchrec.baseline.topology import PlannerSetting
 
 OWN_ORACLE = "torchrec"
 SETTINGS = (

@@ -15,8 +15,8 @@ from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 
 if TYPE_CHECKING:
-    from evenshard.compare.what_if.answer import WhatIfAnswer
-    from evenshard.compare.what_if.option import Prices
+    from evenshard.planner.what_if.answer import WhatIfAnswer
+    from evenshard.planner.what_if.option import Prices
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def shared_knobs() -> tuple[Knob, ...]:
 
 
 @check_arguments(
-    (*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())), Prices="evenshard.compare.what_if.option"
+    (*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())), Prices="evenshard.planner.what_if.option"
 )
 def what_if(
     tables: Any,
@@ -134,10 +134,10 @@ def what_if(
 def _answer(
     tables: Any, asked: WhatIf, shared: Knobs, progress: Callable[[Sequence[Any]], Iterable[Any]] | None
 ) -> "WhatIfAnswer":
-    from evenshard.compare.what_if.answer import Question, WhatIfAnswer, keep_faster_placements, sizes_of
-    from evenshard.compare.what_if.machines import of_hardware, whole_machine
-    from evenshard.compare.what_if.option import load_prices
     from evenshard.planner.pricing import model_of, named_with_hardware
+    from evenshard.planner.what_if.answer import Question, WhatIfAnswer, keep_faster_placements, sizes_of
+    from evenshard.planner.what_if.machines import of_hardware, whole_machine
+    from evenshard.planner.what_if.option import load_prices
 
     hardware, devices, model, price = asked.hardware, asked.devices, asked.model, asked.price
     batch_size, batch_per_device, dense_batch = asked.batch_size, asked.batch_per_device, asked.dense_batch

@@ -37,8 +37,8 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
 
 if TYPE_CHECKING:
-    from evenshard.compare.difference import Difference
     from evenshard.loop.decisions.drift import Drift
+    from evenshard.planner.difference import Difference
     from evenshard.sharders.model import Model
 
 # Exit codes.
@@ -88,8 +88,8 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
-    from evenshard.compare.diff import diff
     from evenshard.loop.decisions.drift import drift_of, print_drift
+    from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.pricing import learned_model_of
     from evenshard.report.difference import print_difference

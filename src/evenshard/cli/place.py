@@ -100,7 +100,7 @@ def _check_stdout(args: argparse.Namespace) -> None:
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
     from evenshard.planner.comparison import TORCHREC
-    from evenshard.sharders.torchrec.planner import require_torchrec
+    from evenshard.torchrec.baseline.topology import require_torchrec
 
     try:
         require_torchrec()

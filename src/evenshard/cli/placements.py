@@ -16,8 +16,8 @@ from evenshard.base.units import size_text
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
-    from evenshard.compare.difference import Difference
     from evenshard.planner.answer import PlacementAnswer
+    from evenshard.planner.difference import Difference
     from evenshard.sharders.model import Model
 
 MODEL_HELP = (
@@ -27,7 +27,7 @@ MODEL_HELP = (
 
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.compare.explain import explain
+    from evenshard.planner.explain import explain
     from evenshard.planner.file import load_answer
     from evenshard.report.explanation import print_explanation
 
@@ -41,8 +41,8 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.compare.diff import diff
-    from evenshard.compare.difference import payback
+    from evenshard.planner.diff import diff
+    from evenshard.planner.difference import payback
     from evenshard.planner.file import load_answer
     from evenshard.report.difference import difference_markdown, print_difference
 
@@ -79,7 +79,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
-    from evenshard.compare.diff import rename_devices
+    from evenshard.planner.diff import rename_devices
     from evenshard.planner.file import save_answer
 
     if difference.renaming is not None:
@@ -90,7 +90,7 @@ def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: D
 
 
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
-    from evenshard.compare.diff import diff
+    from evenshard.planner.diff import diff
     from evenshard.report.difference import READ_BY_POSITION
     from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
 

@@ -76,7 +76,7 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.compare.what_if.answer import save_what_if
+    from evenshard.planner.what_if.answer import save_what_if
     from evenshard.report.what_if import print_what_if
 
     given = {**flag_values(args, WhatIf), **join_rules(flag_values(args, shared_knobs()))}

@@ -27,11 +27,11 @@ from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.plan import save_measure_plan
+from evenshard.measure.torchrec_step import ShardedJob
 from evenshard.placement.tasks import load_tasks
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.tables.files import load_tables
-from evenshard.torchrec.running.measured_step import ShardedJob
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from evenshard.measure.campaign import Job, measure_jobs, with_controls
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
+from evenshard.measure.torchrec_step import ShardedJob
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
@@ -33,7 +34,6 @@ from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.simple import RandomSharder, random_placement, random_sharding
 from evenshard.tables.table import Table
-from evenshard.torchrec.running.measured_step import ShardedJob
 
 log = logging.getLogger(__name__)
 # A longer search finds placements that are a little better, but no other errors of the model.

@@ -42,7 +42,7 @@ def run_stage(
         MeasurementFailed: if a kernel fails.
     """
     if stage.measures and collective.is_follower():
-        from evenshard.torchrec.running.measured_step import RANK_JOBS
+        from evenshard.measure.torchrec_step import RANK_JOBS
 
         collective.serve(settings["measure"], RANK_JOBS)
         return Outcome({})

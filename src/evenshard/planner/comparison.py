@@ -1,9 +1,7 @@
 """Other placements beside an answer: an earlier one that it is near to, and rivals; and what the answer saves.
 
 Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
-the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and for every sharding
-type, with the settings of ``sharders.torchrec.planner``; with caches and UVM where nothing else fits. Its plan as it
-comes, the one that it rates best itself and the best by the model are three rivals. A rival that knows nothing of a
+the costliest ones is a rival, too. TorchRec's planner stands in ``torchrec.baseline``. A rival that knows nothing of a
 rule may break it, and is then marked.
 
 Two errors count in a saving. A learned model's error of a step is mostly its error of the slowest device. Where that
@@ -22,15 +20,13 @@ from dataclasses import dataclass, replace
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
+from evenshard.base.providers import provided
 from evenshard.placement.memory import SGD
 from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import (
-    BY_MODEL,
-    BY_RATING,
-    PLAIN_PLAN,
     Nearness,
     PlacementAnswer,
     PricedParts,
@@ -51,13 +47,6 @@ from evenshard.search.near_placement import NearResult
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
-from evenshard.sharders.torchrec.planner import (
-    AS_IT_COMES,
-    OFFLOAD_SETTINGS,
-    SETTINGS,
-    machine_bandwidths,
-    require_torchrec,
-)
 from evenshard.tables.table import Table
 
 
@@ -229,10 +218,6 @@ CUTTING = (FULL_SPACE, RULE)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
 # Tables times devices that these are asked for: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
-# TorchRec's timeout for each setting: the best plan found by then counts. With its defaults it has no timeout.
-_TIMEOUT_S = 5
-
-
 # A rival without its times, and its placement; None where there is none.
 Candidate = tuple[Rival, tuple[TablePart, ...] | None]
 
@@ -268,7 +253,7 @@ def rivals(
             rival,
             predicted_ms=costs.predict(parts).predicted_ms,
             measured_ms=None if measure is None else measure(costs.task, [parts])[0].step_ms(costs.pipeline),
-            note=_rule_broken_by(costs, parts),
+            note=rule_broken_by(costs, parts),
             saves=saves(parts) if saves is not None and rival.sharder in (*TORCHREC, FULL_SPACE) else None,
         )
         for rival, parts in found
@@ -281,7 +266,7 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
             continue
         try:
             if name == FULL_SPACE:
-                yield from _full_space(request, costs)
+                yield from provided("torchrec_candidates")(request, costs)
             elif name == RULE:
                 yield best_rule(costs)
             else:
@@ -312,32 +297,6 @@ def best_rule(costs: PartCosts) -> Candidate:
     return Rival(RULE, None, setting=best.start.rule), parts_of(space, choices)
 
 
-def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
-    """Return TorchRec's own plan, the one that it rates best, and the best by the model."""
-    require_torchrec()
-    from evenshard.sharders.torchrec.rival import TorchRecPlanner
-
-    task = request.task()
-    bandwidths = machine_bandwidths(request.hardware, request.nodes, costs.links)
-    patient, planner = (TorchRecPlanner(task, bandwidths, timeout_s) for timeout_s in (None, _TIMEOUT_S))
-    plans, num_settings = [*patient.plans(SETTINGS[:1]), *planner.plans(SETTINGS[1:])], len(SETTINGS)
-    if not plans and task.may_offload:
-        plans, num_settings = [*planner.plans(OFFLOAD_SETTINGS)], num_settings + len(OFFLOAD_SETTINGS)
-    if not plans:
-        raise InfeasibleTask(f"TorchRec's planner found no plan in any of {num_settings} settings")
-    plain = next((one for one in plans if one.setting == AS_IT_COMES), None)
-    if plain is None:
-        note = "TorchRec's planner as it comes found no plan"
-        yield Rival(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
-    else:
-        yield Rival(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
-    on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
-    rated = min(plans, key=lambda one: planner.rating_ms(one.parts) if on_device else one.rating_ms)
-    yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
-    best = min(plans, key=lambda one: (bool(_rule_broken_by(costs, one.parts)), costs.predict(one.parts).predicted_ms))
-    setting = f"{best.setting}; best of {num_settings} settings"
-    yield Rival(FULL_SPACE, None, setting=setting, chosen=BY_MODEL), best.parts
-
-
-def _rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
+def rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
+    """Return the rule of the task that a placement breaks, in a clause; empty if it breaks none."""
     return broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

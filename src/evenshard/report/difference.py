@@ -12,8 +12,8 @@ from rich.table import Table as Grid
 from evenshard.base.console import plain_console, plain_grid
 from evenshard.base.messages import MAX_NAMES, count_text, names_text, printable
 from evenshard.base.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
-from evenshard.compare.difference import OWN_FIGURES, Difference, PartMove, Payback, Rekept, Renaming, Traffic
 from evenshard.planner.answer import PlacementAnswer, fullest_device
+from evenshard.planner.difference import OWN_FIGURES, Difference, PartMove, Payback, Rekept, Renaming, Traffic
 from evenshard.planner.output_order import BY_NAME
 from evenshard.price.device_price import ROUNDING
 from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts

@@ -7,8 +7,8 @@ from typing import TextIO
 from evenshard.base.console import plain_console, plain_grid
 from evenshard.base.messages import printable
 from evenshard.base.units import decimals, ms_text
-from evenshard.compare.changed_parts import devices_text
-from evenshard.compare.explain import Explanation
+from evenshard.planner.changed_parts import devices_text
+from evenshard.planner.explain import Explanation
 
 # Narrower output breaks lines.
 _NARROWEST = 80

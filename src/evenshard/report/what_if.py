@@ -9,10 +9,10 @@ from typing import TextIO
 from evenshard.base.console import plain_console, plain_grid, print_whole
 from evenshard.base.messages import count_text, printable
 from evenshard.base.units import decimals, ms_text, pct_text, size_text
-from evenshard.compare.what_if.answer import Best, WhatIfAnswer
-from evenshard.compare.what_if.machines import CONTIGUOUS
-from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.planner.answer import fullest_device
+from evenshard.planner.what_if.answer import Best, WhatIfAnswer
+from evenshard.planner.what_if.machines import CONTIGUOUS
+from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.price.hardware import is_simulated
 from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
 

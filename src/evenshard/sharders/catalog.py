@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.task import ShardingTask
+from evenshard.base.providers import provided
 from evenshard.price.hardware import AUTO
 from evenshard.sharders.learned import LEARNED, Sharder, TrainedSharder
 from evenshard.sharders.simple import RandomSharder, expert_sharder, single_cost_sharder
-from evenshard.sharders.torchrec.planner import bandwidths_of, require_torchrec
 
 if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
     from evenshard.sharders.cost_model.cost_model import CostModel
     from evenshard.sharders.cost_model.sharder import SearchConfig
-    from evenshard.sharders.torchrec.rival import TorchRecPlanner
 
 
 @dataclass(frozen=True)
@@ -83,19 +80,19 @@ SHARDERS = (
     Entry("single_cost_greedy", lambda given: single_cost_sharder(given.single_cost_ms or {}), needs="single_cost_ms"),
     Entry(
         "torchrec_planner",
-        lambda given: _torchrec_sharder(given, "storage"),
+        lambda given: provided("torchrec_sharder")(given.hardware, given.link, "storage"),
         "TorchRec's planner",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_perf",
-        lambda given: _torchrec_sharder(given, "perf"),
+        lambda given: provided("torchrec_sharder")(given.hardware, given.link, "perf"),
         "TorchRec's planner, costliest first",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_full",
-        lambda given: _torchrec_planner(given),
+        lambda given: provided("torchrec_planner")(given.hardware, given.link),
         "TorchRec's planner, every sharding type",
         package="torchrec",
         is_full_space=True,
@@ -125,20 +122,6 @@ def label_of(name: str) -> str:
     """What a reader would call a sharder, those that are no longer in the table included."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
-
-
-def _torchrec_sharder(given: Resources, sort_by: Literal["storage", "perf"]) -> Sharder:
-    require_torchrec()
-    from evenshard.sharders.torchrec.rival import TorchRecSharder
-
-    return TorchRecSharder(partial(bandwidths_of, given.hardware, given.link), sort_by)
-
-
-def _torchrec_planner(given: Resources) -> Callable[[ShardingTask], TorchRecPlanner]:
-    require_torchrec()
-    from evenshard.sharders.torchrec.rival import TorchRecPlanner
-
-    return lambda task: TorchRecPlanner(task, bandwidths_of(given.hardware, given.link, task.machine))
 
 
 def _evenshard(given: Resources) -> Sharder:

@@ -16,11 +16,11 @@ from evenshard.base.json_files import finite
 from evenshard.base.params import section
 from evenshard.base.retry import with_retries
 from evenshard.base.s3 import local
-from evenshard.compare.diff import diff
 from evenshard.loop.commands import DriftRequest, WatchConfig
 from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
 from evenshard.loop.decisions.watch import Watched, print_watched, traces_in, watch
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff import diff
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.knobs import place_knobs
 from evenshard.planner.pricing import learned_model_of, model_of, named_model

@@ -15,14 +15,14 @@ from typing import TextIO
 from evenshard.base.console import plain_console
 from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.messages import printable
-from evenshard.compare.diff import diff, rename_devices
-from evenshard.compare.difference import Difference, Payback, payback
 from evenshard.loop import observe
 from evenshard.loop.commands import ObserveInputs, WatchConfig
 from evenshard.loop.observe import ObservedAndPredicted
 from evenshard.loop.observe_text import observation_text
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff import diff, rename_devices
+from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest

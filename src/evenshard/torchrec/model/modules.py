@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
-from evenshard.sharders.torchrec.planner import require_torchrec
 from evenshard.tables.table import SEQUENCE
+from evenshard.torchrec.baseline.topology import require_torchrec
 
 if TYPE_CHECKING:
     from torch import nn

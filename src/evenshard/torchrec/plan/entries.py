@@ -32,8 +32,8 @@ from evenshard.placement.parts import (
     row_starts,
 )
 from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
-from evenshard.sharders.torchrec.planner import DENSE_KERNEL, parts_of_shards, storage_of
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.topology import DENSE_KERNEL, parts_of_shards, storage_of
 
 COMPUTE_DEVICES = ("cuda", "cpu")
 

@@ -30,8 +30,8 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.model import Model
-from evenshard.sharders.torchrec.planner import DENSE_KERNEL, require_torchrec
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.topology import DENSE_KERNEL, require_torchrec
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
 from evenshard.torchrec.model.modules import located_tables
 from evenshard.torchrec.model.tables import bags_of

@@ -22,8 +22,8 @@ from evenshard.placement.sharding import REPLICATED, tiling_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, order_changes, output_keys, sort_outputs
-from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter, require_torchrec
 from evenshard.tables.table import SEQUENCE, Table, duplicate_name
+from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter, require_torchrec
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, warn_of_replicas, weight_of
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, qualified_name
 from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, check_trainable, sharded_table, written_type

@@ -28,8 +28,8 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName, profile_of_gpu
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.sharders.model import Model
-from evenshard.sharders.torchrec.planner import merge_parts, parts_of_shards, pod_size_of, replica, storage_of
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.topology import merge_parts, parts_of_shards, pod_size_of, replica, storage_of
 from evenshard.torchrec.model.modules import is_placed, located_tables, qualified_name
 from evenshard.torchrec.model.tables import LEFT_TO_TORCHREC, tables_of
 from evenshard.torchrec.plan.plans import other_kernels, shards_of

@@ -17,7 +17,7 @@ from evenshard.base.limits import Range
 from evenshard.base.messages import brief, cut
 from evenshard.base.units import gb_text, size_text
 from evenshard.planner.knobs import place_knobs
-from evenshard.sharders.torchrec.planner import planner_error
+from evenshard.torchrec.baseline.topology import planner_error
 from evenshard.torchrec.model.modules import qualified_name
 from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes, with_memory
 

@@ -22,7 +22,7 @@ from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, r
 from evenshard.planner.request import caps_of, reserves_of
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import bandwidth_name
-from evenshard.sharders.torchrec.planner import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
+from evenshard.torchrec.baseline.topology import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
 from evenshard.search.search import effort_called
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.torchrec.planner import AS_IT_COMES, Bandwidths, planner_error
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+from evenshard.torchrec.baseline.topology import AS_IT_COMES, Bandwidths, planner_error
 from evenshard.torchrec.model.modules import collections_in, dense_bytes, other_modules_in, qualified_name
 from evenshard.torchrec.plan.plans import sharding_plan
 from evenshard.torchrec.plan.prices import chosen_model, predicted

@@ -17,8 +17,8 @@ from evenshard.planner.request import PlacementRequest, kept_knobs
 from evenshard.planner.rules import Rules
 from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES, TooStrict
 from evenshard.tables.assumptions import TableSet
+from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, TooStrict
 from evenshard.torchrec.model.fused_optimizers import model_optimizers
 from evenshard.torchrec.model.modules import LocatedTable, located_tables
 from evenshard.torchrec.model.tables import table_set_of

@@ -26,7 +26,7 @@ from evenshard.planner.memory import RESERVED_SHARE
 from evenshard.planner.rules import Rules
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.torchrec.planner import planner_error, require_torchrec
+from evenshard.torchrec.baseline.topology import planner_error, require_torchrec
 from evenshard.torchrec.planner.arguments import (
     DEFAULT_BATCH_SIZE,
     PlannerArguments,

@@ -22,16 +22,16 @@ from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.messages import brief, cut
 from evenshard.base.params import check_ranges
 from evenshard.base.typed import read_record
-from evenshard.compare.diff import diff
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff import diff
 from evenshard.planner.file import read_json
 from evenshard.planner.request import kept_optimizers
-from evenshard.sharders.torchrec.planner import require_torchrec
 from evenshard.tables.table import SEQUENCE, Table
+from evenshard.torchrec.baseline.topology import require_torchrec
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, original_collection, sharded_collections
 from evenshard.torchrec.model.trainable import ShardedTable, check_trainable, sharded_table, written_type
 from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts

@@ -12,12 +12,12 @@ import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.cli import main
-from evenshard.compare import explain as module
-from evenshard.compare.explain import NUM_CHANGES, explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_WISE
+from evenshard.planner import explain as module
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.explain import NUM_CHANGES, explain
 from evenshard.planner.file import save_answer
 from evenshard.planner.rules import Rules
 from evenshard.report.explanation import print_explanation

@@ -37,8 +37,8 @@ from evenshard.placement.parts import ON_DEVICE, part_table
 from evenshard.placement.sharding import Communication
 from evenshard.price.costs import OUT_OF_MEMORY, PlacementCost
 from evenshard.price.kernel_calls import feature_tables
-from evenshard.sharders.torchrec.planner import collection_of, require_torchrec
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.topology import collection_of, require_torchrec
 from evenshard.torchrec.model.modules import sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts
 

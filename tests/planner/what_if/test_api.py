@@ -12,8 +12,8 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
-from evenshard.compare.what_if.answer import WhatIfAnswer, save_what_if
-from evenshard.compare.what_if.option import HardwarePrice, Prices, WhatIfOption
+from evenshard.planner.what_if.answer import WhatIfAnswer, save_what_if
+from evenshard.planner.what_if.option import HardwarePrice, Prices, WhatIfOption
 from evenshard.report.what_if import interval_text, print_what_if
 from support.builders import table
 
@@ -121,7 +121,7 @@ def test_a_step_is_named_only_where_its_dense_rest_is_in_the_times() -> None:
 
 
 def test_numbers_have_three_digits() -> None:
-    from evenshard.compare.what_if.option import PredictedInterval
+    from evenshard.planner.what_if.option import PredictedInterval
 
     assert interval_text(PredictedInterval(1.234, 0.5, 2.0)) == "1.23 (0.50-2.00)"
     assert interval_text(PredictedInterval(9_881_000, 9_372_000, 10_236_000)) == "9.88 M (9.37-10.24)"

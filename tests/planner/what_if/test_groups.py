@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.compare.what_if.machines import (
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.planner.what_if.machines import (
     CONTIGUOUS,
     STRIDED,
     group_ranks,
@@ -15,8 +17,6 @@ from evenshard.compare.what_if.machines import (
     sync_of,
     synced_bytes,
 )
-from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import SHARDING_TYPES
 from support.answer_builders import answer
 from support.builders import table
 

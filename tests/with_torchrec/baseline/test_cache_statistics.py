@@ -18,9 +18,9 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams
 
-from evenshard.sharders.torchrec.cache_statistics import TableStatistics
 from evenshard.tables.locality import LOAD_FACTORS, distinct_rows, miss_ratio
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.cache_statistics import TableStatistics
 from support.traffic_builders import bins
 
 LINEAR = Table("t", 1000, 16, 2.0, bins(1), miss_ratios=tuple(round(1 - share, 6) for share in LOAD_FACTORS))

@@ -15,8 +15,11 @@ import pytest
 
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
-from evenshard.compare.diff import diff
-from evenshard.compare.difference import (
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import ON_DEVICE, Span, Storage, TablePart, row_spans
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff import diff
+from evenshard.planner.difference import (
     OWN_FIGURES,
     ChangedTable,
     DeviceTraffic,
@@ -26,9 +29,6 @@ from evenshard.compare.difference import (
     Rekept,
     Resharded,
 )
-from evenshard.placement.machine import Machine
-from evenshard.placement.parts import ON_DEVICE, Span, Storage, TablePart, row_spans
-from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules

@@ -21,6 +21,14 @@ from evenshard.measure.distributed.exchange import Worker
 from evenshard.measure.distributed.jobs import decode_job, encode_job
 from evenshard.measure.fbgemm import LEARNING_RATE
 from evenshard.measure.local_hardware import open_hardware
+from evenshard.measure.torchrec_step import (
+    RANK_JOBS,
+    MeasureParts,
+    ShardedJob,
+    TrainingStep,
+    _nodes_of,
+    local_batch,
+)
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.sharding import (
@@ -36,14 +44,6 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import OUT_OF_MEMORY
 from evenshard.tables.table import Table
-from evenshard.torchrec.running.measured_step import (
-    RANK_JOBS,
-    MeasureParts,
-    ShardedJob,
-    TrainingStep,
-    _nodes_of,
-    local_batch,
-)
 from support.builders import table
 from support.patience import PATIENCE_S
 from support.ranks import run_ranks

@@ -19,7 +19,13 @@ from evenshard.base.messages import count_text
 from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import gb_to_bytes
-from evenshard.compare.difference import (
+from evenshard.placement.memory import SGD, part_memory
+from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
+from evenshard.placement.parts import Span, Storage, TablePart, whole_part
+from evenshard.placement.plan import check_sharding
+from evenshard.planner.answer import PlacementAnswer, PricedParts, Saving, model_lineage
+from evenshard.planner.comparison import pieces_of_both, saving, shared_work
+from evenshard.planner.difference import (
     OWN_FIGURES,
     ChangedTable,
     DeviceTraffic,
@@ -32,12 +38,6 @@ from evenshard.compare.difference import (
     StepTimes,
     Traffic,
 )
-from evenshard.placement.memory import SGD, part_memory
-from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
-from evenshard.placement.parts import Span, Storage, TablePart, whole_part
-from evenshard.placement.plan import check_sharding
-from evenshard.planner.answer import PlacementAnswer, PricedParts, Saving, model_lineage
-from evenshard.planner.comparison import pieces_of_both, saving, shared_work
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import kept_optimizers

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenshard.base.errors import BadFile
-from evenshard.compare.what_if.option import HardwarePrice, load_prices
+from evenshard.planner.what_if.option import HardwarePrice, load_prices
 
 
 def test_devices_and_hosts_are_paid() -> None:

@@ -12,12 +12,12 @@ import pytest
 from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
-from evenshard.compare.diff import diff, rename_devices
-from evenshard.compare.difference import Difference, Payback, payback
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.comparison import KERNELS_OWN, KERNELS_UNLIKE
+from evenshard.planner.diff import diff, rename_devices
+from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.price.evidence import DeviceError
 from evenshard.price.link import LINKS

@@ -16,8 +16,8 @@ from evenshard.placement.plan import check_placement
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
-from evenshard.sharders.torchrec.planner import Bandwidths, PlannerSetting, bandwidths_of, machine_bandwidths
-from evenshard.sharders.torchrec.rival import TorchRecSharder
+from evenshard.torchrec.baseline.sharder import TorchRecSharder
+from evenshard.torchrec.baseline.topology import Bandwidths, PlannerSetting, bandwidths_of, machine_bandwidths
 from support.builders import capped, sized, some_tables, split_by, table, task
 from support.constraint_builders import is_legal, limited, only
 

@@ -25,11 +25,11 @@ import numpy as np
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.params import check_ranges
-from evenshard.compare.what_if.option import Sync
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.cluster import own_link
+from evenshard.planner.what_if.option import Sync
 from evenshard.price.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link, link_name

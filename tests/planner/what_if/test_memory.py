@@ -11,9 +11,9 @@ import pytest
 import evenshard
 from evenshard.base.units import gb_to_bytes
 from evenshard.cli import main
-from evenshard.compare.what_if.answer import WhatIfAnswer, keep_faster_placements
-from evenshard.compare.what_if.option import WhatIfOption
 from evenshard.placement.machine import Machine
+from evenshard.planner.what_if.answer import WhatIfAnswer, keep_faster_placements
+from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.report.what_if import print_what_if
 from support.builders import table
 from support.what_if_builders import option

@@ -12,9 +12,9 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
-from evenshard.sharders.torchrec.planner import OFFLOAD_SETTINGS, Bandwidths, PlannerSetting
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+from evenshard.torchrec.baseline.topology import OFFLOAD_SETTINGS, Bandwidths, PlannerSetting
 from support.builders import table
 
 MB, BATCH_SIZE = 2**20, 4096

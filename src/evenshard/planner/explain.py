@@ -19,11 +19,11 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut, names_text
 from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
-from evenshard.compare.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
 from evenshard.placement.parts import TablePart, part_table, storages_of
 from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
 from evenshard.price.device_price import ROUNDING
 from evenshard.price.evidence import device_text
 from evenshard.price.step import STEP_PARTS, predicted_step_times

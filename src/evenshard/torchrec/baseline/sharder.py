@@ -54,8 +54,9 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
 from evenshard.search.infeasibility import no_placement_found, require_room
-from evenshard.sharders.torchrec.cache_statistics import TableStatistics
-from evenshard.sharders.torchrec.planner import (
+from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.cache_statistics import TableStatistics
+from evenshard.torchrec.baseline.topology import (
     DENSE_KERNEL,
     Bandwidths,
     PlannerSetting,
@@ -67,7 +68,6 @@ from evenshard.sharders.torchrec.planner import (
     storage_of,
     table_name,
 )
-from evenshard.tables.table import Table
 
 # Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
 LEAST_ROWS = 1000

@@ -18,7 +18,10 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
-from evenshard.sharders.torchrec.planner import (
+from evenshard.tables.sources import load_catalog
+from evenshard.tables.table import Table
+from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+from evenshard.torchrec.baseline.topology import (
     AS_IT_COMES,
     SETTINGS,
     Bandwidths,
@@ -26,9 +29,6 @@ from evenshard.sharders.torchrec.planner import (
     machine_bandwidths,
     merge_parts,
 )
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.tables.sources import load_catalog
-from evenshard.tables.table import Table
 from support.builders import table
 
 GB_S = Bandwidths(4800, 450, 50)

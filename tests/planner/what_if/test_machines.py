@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.compare.what_if.machines import of_hardware, whole_machine
 from evenshard.placement.machine import Machine
+from evenshard.planner.what_if.machines import of_hardware, whole_machine
 
 
 def test_hosts_and_links_that_are_not_named() -> None:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from evenshard.compare.what_if.answer import cheapest_option, fastest_option, separable
-from evenshard.compare.what_if.option import PredictedInterval, Sync, WhatIfOption
+from evenshard.planner.what_if.answer import cheapest_option, fastest_option, separable
+from evenshard.planner.what_if.option import PredictedInterval, Sync, WhatIfOption
 from support.what_if_builders import MACHINE, option
 
 

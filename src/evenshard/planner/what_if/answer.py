@@ -20,11 +20,11 @@ from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb
-from evenshard.compare.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
-from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.request import caps_of
+from evenshard.planner.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
+from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption
 from evenshard.price.hardware import measured_or_simulated
 from evenshard.price.step_time import without_last_digits
 from evenshard.sharders.model import Model

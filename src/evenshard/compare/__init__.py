@@ -1,1 +1,0 @@
-"""The difference between two answers: what moves, and what that saves."""

@@ -1,0 +1,79 @@
+"""TorchRec's planner for the comparisons of an answer and for studies; ``evenshard/__init__.py`` names these functions.
+
+It is asked for whole tables, in two orders, and for every sharding type, with the settings of ``topology``; with caches
+and UVM where nothing else fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from evenshard.base.errors import InfeasibleTask
+from evenshard.placement.task import ShardingTask
+from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
+from evenshard.planner.comparison import FULL_SPACE, Candidate, rule_broken_by
+from evenshard.planner.request import PlacementRequest
+from evenshard.price.step import PartCosts
+from evenshard.torchrec.baseline.topology import (
+    AS_IT_COMES,
+    OFFLOAD_SETTINGS,
+    SETTINGS,
+    bandwidths_of,
+    machine_bandwidths,
+    require_torchrec,
+)
+
+if TYPE_CHECKING:  # TorchRec takes seconds to import
+    from evenshard.torchrec.baseline.sharder import TorchRecPlanner, TorchRecSharder
+
+# TorchRec's timeout for each setting: the best plan found by then counts. With its defaults it has no timeout.
+_TIMEOUT_S = 5
+
+
+def torchrec_sharder(hardware: str, link: str, sort_by: Literal["storage", "perf"]) -> TorchRecSharder:
+    """Return TorchRec's planner of whole tables for this hardware and link."""
+    require_torchrec()
+    from evenshard.torchrec.baseline.sharder import TorchRecSharder
+
+    return TorchRecSharder(partial(bandwidths_of, hardware, link), sort_by)
+
+
+def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], TorchRecPlanner]:
+    """Return a function that makes TorchRec's planner, with every sharding type, for a task."""
+    require_torchrec()
+    from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+
+    return lambda task: TorchRecPlanner(task, bandwidths_of(hardware, link, task.machine))
+
+
+def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
+    """Yield TorchRec's default plan, the plan that it rates best, and the best by the model.
+
+    Raises:
+        InfeasibleTask: if it finds no plan.
+    """
+    require_torchrec()
+    from evenshard.torchrec.baseline.sharder import TorchRecPlanner
+
+    task = request.task()
+    bandwidths = machine_bandwidths(request.hardware, request.nodes, costs.links)
+    patient, planner = (TorchRecPlanner(task, bandwidths, timeout_s) for timeout_s in (None, _TIMEOUT_S))
+    plans, num_settings = [*patient.plans(SETTINGS[:1]), *planner.plans(SETTINGS[1:])], len(SETTINGS)
+    if not plans and task.may_offload:
+        plans, num_settings = [*planner.plans(OFFLOAD_SETTINGS)], num_settings + len(OFFLOAD_SETTINGS)
+    if not plans:
+        raise InfeasibleTask(f"TorchRec's planner found no plan in any of {num_settings} settings")
+    plain = next((one for one in plans if one.setting == AS_IT_COMES), None)
+    if plain is None:
+        note = "TorchRec's planner as it comes found no plan"
+        yield Rival(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
+    else:
+        yield Rival(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
+    on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
+    rated = min(plans, key=lambda one: planner.rating_ms(one.parts) if on_device else one.rating_ms)
+    yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
+    best = min(plans, key=lambda one: (bool(rule_broken_by(costs, one.parts)), costs.predict(one.parts).predicted_ms))
+    setting = f"{best.setting}; best of {num_settings} settings"
+    yield Rival(FULL_SPACE, None, setting=setting, chosen=BY_MODEL), best.parts
