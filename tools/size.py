@@ -1,14 +1,18 @@
-"""Count the lines of src, and the files that one command executes code from. Exit code 1 above a limit.
+"""Count the lines of src, the files that one command executes code from, and cycles of imports between files.
 
 A file counts where a function or the body of a class runs, on import or later. A file that only imports others, or
-declares constants, does not count. The limits only go down.
+declares constants, does not count. Imports for type checkers count as imports, but for those of the package root, which
+looks its names up when they are used. Exit code 1 above a limit. The limits only go down.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/evenshard"
@@ -50,6 +54,19 @@ def executed_files() -> set[Path]:
     return found
 
 
+def cycle_of_imports() -> list[str]:
+    """Return the modules of one cycle, the first one again at the end; empty if there is none."""
+    graph = grimp.build_graph("evenshard", exclude_type_checking_imports=False, cache_dir=None)
+    graph.remove_module("evenshard")
+    sorter = TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
 def main() -> int:
     counts = (
         ("lines in src/evenshard", lines_of_source(), MOST_LINES),
@@ -57,7 +74,9 @@ def main() -> int:
     )
     for what, count, most in counts:
         print(f"{what}: {count:,} of at most {most:,}")
-    return int(any(count > most for _, count, most in counts))
+    cycle = cycle_of_imports()
+    print(f"cycles of imports: {' <- '.join(cycle) or 'none'}")
+    return int(bool(cycle) or any(count > most for _, count, most in counts))
 
 
 if __name__ == "__main__":

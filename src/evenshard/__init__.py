@@ -9,22 +9,27 @@
     answer.predicted_ms      # what a step waits for
     evenshard.save_answer(answer, "placement.json")
 
-The packages, each of which imports only from those before it (import-linter holds it)::
+The core answers a request; each package imports only from those before it (import-linter)::
 
-    utils        errors, messages, atomic files, readers of foreign files, settings, S3
-    tables       what a table is, and where tables come from
-    placement    a task, its constraints, parts of tables, and what a legal placement is
-    measure      what a placement costs, measured or simulated
-    sharders     one module or folder per method that turns a task into a placement
+    base         errors, messages, atomic files, readers of foreign files, settings, S3
+    tables       embedding tables, table files, public sets, traffic
+    placement    a task, its constraints, parts of tables, memory, and legal placements
+    price        the step time of a placement: device models, links, cost records
+    search       the search for the cheapest placement, and its lower bound
+    sharders     random and greedy sharders, DreamShard, AutoShard, evenshard's cost model
+    planner      a request, its answer, and what follows from answers
+    report       an answer in the terminal, in Markdown and as a page
+    torchrec     the drop-in planner, plans, running jobs, TorchRec's planner as a baseline
+
+Operations measure and learn::
+
+    measure      kernels, ranks, journals, calibration, traces, cost datasets
     tracking     MLflow, and the team's cost datasets
-    planner      a request in an engineer's words, and its answer
-    compare      two answers, or many: what moves, what would change, which machine
-    report       what an answer says, and how a terminal and a page show it
-    torchrec     placements as TorchRec's plans: the drop-in planner, plans, running jobs
-    api          what users call: place, what_if, load_answer
-    stages       the stages of the loop, and the decisions after it
+    loop         the stages of the loop, and the decisions after it
     kubeflow     the loop on Kubeflow Pipelines
     cli          the command line
+
+``api`` holds ``place`` and ``what_if``. It stands between the two halves, as it can measure candidates.
 """
 
 from __future__ import annotations
@@ -40,8 +45,7 @@ if sys.platform == "win32":
     raise ImportError("evenshard is for Linux: it locks files with fcntl. Use WSL on Windows.")
 
 if TYPE_CHECKING:
-    from evenshard.api.place import place
-    from evenshard.api.what_if import what_if
+    from evenshard.api import place, what_if
     from evenshard.base.errors import BadInput, EvenshardError, InfeasibleTask
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
@@ -77,9 +81,9 @@ _HOMES = {
     "TableSources": "evenshard.planner.knobs",
     "Training": "evenshard.planner.knobs",
     "load_answer": "evenshard.report.answer",
-    "place": "evenshard.api.place",
+    "place": "evenshard.api",
     "save_answer": "evenshard.planner.file",
-    "what_if": "evenshard.api.what_if",
+    "what_if": "evenshard.api",
 }
 
 PROVIDERS |= {

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import evenshard
-from evenshard.api.place import place
-from evenshard.api.what_if import what_if
+from evenshard.api import place, what_if
 from evenshard.base.errors import BadConfig, BadInput, InfeasibleTask
 from evenshard.planner.diff import diff
 from evenshard.planner.explain import explain

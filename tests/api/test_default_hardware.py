@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import evenshard
-from evenshard.api.what_if import what_if
+from evenshard.api import what_if
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
 from evenshard.measure.inventory import inventory, inventory_text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.api.place import place
+from evenshard.api import place
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows

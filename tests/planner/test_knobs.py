@@ -15,8 +15,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 import evenshard
 from evenshard import InUse, Machine, Memory, Search, Training
-from evenshard.api.serving import served_code
-from evenshard.api.what_if import WhatIf, shared_knobs
+from evenshard.api import WhatIf, shared_knobs
 from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.knobs import knob, knobs_of
 from evenshard.base.limits import Range
@@ -28,6 +27,7 @@ from evenshard.planner.knobs import Knobs, group_knobs, groups, knob_field, plac
 from evenshard.planner.request import PlacementRequest, kept_knobs
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
+from evenshard.tracking.serving import served_code
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]

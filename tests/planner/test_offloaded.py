@@ -14,8 +14,8 @@ from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.offload import host_link, part_offload_ms
 from evenshard.report.step_facts import assumed_groups
 from evenshard.report.table_facts import badly_served, badly_served_text, offload_text
-from evenshard.tables.locality import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio
-from evenshard.tables.table import Table
+from evenshard.tables.locality import ASSUMED, BOUND, COUNTED, miss_ratio
+from evenshard.tables.table import LOAD_FACTORS, Table
 from support.answer_builders import answer
 from support.builders import table
 

@@ -16,7 +16,8 @@ from evenshard.price.kernel_calls import Lookup
 from evenshard.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.price.shard_work import WorkCounter
 from evenshard.price.simulated_price import LOOKUPS, DeviceModelPrice, work_columns
-from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, looked_up_rows, rows_and_counts
+from evenshard.tables.locality import looked_up_rows
+from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
 PROFILE = gpu_profile("h100")

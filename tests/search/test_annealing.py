@@ -23,10 +23,11 @@ from evenshard.search.annealing import (
     _energy_of,
     _keep_apart,
 )
-from evenshard.search.chains import Chains, arrays_of, choices_from
-from evenshard.search.choices import choices_of, parts_of
+from evenshard.search.chains import Chains
 from evenshard.search.greedy import GreedyStarts
 from evenshard.search.proposals import Proposals
+from evenshard.search.sharding_option import arrays_of, choices_from
+from evenshard.search.space import choices_of, parts_of
 from evenshard.tables.table import Table
 from support.additive_price import Additive
 from support.builders import sized, task

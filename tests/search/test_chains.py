@@ -19,10 +19,9 @@ from evenshard.price.link import link
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.price.step_time import LARGEST_SUM
-from evenshard.search.chains import Chains, Edits, Outcome, chains_of, choices_from, edits_of
-from evenshard.search.choices import choices_of, parts_of
-from evenshard.search.sharding_option import Choice
-from evenshard.search.space import SearchSpace
+from evenshard.search.chains import Chains, Outcome, chains_of
+from evenshard.search.sharding_option import Choice, Edits, choices_from, edits_of
+from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.tables.table import Table
 from support.convex_builders import random_model

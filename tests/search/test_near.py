@@ -25,16 +25,15 @@ from evenshard.price.link import LINKS
 from evenshard.price.loads import Indices
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
-from evenshard.search.chains import Chains, edits_of
-from evenshard.search.choices import parts_of, parts_of_group
+from evenshard.search.chains import Chains
 from evenshard.search.greedy import GreedyPlacer
 from evenshard.search.legal_parts import legal_parts
 from evenshard.search.moves import EarlierPlacement, Moves
 from evenshard.search.near_placement import ALIKE, NearResult, NearSearch
 from evenshard.search.proposals import Proposals
 from evenshard.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
-from evenshard.search.sharding_option import Choice
-from evenshard.search.space import SearchSpace
+from evenshard.search.sharding_option import Choice, edits_of
+from evenshard.search.space import SearchSpace, parts_of, parts_of_group
 from evenshard.tables.table import Table
 
 SHORT = PlanSearchEffort(changes=20_000)

@@ -14,11 +14,11 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.search.annealing import _keep_apart
-from evenshard.search.chains import Chains, Edits, choices_from
-from evenshard.search.choices import parts_of
+from evenshard.search.chains import Chains
 from evenshard.search.greedy import GreedyStarts
 from evenshard.search.proposals import Proposals
-from evenshard.search.sharding_option import Choice
+from evenshard.search.sharding_option import Choice, Edits, choices_from
+from evenshard.search.space import parts_of
 from evenshard.tables.table import Table
 from support.constraint_builders import only
 from support.search_builders import FOUR, GB, TWO_NODES, costs_of, some_tables, starts_of

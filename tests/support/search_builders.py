@@ -18,11 +18,10 @@ from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
-from evenshard.search.chains import chains_of, choices_from
-from evenshard.search.choices import parts_of
+from evenshard.search.chains import chains_of
 from evenshard.search.greedy import GreedyPlacer, GreedyStarts, Placed
-from evenshard.search.sharding_option import Choice
-from evenshard.search.space import SearchSpace
+from evenshard.search.sharding_option import Choice, choices_from
+from evenshard.search.space import SearchSpace, parts_of
 from evenshard.tables.table import Table
 
 GB = 2**30

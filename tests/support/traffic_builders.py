@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from evenshard.base.errors import BadFile
-from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
+from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic import tables_from_traffic
 
 # Lookups of each sample, by table.

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from evenshard.base.errors import BadFile
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
-from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.reuse import DLRM_2021_REUSE
-from evenshard.tables.table import DATA_TYPES, POOLINGS, Table
+from evenshard.tables.table import DATA_TYPES, LOAD_FACTORS, POOLINGS, Table
 
 SUFFIXES = [".yaml", ".yml", ".json", ".csv", ".parquet"]
 UNIFORM = [1 / 17] * 17

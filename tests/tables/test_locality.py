@@ -19,7 +19,6 @@ from evenshard.tables.locality import (
     ASSUMED,
     BOUND,
     COUNTED,
-    LOAD_FACTORS,
     distinct_rows,
     max_new_rows,
     mean_miss_ratio,
@@ -35,7 +34,7 @@ from evenshard.tables.reuse import (
     feasible_reuse_bins,
     power_law_reuse_bins,
 )
-from evenshard.tables.table import Table
+from evenshard.tables.table import LOAD_FACTORS, Table
 from support.traffic_builders import bins
 
 FloatArray = npt.NDArray[np.float64]

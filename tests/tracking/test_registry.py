@@ -11,7 +11,6 @@ import pytest
 
 import evenshard
 from evenshard import tracking
-from evenshard.api.serving import served_code
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.units import bytes_to_gb
 from evenshard.sharders.models import load_model
@@ -19,6 +18,7 @@ from evenshard.tables.files import save_tables
 from evenshard.tables.sources import tables_in_python
 from evenshard.tables.table import Table
 from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
+from evenshard.tracking.serving import served_code
 from support.builders import some_tables
 from support.tracking_builders import empty_mlflow, register_model, write_model
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.api.serving import served_code
 from evenshard.base.errors import TrackingFailed
 from evenshard.base.process import on_sigterm, terminate
 from evenshard.base.provenance import params_hash
@@ -27,6 +26,7 @@ from evenshard.tracking import run_files
 from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
 from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop, flatten
+from evenshard.tracking.serving import served_code
 from support.http_server import hanging
 from support.tracking_builders import AWAY, empty_mlflow, parts_of, runs_of, write_costs, write_model
 

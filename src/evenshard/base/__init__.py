@@ -1,1 +1,1 @@
-"""What every package stands on: errors, messages, atomic files, readers of foreign files, settings, S3."""
+"""Errors, messages, atomic files, readers of foreign files, settings, S3."""

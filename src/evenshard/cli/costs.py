@@ -37,8 +37,8 @@ ADD = "add"
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.cli.describe import describe_file, file_text
     from evenshard.measure.describe import describe, text
-    from evenshard.planner.describe import describe_file, file_text
 
     costs = [path for path in args.files if path.suffix == ".parquet"]
     others = [describe_file(path) for path in args.files if path not in costs]

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.api.place import place
+from evenshard.api import place
 from evenshard.base.atomic import atomic_path
 from evenshard.base.console import best_so_far, without_progress
 from evenshard.base.errors import BadConfig, MissingPackage

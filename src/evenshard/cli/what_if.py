@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.api.what_if import WhatIf, shared_knobs, what_if
+from evenshard.api import WhatIf, shared_knobs, what_if
 from evenshard.base.console import progress
 from evenshard.base.knobs import knobs_of
 from evenshard.cli.arguments import (

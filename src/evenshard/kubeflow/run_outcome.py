@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
-from evenshard.api.serving import served_code
 from evenshard.base.atomic import atomic_path
 from evenshard.base.messages import reason_of
 from evenshard.kubeflow.remote import ENDPOINT, pod_token_file, run_page
 from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kubernetes_api, tasks_of
 from evenshard.tracking import LOCAL, LOOP_ID
+from evenshard.tracking.serving import served_code
 
 # The variable with the address of the API as pods reach it.
 API = "KF_PIPELINES_API"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
-from evenshard.api.serving import served_code
 from evenshard.base.outputs import MODEL_PARTS, FilesInside
 from evenshard.base.process import on_sigterm, terminate
 from evenshard.base.provenance import Lineage
 from evenshard.loop.stage import Outcome, Reads, Stage, Writes, uses_of
 from evenshard.measure.distributed import collective
 from evenshard.tracking import StageRun
+from evenshard.tracking.serving import served_code
 
 Code = Callable[..., Outcome]
 

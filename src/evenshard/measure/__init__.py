@@ -1,5 +1,4 @@
-"""What placements cost: measured on real kernels or simulated, and recorded with their provenance.
+"""Measured costs of placements: FBGEMM kernels, ranks, journals, calibration, traces, and cost datasets.
 
-Imports nothing beyond the standard library, numpy and torch (FBGEMM inside functions; PyYAML where a profile is read),
-so that a bare GPU box that has only torch can measure.
+``python -m evenshard.measure`` needs torch, NumPy and FBGEMM alone, so that a bare GPU machine can measure.
 """

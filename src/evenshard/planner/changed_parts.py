@@ -30,10 +30,9 @@ from evenshard.planner.pricing import part_costs
 from evenshard.price.loads import Indices
 from evenshard.price.step import predicted_phases
 from evenshard.price.step_time import windows
-from evenshard.search.chains import Pieces, chains_of, edits_of
-from evenshard.search.choices import choices_of, parts_of
-from evenshard.search.sharding_option import Choice, ShardingOption
-from evenshard.search.space import SearchSpace
+from evenshard.search.chains import chains_of
+from evenshard.search.sharding_option import Choice, Pieces, ShardingOption, edits_of
+from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.model import Model
 from evenshard.tables.table import MEAN
 

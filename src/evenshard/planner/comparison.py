@@ -39,12 +39,11 @@ from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO
 from evenshard.price.step import PartCosts, step_shares_ms
-from evenshard.search.chains import choices_from
-from evenshard.search.choices import parts_of
 from evenshard.search.greedy import GreedyPlacer, GreedyStarts
 from evenshard.search.moves import EarlierPlacement
 from evenshard.search.near_placement import NearResult
-from evenshard.search.space import SearchSpace
+from evenshard.search.sharding_option import choices_from
+from evenshard.search.space import SearchSpace, parts_of
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table

@@ -35,8 +35,8 @@ from evenshard.price.device_model import NS_PER_MS
 from evenshard.price.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.price.kernel_calls import Lookup, part_lookups
 from evenshard.price.shard_work import PLAIN_BYTES, missed_bytes, sector_bytes
-from evenshard.tables.locality import set_miss_ratio
-from evenshard.tables.reuse import FloatArray, looked_up_rows
+from evenshard.tables.locality import looked_up_rows, set_miss_ratio
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 # Fitted at commit 98165ba4, as HOST_GB_S is; what they mean stands in HostLink.

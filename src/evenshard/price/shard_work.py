@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from evenshard.placement.memory import SGD, row_state_bytes
 from evenshard.price.gpu_profile import GpuProfile
-from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, looked_up_rows
+from evenshard.tables.locality import looked_up_rows
+from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 
 Indices = npt.NDArray[np.int64]

@@ -1,1 +1,12 @@
-"""A legal way to shard tables where memory is tight, or a proof that there is none. Costs do not matter here."""
+"""The search for the cheapest placement: its moves and starts, lower bounds, and reasons why tables do not fit.
+
+::
+
+    search              one search: starts, annealing, the best placement; near_placement: near one that is in use
+    space, sharding_option, piece_builder    the options of each table, and their works
+    greedy              starts: tables placed by works, and rules of thumb
+    annealing, proposals, chains, moves      changes of many placements at once, as arrays
+    lower_bound, cut_bounds, device_times    the least time of any placement
+    legal_parts, items, cuts, program        a legal placement where memory is tight, costs aside
+    infeasibility       what is missing where tables do not fit
+"""

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.price.loads import Indices, Mask, Rows
-from evenshard.search.chains import Chains, Edits, Pieces, round_last_digits
+from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.proposals import Proposals
+from evenshard.search.sharding_option import Edits, Pieces
 from evenshard.tables.reuse import FloatArray
 
 # Phases: share of the changes, chains that are kept, weight of the mean device at the start, highest temperature.

@@ -9,48 +9,26 @@ V volumes, B windows of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from evenshard.price.collectives import VOLUMES, Volumes, exchange_times
-from evenshard.price.loads import CellChanges, Indices, Loads, Rows, repeat_numbers
+from evenshard.price.loads import CellChanges, Indices, Loads, repeat_numbers
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import Phases, windows
-from evenshard.search.sharding_option import Choice, OptionTable
+from evenshard.search.moves import Moves
+from evenshard.search.sharding_option import Choice, Edits, Pieces, arrays_of
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
-
-if TYPE_CHECKING:
-    from evenshard.search.moves import Moves
 
 
 def round_last_digits(values: FloatArray) -> FloatArray:
     """Round to 32 bits, so that sums that differ between CPUs in their last digits compare alike."""
     return values.astype(np.float32).astype(np.float64)
-
-
-@dataclass
-class Pieces(Rows):
-    """Pieces that come or go. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
-
-    change_F: Indices
-    piece_F: Indices
-    device_F: Indices
-    sign_F: Indices
-
-
-@dataclass
-class Edits(Rows):
-    """Edits of groups: one change may have several."""
-
-    change_E: Indices
-    group_E: Indices
-    option_E: Indices
-    place_ES: Indices
 
 
 @dataclass
@@ -327,29 +305,3 @@ def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Cha
     """Return the chains of placements."""
     arrays = [arrays_of(space.table, one) for one in placements]
     return Chains(space, *map(np.stack, zip(*arrays, strict=True)))
-
-
-def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
-    """Return the edits of changes that give groups other choices."""
-    change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
-    group_E = np.array([group for change in changes for group in change], dtype=np.int64)
-    choices = [choice for change in changes for choice in change.values()]
-    return Edits(change_E, group_E, *arrays_of(table, choices, group_E))
-
-
-def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
-    """Return [E] options and [E, S] places of the choices of groups, by default of all of them."""
-    first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
-    place_ES = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
-    for place_S, one in zip(place_ES, choices, strict=True):
-        place_S[: len(one.places)] = one.places
-    return first_E + np.array([one.option for one in choices], dtype=np.int64), place_ES
-
-
-def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> list[Choice]:
-    """Return the choices that [G] options and [G, S] places stand for."""
-    number_G = option_G - table.first_option_G
-    return [
-        Choice(int(number), tuple(places[:count].tolist()))
-        for number, places, count in zip(number_G, place_GS, table.count_O[option_G], strict=True)
-    ]

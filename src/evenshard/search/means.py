@@ -9,19 +9,16 @@ Legend: K collections, P pieces and O options of all groups, G groups, M placeme
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.price.loads import Indices
+from evenshard.price.step import PartCosts
+from evenshard.search.sharding_option import OptionTable, Pieces, TableGroup
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import MEAN
-
-if TYPE_CHECKING:
-    from evenshard.search.chains import Pieces
-    from evenshard.search.space import SearchSpace
-
 
 # Overflow of each group that has to change.
 WRONG = 0.1
@@ -36,18 +33,18 @@ class MeanCollections:
         is_row_O, is_mean_O: True for rows of tables of the collections, and for those of their MEAN tables.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
-        task, table = space.task, space.table
+    def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
+        task = costs.task
         self.names = sorted(task.may_go_in_rows) if task.means_of_rows else []
-        firsts = [task.tables[group.tables[0]] for group in space.groups]
+        firsts = [task.tables[group.tables[0]] for group in groups]
         number_of = {name: number for number, name in enumerate(self.names)}
         self.number_G = np.array([number_of.get(one.collection, -1) for one in firsts])
         self._size_K = np.bincount(self.number_G[self.number_G >= 0], minlength=len(self.names))
-        self._divided_K = np.array([space.costs.divided_ms({name}) for name in self.names])
+        self._divided_K = np.array([costs.divided_ms({name}) for name in self.names])
         number_O = self.number_G[table.group_O]
         self.is_row_O = np.array([name in ROWS_ALONE for name in table.types])[table.type_O] & (number_O >= 0)
         self.is_mean_O = self.is_row_O & np.array([one.pooling == MEAN for one in firsts])[table.group_O]
-        self._number_P = np.full(len(space.piece_arrays.span_P), -1)
+        self._number_P = np.full(num_pieces, -1)
         number_O = number_O + len(self.names) * self.is_mean_O
         self._number_P[table.piece_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
 

@@ -25,11 +25,9 @@ from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
 from evenshard.price.loads import Indices, repeat_numbers
-from evenshard.search.chains import arrays_of, choices_from
-from evenshard.search.choices import choice_like, parts_of_group
 from evenshard.search.program import IntegerProgram
-from evenshard.search.sharding_option import Choice
-from evenshard.search.space import SearchSpace
+from evenshard.search.sharding_option import Choice, arrays_of, choices_from
+from evenshard.search.space import SearchSpace, choice_like, parts_of_group
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

@@ -25,11 +25,12 @@ from evenshard.price.loads import Indices
 from evenshard.price.step import PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.annealing import OVERFLOW, Best
-from evenshard.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
-from evenshard.search.choices import choices_of, parts_of
+from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.greedy import GreedyPlacer
 from evenshard.search.moves import EarlierPlacement, Moves, least_moves
 from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
+from evenshard.search.sharding_option import Edits, arrays_of, choices_from
+from evenshard.search.space import choices_of, parts_of
 
 # Of placements that take as long, within this share, the one that moves least is the answer.
 ALIKE = 1e-3

@@ -13,9 +13,10 @@ from __future__ import annotations
 import numpy as np
 
 from evenshard.price.loads import Indices, Mask
-from evenshard.search.chains import Chains, Edits, round_last_digits
+from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.greedy import FORBIDDEN, GreedyPlacer
 from evenshard.search.moves import Moves
+from evenshard.search.sharding_option import Edits
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25

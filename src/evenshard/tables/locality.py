@@ -36,20 +36,15 @@ Legend: T tables, F load factors, K = 17 bins, X touching points, R runs of rows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenshard.tables.reuse import FloatArray, looked_up_rows
-
-if TYPE_CHECKING:  # a table checks its curve with LOAD_FACTORS
-    from evenshard.tables.table import Table
-
-# Shares of a table's rows for which ``Table.miss_ratios`` are counted.
-LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+from evenshard.tables.reuse import DLRM_2021_REUSE, FloatArray, rows_and_counts, tilt_to_feasible
+from evenshard.tables.table import LOAD_FACTORS, Table
 
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
 MAX_KNOWN_CURVES = 100_000
@@ -63,6 +58,16 @@ LEAST_DIFFERENCE = 0.1
 
 # Load factors that ascend from 0 to 1, and the miss ratios there; straight between them.
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return [T, K] and [T, K] ``rows_and_counts`` of tables; a table without a histogram has the default one."""
+    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
+    unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
+    bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
+    if unknown:  # all at once: what is feasible for each is found by bisection
+        bins_TK[unknown] = tilt_to_feasible(bins_TK[unknown], rows_T[unknown], lookups_T[unknown])
+    return rows_and_counts(bins_TK, rows_T, lookups_T)
 
 
 def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, cut, names_text
-from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
-from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
+from evenshard.tables.table import DATA_TYPES, LOAD_FACTORS, MAX_ROW_SHARES, Table
 
 RawTable = dict[Any, Any]
 Value = TypeVar("Value")

@@ -10,7 +10,6 @@ Legend: T tables, K = 17 bins, R blocks of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:  # torch takes a second to import, and most callers hold numpy arrays
     import torch
 
-    from evenshard.tables.table import Table
 
 FloatArray = npt.NDArray[np.float64]
 ReuseBins = tuple[float, ...]
@@ -116,16 +114,6 @@ def rows_and_counts(
     uniques_T = np.minimum(num_lookups_T / mean_T, num_rows_T)
     scale_T = np.where(uniques_T > 0, num_lookups_T / np.where(uniques_T > 0, uniques_T * mean_T, 1.0), 1.0)
     return uniques_T[:, None] * shares_TK, means_TK * scale_T[:, None]
-
-
-def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return [T, K] and [T, K] ``rows_and_counts`` of tables; a table without a histogram has the default one."""
-    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
-    unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
-    bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
-    if unknown:  # all at once: what is feasible for each is found by bisection
-        bins_TK[unknown] = tilt_to_feasible(bins_TK[unknown], rows_T[unknown], lookups_T[unknown])
-    return rows_and_counts(bins_TK, rows_T, lookups_T)
 
 
 def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray) -> FloatArray:

@@ -16,7 +16,6 @@ from itertools import pairwise
 from evenshard.base.errors import BadConfig
 from evenshard.base.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.base.messages import brief
-from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 
 # Data types of weights, and the bits of each; the usual one of so many bits first.
@@ -27,6 +26,8 @@ USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
 # Ways to pool the lookups of a bag, in TorchRec's words. With none, every lookup's embedding is an output.
 POOLINGS = (SUM, MEAN, SEQUENCE)
+# Shares of a table's rows for which ``miss_ratios`` are counted.
+LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 MAX_FEATURES = 10_000
 MAX_ROW_SHARES = 4_096
 
@@ -54,7 +55,7 @@ class Table:
         module: path of its collection in a model; tables of different modules share no kernel call.
         row_shares: shares of the lookups, adding up to 1, that go to equal runs of rows in their order, as counted in
             traffic; None if not counted: lookups are assumed to be even over the rows.
-        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``locality.LOAD_FACTORS`` of the
+        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``LOAD_FACTORS`` of the
             rows misses, as counted in traffic; None if not counted: ``locality.miss_ratio`` is a bound. They hold for
             the batch size of the task the table is used in, as ``reuse_bins`` do.
     """

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.api.serving import served_code
 from evenshard.base.errors import BadConfig, MeasurementFailed
 from evenshard.cli import main
 from evenshard.loop.decisions.promotion import (
@@ -26,6 +25,7 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import newest_version, register_folder
+from evenshard.tracking.serving import served_code
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.tables.locality import LOAD_FACTORS, max_new_rows
+from evenshard.tables.locality import max_new_rows
 from evenshard.tables.reuse import reuse_bins_of_counts
+from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic import counts, tables_from_traffic
 from evenshard.tables.traffic.counts import (
     MAX_REMEMBERED,

@@ -18,8 +18,8 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams
 
-from evenshard.tables.locality import LOAD_FACTORS, distinct_rows, miss_ratio
-from evenshard.tables.table import Table
+from evenshard.tables.locality import distinct_rows, miss_ratio
+from evenshard.tables.table import LOAD_FACTORS, Table
 from evenshard.torchrec.baseline.cache_statistics import TableStatistics
 from support.traffic_builders import bins
 

@@ -10,7 +10,7 @@ from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CachePar
 from torchrec.modules.embedding_configs import DataType
 
 from evenshard.base.errors import BadConfig
-from evenshard.tables.locality import LOAD_FACTORS
+from evenshard.tables.table import LOAD_FACTORS
 from support.drop_in_builders import MB, Sparse, TableWise, bags, entries, planner, two_gpus
 
 

@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from evenshard.api.serving import served_code
 from evenshard.base.atomic import atomic_path
 from evenshard.base.console import plain_console, plain_grid
 from evenshard.base.errors import BadConfig, BadFile
@@ -47,6 +46,7 @@ from evenshard.tracking.registry import (
     set_champion,
     version_of_files,
 )
+from evenshard.tracking.serving import served_code
 
 PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)

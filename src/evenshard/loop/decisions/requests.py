@@ -10,7 +10,7 @@ from dataclasses import asdict, field, make_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from evenshard.api.place import place
+from evenshard.api import place
 from evenshard.base.errors import BadConfig
 from evenshard.base.json_files import finite
 from evenshard.base.params import section

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import brief
-from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, reuse_bins_of_counts
+from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic.sample import Block, IntArray
 
 # Lookups of one table that are kept as they came; beyond, rows and their counts are kept instead.

@@ -18,8 +18,7 @@ from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
 from evenshard.price.hardware import HardwareName
 from evenshard.tables.assumptions import TableSet
-from evenshard.tables.locality import LOAD_FACTORS
-from evenshard.tables.table import Table
+from evenshard.tables.table import LOAD_FACTORS, Table
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, TooStrict
 from evenshard.torchrec.model.modules import located_tables, other_tables_in
 from evenshard.torchrec.model.tables import changed_fields, with_bags

@@ -13,8 +13,7 @@ import pandas as pd
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
-from evenshard.api.place import place
-from evenshard.api.serving import served_parameters
+from evenshard.api import place
 from evenshard.base.errors import BadConfig
 from evenshard.base.params import check_ranges
 from evenshard.base.units import gb_to_bytes
@@ -28,6 +27,7 @@ from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
 from evenshard.tracking.pyfunc import output_rows
+from evenshard.tracking.serving import served_parameters
 
 
 class ServedModel(PythonModel):

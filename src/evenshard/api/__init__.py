@@ -1,1 +1,0 @@
-"""Functions that users call, ``place`` and ``what_if``, and the code of a served model."""
