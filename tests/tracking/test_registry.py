@@ -141,7 +141,7 @@ def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
         folder = model.parents[1]
         assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.parquet"))
         assert (folder / "mlflow_model.py").read_text() == (
-            Path(evenshard.__file__).parent / "api" / "mlflow_model.py"
+            Path(evenshard.__file__).parent / "tracking" / "mlflow_model.py"
         ).read_text()
         needed = (folder / "requirements.txt").read_text().split()
     assert f"evenshard=={evenshard.__version__}" in needed and any(one.startswith("torch==") for one in needed)

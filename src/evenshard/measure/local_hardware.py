@@ -11,11 +11,14 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.extras import require_package
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import Hardware
+
+if TYPE_CHECKING:  # it brings NumPy, and commands that open no hardware need none
+    from evenshard.measure.hardware import Hardware
 
 # The environment variable that names the machine; machines of one name count as one.
 MACHINE = "EVENSHARD_MACHINE"
