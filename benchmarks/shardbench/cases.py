@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.references.others_measurements import default_folder, read
 from evenshard.base.errors import BadFile
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.what_if.machines import whole_machine
@@ -44,7 +44,7 @@ class BenchMachine:
     """
 
     gpu: str
-    nodes: Machine
+    nodes: Nodes
     available_bytes: int
     batch_size: int
 

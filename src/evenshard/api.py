@@ -67,7 +67,7 @@ def place(
     """
     from evenshard.measure.placements import measured_parts
     from evenshard.placement.sharding import Communication
-    from evenshard.planner.cluster import devices_of
+    from evenshard.planner.hosts import devices_of
     from evenshard.planner.memory import reserve_of
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import model_of, named_with_hardware
@@ -280,7 +280,7 @@ class WhatIf:
 
 # Knobs of ``evenshard.place`` about one machine and its devices, or about one answer.
 _OF_ONE_MACHINE = {
-    *("num_devices", "nodes", "cluster", "constraints"),
+    *("num_devices", "nodes", "hosts", "constraints"),
     *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
     *("near", "max_move_gb", "num_measured", "compare"),
 }

@@ -76,7 +76,7 @@ def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
         ({"optimizer": [float("nan")]}, r"optimizer is \[nan\], not a string. Correct it."),
         ({"progress": 3}, "progress is 3, not a function. Correct it."),
         ({"model": 3}, "model is 3, not a string, a path or a Model. Correct it."),
-        ({"cluster": Path("\udc80")}, "not Unicode text of at most 4,096 bytes"),
+        ({"hosts": Path("\udc80")}, "not Unicode text of at most 4,096 bytes"),
         ({"num_devices": 10**6}, "num_devices is 1000000, not a whole number from 1 to 4,096"),
     ):
         with pytest.raises(BadConfig, match=said):

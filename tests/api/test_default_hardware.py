@@ -81,19 +81,19 @@ def test_a_loaded_model_of_other_hardware_is_refused(cpu_model: Path) -> None:
 def test_a_short_name_is_the_same_in_flags_and_files(tmp_path: Path) -> None:
     full = evenshard.place(TABLES, 2, hardware="simulated:a100_80gb")
     assert evenshard.place(TABLES, 2, hardware="a100") == full
-    cluster = tmp_path / "cluster.yaml"
+    path = tmp_path / "hosts.yaml"
     hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
-    cluster.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
-    found = devices_asked(cluster=cluster)
+    path.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
+    found = devices_asked(hosts=path)
     assert [group.hardware for group in found.machine.groups] == ["simulated:h100", "simulated:a100_80gb"]
-    assert devices_asked(hardware="h100", cluster=cluster) == found
+    assert devices_asked(hardware="h100", hosts=path) == found
     with pytest.raises(BadFile, match="but cpu is asked for"):
-        devices_asked(hardware="cpu", cluster=cluster)
+        devices_asked(hardware="cpu", hosts=path)
 
 
 def test_a_model_of_another_kind_than_the_first_hosts_of_a_file_is_refused(tmp_path: Path) -> None:
-    cluster = tmp_path / "cluster.yaml"
+    path = tmp_path / "hosts.yaml"
     hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
-    cluster.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
+    path.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
     with pytest.raises(BadConfig, match="simulated:a100_80gb is no model of simulated:h100"):
-        evenshard.place(TABLES, cluster=cluster, model="simulated:a100_80gb")
+        evenshard.place(TABLES, hosts=path, model="simulated:a100_80gb")

@@ -14,8 +14,8 @@ from evenshard.loop.import_costs import read_shards
 from evenshard.loop.loop import STAGES
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated_hardware import SimulatedHardware
-from evenshard.planner.cluster import load_cluster_file
 from evenshard.planner.file import load_answer
+from evenshard.planner.hosts import load_hosts_file
 from evenshard.planner.rules import load_rules
 from evenshard.planner.what_if.option import load_prices
 from evenshard.sharders.models import load_model
@@ -34,7 +34,7 @@ def test_every_template_is_written_and_can_be_read(begun: Path) -> None:
     assert sorted(path.name for path in begun.iterdir()) == sorted(TEMPLATES)
     params = load_params(Path("params.yaml"))
     assert params == load_params(ROOT / "params.yaml") and all(stage.settings(params, {}) for stage in STAGES)
-    assert load_cluster_file("cluster.yaml").num_devices == 16
+    assert load_hosts_file("hosts.yaml").num_devices == 16
     assert load_prices("prices.yaml").hardware
     assert main(["place", "tables.csv", "--rules", "rules.yaml", "--devices", "4", "-q"]) == 0
     assert load_rules(Path("rules.yaml")).pinned
@@ -62,7 +62,7 @@ def test_its_costs_are_those_of_the_simulated_h100(begun: Path) -> None:
 @pytest.mark.slow
 def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As docs/loop.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
-    for name in ("params.yaml", "rules.yaml", "cluster.yaml", "prices.yaml"):
+    for name in ("params.yaml", "rules.yaml", "hosts.yaml", "prices.yaml"):
         Path(name).unlink()
     costs = Path("costs.csv").read_text().replace("tables,fwd_bwd_ms", "ids,ms").splitlines()
     Path("shards.csv").write_text("\n".join(f"{line},{'owner' if not n else 'x'}" for n, line in enumerate(costs)))

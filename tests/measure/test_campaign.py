@@ -28,7 +28,7 @@ from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_con
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.journal import Journal
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import CONTROL, MeasuredPlacement, PlacementCost
@@ -378,7 +378,7 @@ def test_the_key_names_what_is_measured() -> None:
         replace_job(KEYED, measurement_id="m1"),
         replace_job(KEYED, placement=Placement((1, 0), 2)),
         with_task(batch_size=65),
-        with_task(machine=Machine.one_node(3), room_bytes=(ROOMY,) * 3),
+        with_task(machine=Nodes.one_node(3), room_bytes=(ROOMY,) * 3),
         with_task(task_id="another"),
         with_task(room_bytes=(5, 5)),
         with_task(tables=KEYED.task.tables[::-1]),

@@ -20,7 +20,7 @@ from evenshard.base.provenance import Lineage
 from evenshard.measure import cost_rows
 from evenshard.measure.cost_dataset import load_costs, read_placements, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -52,7 +52,7 @@ WIDE, LONG, SMALL = table("wide", 40, 8, 2.0), table("long", 40, 4, 3.0), table(
 def sharded(*parts: TablePart) -> MeasuredPlacement:
     """On two nodes of two devices."""
     of_task = ShardingTask(
-        (WIDE, LONG, SMALL), Machine(4, 2, intra="gloo", inter="gloo"), (10**6,) * 4, 64, task_id="train-000"
+        (WIDE, LONG, SMALL), Nodes(4, 2, intra="gloo", inter="gloo"), (10**6,) * 4, 64, task_id="train-000"
     )
     costs = tuple(DeviceCost(1.0 + at, 2.0, 3.0, 4.0, input_dist_ms=0.5) for at in range(4))
     origin = replace(PROVENANCE, link="gloo")

@@ -14,7 +14,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.placements import simulated_cost
 from evenshard.measure.simulated_hardware import SimulatedHardware
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, part_table, replica_table
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
@@ -35,7 +35,7 @@ H200 = gpu_profile("h200")
 TABLES = tuple(
     Table(f"t{number}", 10 ** (3 + number % 4), 16 * (1 + number % 5), 1.5 * number, None) for number in range(12)
 )
-NODES = Machine(8, 4, inter="infiniband_ndr")
+NODES = Nodes(8, 4, inter="infiniband_ndr")
 LINKS_OF_NODES = Links(LINKS["nvlink_h200"], LINKS["infiniband_ndr"])
 
 
@@ -44,7 +44,7 @@ def cost(task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
     return simulated_cost(task, parts, [H200] * task.num_devices, links)
 
 
-def of_task(*tables: Table, machine: Machine = NODES, optimizer: str = "sgd") -> ShardingTask:
+def of_task(*tables: Table, machine: Nodes = NODES, optimizer: str = "sgd") -> ShardingTask:
     return ShardingTask(tables, machine, (10**12,) * machine.num_devices, BATCH, optimizer)
 
 
@@ -64,7 +64,7 @@ def in_rows(one: Table, *devices: int) -> list[TablePart]:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_whole_tables_on_one_node_cost_what_the_device_model_says(optimizer: str) -> None:
     """And the input besides, which DreamShard's cost leaves out."""
-    machine = Machine.one_node(4)
+    machine = Nodes.one_node(4)
     placement = Placement(tuple(number % 3 for number in range(len(TABLES))), 4)  # the last device is empty
     hardware = SimulatedHardware(MeasureConfig("simulated:h200", noise=0.0, optimizer=optimizer))
     expected = hardware.measure(ShardingTask.whole("task", TABLES, 4, 10**12, BATCH), placement)
@@ -157,7 +157,7 @@ def test_kernels_of_all_calls_add_up() -> None:
 
 
 def test_a_slow_device_is_slower_with_the_same_parts() -> None:
-    machine = Machine(4, 2, inter="infiniband_ndr")
+    machine = Nodes(4, 2, inter="infiniband_ndr")
     profiles = [H200, H200, gpu_profile("v100"), gpu_profile("v100")]
     whole = Table("t", 10**6, 32, 400.0, None)
     for parts in ([on(whole, *range(4))], in_rows(whole, *range(4))):

@@ -29,7 +29,7 @@ from evenshard.measure.torchrec_step import (
     _nodes_of,
     local_batch,
 )
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -51,7 +51,7 @@ from support.servers import free_ports
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=2, timeout_s=PATIENCE_S, seed=5)
 BATCH_SIZE, ROWS, DIM, WORLD_SIZE = 24, 50, 8, 4
-MACHINE = Machine(WORLD_SIZE, 2, intra="gloo", inter="gloo")
+MACHINE = Nodes(WORLD_SIZE, 2, intra="gloo", inter="gloo")
 KINDS: dict[str, dict[str, Any]] = {
     "sum": {},
     "mean": {"pooling": "mean"},
@@ -214,7 +214,7 @@ def session(rank: int, out: Path) -> None:
     for name, job in {
         "bits": as_job(replace(sound, tables=(bits,), parts=place(bits, ROW_WISE, 0))),
         "odd": as_job(replace(sound, batch_size=BATCH_SIZE + 1)),
-        "devices": as_job(MeasureParts((fits,), Machine(5, 1, inter="gloo"), 25, place(fits, TABLE_WISE, 0))),
+        "devices": as_job(MeasureParts((fits,), Nodes(5, 1, inter="gloo"), 25, place(fits, TABLE_WISE, 0))),
         "holes": as_job(replace(sound, parts=sound.parts[1:])),
         "bf16": as_job(sound, Communication("bf16")),
     }.items():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
@@ -29,7 +29,7 @@ from evenshard.tables.table import Table
 from support.builders import table
 
 # Two nodes, with the devices 0 and 1, and 2 and 3.
-MACHINE = Machine(4, 2, inter="ethernet_25g")
+MACHINE = Nodes(4, 2, inter="ethernet_25g")
 T = table("t", rows=100, dim=16)
 
 
@@ -75,11 +75,11 @@ def test_the_type_is_read_off_the_parts_in_any_order(parts: list[TablePart], way
 
 
 def test_on_one_node_rows_on_all_devices_are_row_wise() -> None:
-    assert sharding_type(in_rows(0, 1), T, Machine.one_node(2)) == ROW_WISE
+    assert sharding_type(in_rows(0, 1), T, Nodes.one_node(2)) == ROW_WISE
 
 
 def test_a_single_device_holds_whole_tables() -> None:
-    assert sharding_type([part((0, 100), (0, 16), 0)], T, Machine.one_node(1)) == TABLE_WISE
+    assert sharding_type([part((0, 100), (0, 16), 0)], T, Nodes.one_node(1)) == TABLE_WISE
 
 
 @pytest.mark.parametrize(("rows", "devices"), [(3, 3), (5, 3), (1, 1)])
@@ -145,10 +145,10 @@ def test_parts_that_make_none_of_the_seven(parts: list[TablePart], problem: str)
 
 
 def test_rows_on_some_devices_of_a_node_are_refused() -> None:
-    eight = Machine(8, 4, inter="ethernet_25g")
+    eight = Nodes(8, 4, inter="ethernet_25g")
     found = sharding_problem(in_rows(0, 1), T, eight)
     assert found == "is cut by rows over the devices [0, 1]. Use all 8 devices, or all devices of one node."
-    assert sharding_problem(in_rows(0, 1), T, Machine.one_node(8)) is not None
+    assert sharding_problem(in_rows(0, 1), T, Nodes.one_node(8)) is not None
 
 
 def test_a_narrow_table_is_not_cut_by_columns_and_so_has_any_width() -> None:
@@ -265,7 +265,7 @@ def test_tables_together_and_apart() -> None:
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(1, 40), st.integers(1, 6))
 def test_equal_blocks_of_rows_over_any_machine_are_row_wise(nodes: int, devices: int, rows: int, columns: int) -> None:
     """As are all parts of a grid with as many nodes as parts by columns."""
-    machine = Machine(nodes * devices, devices, inter="ethernet_25g")
+    machine = Nodes(nodes * devices, devices, inter="ethernet_25g")
     one = Table("t", rows, 4 * columns, 1.0)
     everywhere = blocks(one, range(machine.num_devices), Span(0, 4 * columns))
     way = sharding_type(everywhere, one, machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import (
     ALWAYS_CUT_COLUMNS,
     COLUMNS_ALONE,
@@ -28,7 +28,7 @@ from evenshard.placement.sharding import (
 from evenshard.sharders.simple import _parts
 from support.builders import table
 
-MACHINE = Machine(4, 2, intra="nvlink_v100", inter="ethernet_25g")
+MACHINE = Nodes(4, 2, intra="nvlink_v100", inter="ethernet_25g")
 TABLE = table("a", rows=100, dim=16, pooling=2.0)
 
 
@@ -57,7 +57,7 @@ def test_what_types_have_in_common_is_read_off_their_records() -> None:
 
 
 def test_what_a_type_is_on_a_machine() -> None:
-    one_node, one_device = Machine.one_node(4), Machine.one_node(1)
+    one_node, one_device = Nodes.one_node(4), Nodes.one_node(1)
     assert types_on_all(MACHINE) == ("row_wise", "data_parallel")
     assert types_on_all(one_node) == ("row_wise", "table_row_wise", "data_parallel")
     distinct = {name for name in SHARDING_TYPES if TYPES[name].is_distinct_on(one_node)}
@@ -106,8 +106,8 @@ def test_a_type_shares_the_calls_of_the_one_that_it_is_a_case_of() -> None:
     assert [name for name, one in TYPES.items() if one.with_more_columns] == ["table_wise", "table_row_wise"]
     for name, one in TYPES.items():
         if one.within_node:
-            parts = _parts(TABLE, one.within_node, Machine.one_node(4), np.random.default_rng(0))
-            assert TYPES[sharding_type(parts, TABLE, Machine.one_node(4))].cuts_rows == one.cuts_rows, name
+            parts = _parts(TABLE, one.within_node, Nodes.one_node(4), np.random.default_rng(0))
+            assert TYPES[sharding_type(parts, TABLE, Nodes.one_node(4))].cuts_rows == one.cuts_rows, name
 
 
 def test_types_of_one_node_leave_it_with_no_part() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.place import PlaceConfig, place_request
 from support.answer_builders import answer
@@ -55,7 +55,7 @@ def test_parts_that_make_no_sharding_type_are_refused() -> None:
 def test_the_type_of_a_table_depends_on_the_machine() -> None:
     """Rows on two devices are on all devices of a node, or of the machine."""
     parts = [TablePart("a", rows, Span(0, 8), (device,)) for device, rows in enumerate(HALVES)]
-    two_nodes = {"machine": Machine(4, 2, inter="infiniband_ndr"), "sharding_types": ()}
+    two_nodes = {"machine": Nodes(4, 2, inter="infiniband_ndr"), "sharding_types": ()}
     one = answer(totals_ms=(4, 3, 2, 1), tables=TABLES[:1], parts=tuple(parts), asked=two_nodes)
     assert one.type_of_table == {"a": "table_row_wise"}
     one = answer(tables=TABLES[:1], parts=tuple(parts), asked={"sharding_types": ()})

@@ -15,7 +15,7 @@ import pytest
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB as GB
 from evenshard.base.units import gb_to_bytes
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
@@ -255,7 +255,7 @@ def test_rows_are_named_where_columns_do_not_help() -> None:
 
 
 def test_new_devices_come_in_whole_nodes() -> None:
-    asked = replace(whole_gb(3, 3, 3, 3, 3, devices=4, gb=5), machine=Machine(4, 2, inter="infiniband_ndr"))
+    asked = replace(whole_gb(3, 3, 3, 3, 3, devices=4, gb=5), machine=Nodes(4, 2, inter="infiniband_ndr"))
     asked = replace(asked, sharding_types=(TABLE_WISE,))
     assert refused(asked).endswith(
         "Raise memory_cap_gb to 6.00 or num_devices to 6. Sharded in every way (sharding_types left out), the tables "
@@ -266,16 +266,16 @@ def test_new_devices_come_in_whole_nodes() -> None:
 @pytest.mark.parametrize(
     ("machine", "named"),
     [
-        (Machine(8, 4, 2), "num_devices to 16 (2 domains of 2 nodes linked by --inter)"),
-        (Machine(8, 4, 2, intra="nvlink_gb200"), "num_devices to 12 (3 nodes of one domain)"),
-        (Machine(8, 4, 2, intra="calibrated.yaml"), "num_devices to 12 (3 nodes of one domain)"),
-        (Machine(72, 4, 18, intra="nvlink_gb200"), "num_devices to 144 (2 domains of 18 nodes linked by --inter)"),
-        (Machine(8, 2, 2, inter="infiniband_ndr"), "num_devices to 12 (3 domains of 2 nodes)"),
-        (Machine(8, 2, inter="infiniband_ndr"), "num_devices to 10"),
-        (Machine.one_node(8), "num_devices to 9"),
+        (Nodes(8, 4, 2), "num_devices to 16 (2 domains of 2 nodes linked by --inter)"),
+        (Nodes(8, 4, 2, intra="nvlink_gb200"), "num_devices to 12 (3 nodes of one domain)"),
+        (Nodes(8, 4, 2, intra="calibrated.yaml"), "num_devices to 12 (3 nodes of one domain)"),
+        (Nodes(72, 4, 18, intra="nvlink_gb200"), "num_devices to 144 (2 domains of 18 nodes linked by --inter)"),
+        (Nodes(8, 2, 2, inter="infiniband_ndr"), "num_devices to 12 (3 domains of 2 nodes)"),
+        (Nodes(8, 2, inter="infiniband_ndr"), "num_devices to 10"),
+        (Nodes.one_node(8), "num_devices to 9"),
     ],
 )
-def test_new_devices_join_the_domain_as_long_as_its_link_connects_them(machine: Machine, named: str) -> None:
+def test_new_devices_join_the_domain_as_long_as_its_link_connects_them(machine: Nodes, named: str) -> None:
     """One table of 3 GB more than there are devices of 4: there is no room for two on any of them."""
     asked = whole_gb(*[3.0] * (machine.num_devices + 1), devices=machine.num_devices, gb=4)
     asked = replace(asked, machine=machine, sharding_types=(TABLE_WISE,))
@@ -289,7 +289,7 @@ def test_the_memory_of_hosts_that_would_do_is_more_than_the_smallest_host_has() 
     asked = replace(asked, tables=tables)  # these two leave device memory first
     rules = Rules(pinned_nodes={f"t{number}": (number // 3,) for number in range(6)})
     small, large = (
-        replace(asked, rules=rules, machine=Machine(4, 2, inter="infiniband_ndr", host_bytes=(first * GB, 9 * GB)))
+        replace(asked, rules=rules, machine=Nodes(4, 2, inter="infiniband_ndr", host_bytes=(first * GB, 9 * GB)))
         for first in (1, 3)
     )
     assert "or host_memory_gb to 3" in refused(small)

@@ -10,7 +10,7 @@ from evenshard.base.units import gb_to_bytes
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.placements import measured_parts
 from evenshard.measure.simulated_hardware import SimulatedHardware
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
@@ -26,7 +26,7 @@ WITHIN = 0.002
 
 
 def request(name: str, devices: int, hardware: str) -> PlacementRequest:
-    machine = Machine(devices, 8, inter="infiniband_ndr") if devices > 8 else None
+    machine = Nodes(devices, 8, inter="infiniband_ndr") if devices > 8 else None
     tables = load_catalog(name, BATCH)
     return PlacementRequest(
         tables, (gb_to_bytes(8192),) * devices, BATCH, optimizer="rowwise_adagrad", machine=machine, hardware=hardware

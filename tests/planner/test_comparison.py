@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.plan import check_parts_memory
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
@@ -164,7 +164,7 @@ def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
 
 @pytest.mark.slow
 def test_where_tables_do_not_fit_torchrec_has_caches_too() -> None:
-    small = asked(caps_bytes=(20 * 2**20,) * 4, machine=Machine(4, 4, host_bytes=(2**30,)))
+    small = asked(caps_bytes=(20 * 2**20,) * 4, machine=Nodes(4, 4, host_bytes=(2**30,)))
     plain, rated, one = found(small, FULL_SPACE)
     assert plain.predicted_ms is None and plain.note == "TorchRec's planner as it comes found no plan"
     assert rated.predicted_ms is not None and one.predicted_ms is not None and one.predicted_ms > 0

@@ -16,7 +16,7 @@ from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.planner.diff import diff
 from evenshard.planner.explain import explain
@@ -116,7 +116,7 @@ def test_the_interval_knows_the_link() -> None:
     """The same placement over a link that measurements confirm, and over one that nothing does."""
     ends = {}
     for intra in ("pcie3_host", "50gb_s"):
-        one = place_request(request(8, 16, machine=Machine(2, 2, intra=intra)), untrained(), PlaceConfig(LITTLE))
+        one = place_request(request(8, 16, machine=Nodes(2, 2, intra=intra)), untrained(), PlaceConfig(LITTLE))
         assert one.link_error == link(intra).error
         share = exchange_share(one.devices, one.request.training_pipeline)
         assert 0 < share < 1

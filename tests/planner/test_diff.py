@@ -15,7 +15,7 @@ import pytest
 
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import ON_DEVICE, Span, Storage, TablePart, row_spans
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
@@ -82,7 +82,7 @@ def test_what_to_know_about_the_new_answer_is_told() -> None:
     assert diff(replace(answer, notes=("16 devices are priced.",)), answer, additive()).notes == ()
 
 
-HOSTS = Machine(4, 2, inter="infiniband_ndr", host_bytes=(2**30,) * 2)
+HOSTS = Nodes(4, 2, inter="infiniband_ndr", host_bytes=(2**30,) * 2)
 CACHED, LESS, MANAGED = Storage("fused_uvm_caching", 0.5), Storage("fused_uvm_caching", 0.2), Storage("fused_uvm")
 
 
@@ -215,7 +215,7 @@ def random_answer(
         num_devices,
         dim=16,
         optimizer=optimizer,
-        machine=Machine(num_devices, num_devices // nodes, inter="infiniband_ndr" if nodes > 1 else ""),
+        machine=Nodes(num_devices, num_devices // nodes, inter="infiniband_ndr" if nodes > 1 else ""),
     )
     return answered(
         request, (), parts=[part for table in request.tables for part in random_parts(rng, table, request, replicas)]
@@ -405,7 +405,7 @@ def test_nodes_trade_names_as_wholes(seed: int) -> None:
 
 
 def test_devices_of_two_nodes_do_not_trade_names() -> None:
-    machine = Machine(4, 2, inter="infiniband_ndr")
+    machine = Nodes(4, 2, inter="infiniband_ndr")
     four = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
     request = asked(four, 4, machine=machine)
     # a and b share a node, then a and c: 1 and 2 cannot trade. The nodes can.

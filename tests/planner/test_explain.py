@@ -12,7 +12,7 @@ import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_WISE
 from evenshard.planner import explain as module
@@ -138,7 +138,7 @@ def test_each_part_of_a_split_table() -> None:
 
 
 def test_changes_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(2, 1, inter="infiniband_ndr", host_bytes=(2**20, 2**10))
+    machine = Nodes(2, 1, inter="infiniband_ndr", host_bytes=(2**20, 2**10))
     request = asked({"a": 5.0, "b": 3.0}, 2, rows=100, machine=machine)
     cached = Storage("fused_uvm_caching", 0.1)
     parts = [TablePart("a", Span(0, 100), Span(0, 8), (0,), cached), TablePart("b", Span(0, 100), Span(0, 8), (1,))]

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from evenshard.base.errors import BadFile
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask
@@ -35,7 +35,7 @@ def answer(**more: Any) -> PlacementAnswer:
     return place_request(asked, untrained(), PlaceConfig(LITTLE, compare=("random", "size_greedy")))
 
 
-GRID = Machine(4, 2, inter="infiniband_ndr")
+GRID = Nodes(4, 2, inter="infiniband_ndr")
 EVERY_WAY = (
     TablePart("a", Span(0, 1000), Span(0, 8), (3,)),
     TablePart("b", Span(0, 1000), Span(0, 16), (0, 1, 2, 3)),
@@ -153,7 +153,7 @@ def offloaded() -> PlacementAnswer:
         TablePart(name, Span(0, 2**20), Span(0, 64), (0,), storage) for name, storage in zip("abc", kept, strict=True)
     )
     asked = {
-        "machine": Machine(2, 2, host_bytes=(2**40,), host_gb_s=200.0),
+        "machine": Nodes(2, 2, host_bytes=(2**40,), host_gb_s=200.0),
         "training_pipeline": "prefetch",
         "reserved_share": 0.15,
         "dense_bytes": 1000,

@@ -11,7 +11,7 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_means_of_rows
@@ -117,7 +117,7 @@ def test_who_may_be_cut_by_rows() -> None:
     """Not with a table of one row, a sequence's rules, or weighted means; and only what the types ask for."""
 
     def of(*tables: Table, **named: Any) -> tuple[int, bool]:
-        request = PlacementRequest(tables, (10**9,) * 4, 64, machine=Machine(4, 2, inter="ib_400g"), **named)
+        request = PlacementRequest(tables, (10**9,) * 4, 64, machine=Nodes(4, 2, inter="ib_400g"), **named)
         task = request.task()
         free = allow_means_of_rows(task)
         able = [

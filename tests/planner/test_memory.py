@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer
@@ -36,7 +36,7 @@ def of(kept: tuple[Storage, ...], cap: int = 100 * MIB, host: int = 100 * MIB, *
         TablePart(one.name, Span(0, 4096), Span(0, 64), (number % 2,), storage)
         for number, (one, storage) in enumerate(zip(tables, kept, strict=True))
     )
-    machine = Machine(2, 1, inter="ib_400g", host_bytes=(host, host))
+    machine = Nodes(2, 1, inter="ib_400g", host_bytes=(host, host))
     return answer(tables=tables, parts=parts, caps=(cap, cap), asked={**EVERYTHING, "machine": machine, **asked})
 
 

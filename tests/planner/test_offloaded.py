@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.gpu_profile import gpu_profile
@@ -23,7 +23,7 @@ ROWS = 2**20
 # 1.28 million lookups of a batch.
 BUSY = replace(table("busy", ROWS, 64), pooling_factor=20_000.0)
 CACHED, MANAGED = Storage("fused_uvm_caching", 0.1), Storage("fused_uvm")
-HOST = Machine(2, 2, host_bytes=(2**40,), host_gb_s=100.0)
+HOST = Nodes(2, 2, host_bytes=(2**40,), host_gb_s=100.0)
 # Miss ratios of a table whose rows are all looked up alike.
 KNOWN = tuple(round(1 - load_factor, 6) for load_factor in LOAD_FACTORS)
 

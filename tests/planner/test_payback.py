@@ -12,7 +12,7 @@ import pytest
 from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.comparison import KERNELS_OWN, KERNELS_UNLIKE
@@ -108,7 +108,7 @@ def test_the_same_placement_saves_nothing_for_sure() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
-    machine = Machine(4, 4 // nodes, intra="nvlink_h100", inter="infiniband_ndr" if nodes > 1 else "")
+    machine = Nodes(4, 4 // nodes, intra="nvlink_h100", inter="infiniband_ndr" if nodes > 1 else "")
     request = asked(THREE, 4, machine=machine)
     old, new = answered(request, (0, 0, 1)), answered(request, (0, 3, 1))
     paid = payback(diff(old, new, additive()), new, 10, additive())

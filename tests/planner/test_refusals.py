@@ -11,7 +11,7 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
@@ -50,7 +50,7 @@ def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> Placem
 def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
     """Ten rows of 64 columns are 2,560 bytes: 24 and 40 columns fill one node, and 40 would fit another one too."""
     tables = (Table("wide", 10, 64, 1.0), Table("b", 10, 8, 20.0))
-    asked = request(tables=tables, caps=(960, 1600, 1600, 300, 960, 300), machine=Machine(6, 2, inter=LINK))
+    asked = request(tables=tables, caps=(960, 1600, 1600, 300, 960, 300), machine=Nodes(6, 2, inter=LINK))
     asked = replace(asked, sharding_types=(TABLE_WISE, TABLE_COLUMN_WISE))
     wide = [part for part in answer(asked).parts if part.table == "wide"]
     assert sorted(part.columns.size for part in wide) == [24, 40]
@@ -60,7 +60,7 @@ def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
 def test_hosts_are_packed_too() -> None:
     """Devices hold none of the tables, and each host one: all of them would go to the first by devices alone."""
     rules = Rules(table_kernels={name: ("fused_uvm",) for name in "abc"})
-    machine = Machine(3, 1, inter=LINK, host_bytes=(330, 320, 330))
+    machine = Nodes(3, 1, inter=LINK, host_bytes=(330, 320, 330))
     asked = request(8, 8, 8, rows=10, caps=(0,) * 3, machine=machine, sharding_types=(TABLE_WISE,), rules=rules)
     for parts in (answer(asked).parts, legal_parts(asked.task())):
         assert sorted(part.device for part in parts) == [0, 1, 2]
@@ -70,7 +70,7 @@ def test_hosts_are_packed_too() -> None:
 def test_a_solver_chooses_what_leaves_device_memory() -> None:
     """Of 320 + 320 + 640 bytes the largest has to leave, though it is looked up most for its size."""
     tables = (Table("a", 10, 8, 1.0), Table("b", 10, 8, 1.0), Table("c", 20, 8, 20.0))
-    machine = Machine(2, 1, inter=LINK, host_bytes=(640, 0))
+    machine = Nodes(2, 1, inter=LINK, host_bytes=(640, 0))
     asked = request(tables=tables, caps=(320, 320), machine=machine, sharding_types=(TABLE_WISE,))
     storages = {part.table: part.storage.kernel for part in answer(asked).parts}
     assert storages["a"] == storages["b"] == FUSED != storages["c"]
@@ -102,14 +102,14 @@ def test_rows_are_where_their_counted_lookups_have_room() -> None:
 
 def test_tables_that_stay_together_have_a_kernel_in_common() -> None:
     kernels = {"a": (FUSED,), "b": ("fused_uvm",)}
-    machine = replace(Machine.one_node(2), host_bytes=(10**6,))
+    machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
     asked = request(8, 8, machine=machine, rules=Rules(together=(("a", "b"),), table_kernels=kernels))
     with pytest.raises(InfeasibleTask, match="tables 'a, b' stay together, and no kernel is allowed for all of them"):
         answer(asked)
 
 
 def test_replicas_are_in_device_memory_or_nowhere() -> None:
-    machine = replace(Machine.one_node(2), host_bytes=(10**6,))
+    machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
     rules = Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)})
     with pytest.raises(InfeasibleTask, match="'a' may only be sharded data_parallel, and only be kept fused_uvm"):
         answer(request(8, 8, machine=machine, rules=rules))

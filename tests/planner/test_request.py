@@ -8,8 +8,8 @@ import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS, state_bytes
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import part_bytes
 from evenshard.planner.request import caps_of
@@ -62,7 +62,7 @@ def test_rules_by_name_become_limits_and_groups_by_position() -> None:
 def test_every_way_is_allowed_and_one_node_is_meant_unless_the_request_says_otherwise() -> None:
     task = request(8, reserved_bytes=ROOM // 4).task()
     assert task.limits[0].types == frozenset(SHARDING_TYPES)
-    assert (task.machine, task.room_bytes) == (Machine(2, 2), (ROOM * 3 // 4,) * 2)
+    assert (task.machine, task.room_bytes) == (Nodes(2, 2), (ROOM * 3 // 4,) * 2)
 
 
 def test_whole_tables_that_stay_apart_are_one_group() -> None:
@@ -89,8 +89,8 @@ def test_whole_tables_that_stay_apart_are_one_group() -> None:
         ({"rules": Rules(together=(("a",),))}, "groups a. Name at least two tables"),
         ({"rules": Rules(apart=(("a", "b", "a"),))}, "groups a, b, a. Name at least two tables, each once"),
         ({"sharding_types": ("table_wise", "by_hand")}, "sharding_types names 'by_hand'. Choose from table_wise, col"),
-        ({"machine": Machine(4, 2)}, "there are 2 nodes and no link between them"),
-        ({"machine": Machine(4, 4)}, "the machine has 4 devices, the request 2"),
+        ({"machine": Nodes(4, 2)}, "there are 2 nodes and no link between them"),
+        ({"machine": Nodes(4, 4)}, "the machine has 4 devices, the request 2"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:

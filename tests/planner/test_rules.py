@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.loop.decisions.requests import place_arguments
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
 from evenshard.placement.task import TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
@@ -86,7 +86,7 @@ def test_rules_add_up() -> None:
 
 
 def test_the_limits_of_a_table() -> None:
-    machine = Machine(8, 4, inter="infiniband_ndr")
+    machine = Nodes(8, 4, inter="infiniband_ndr")
     rules = Rules.of(
         pinned={"a": [1, 5]},
         forbidden={"b": 4},
@@ -101,7 +101,7 @@ def test_the_limits_of_a_table() -> None:
 
 
 def test_rules_that_cannot_be_used() -> None:
-    machine = Machine(8, 4, inter="infiniband_ndr")
+    machine = Nodes(8, 4, inter="infiniband_ndr")
 
     def problem(**rules: Any) -> str | None:
         return Rules.of(**rules).problem(["a", "b"], machine)

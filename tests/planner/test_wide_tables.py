@@ -10,7 +10,7 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import MAX_GPU_COLUMNS, whole_part
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE
@@ -56,11 +56,11 @@ def test_cpus_train_tables_of_any_width() -> None:
         (WIDE, {"sharding_types": (TABLE_WISE, ROW_WISE)}),
         (
             WIDE,
-            {"sharding_types": (TABLE_COLUMN_WISE,), "machine": Machine(2, 1, inter=LINK), "devices": 2},
+            {"sharding_types": (TABLE_COLUMN_WISE,), "machine": Nodes(2, 1, inter=LINK), "devices": 2},
         ),
         (
             Table("wide", 1000, 8192, 2.0),
-            {"sharding_types": (GRID_SHARD,), "machine": Machine(4, 2, inter=LINK), "devices": 4},
+            {"sharding_types": (GRID_SHARD,), "machine": Nodes(4, 2, inter=LINK), "devices": 4},
         ),
     ],
 )
@@ -93,9 +93,7 @@ def test_sharders_of_whole_tables_refuse(name: str) -> None:
 @pytest.mark.parametrize("types", [(COLUMN_WISE,), (GRID_SHARD,)])
 def test_packing_in_scarce_memory_keeps_parts_narrow(types: tuple[str, ...]) -> None:
     """Uneven memory: the first device alone has memory for more than 2,048 columns."""
-    machine = (
-        Machine(4, 1, inter="infiniband_ndr") if types == (COLUMN_WISE,) else Machine(8, 2, inter="infiniband_ndr")
-    )
+    machine = Nodes(4, 1, inter="infiniband_ndr") if types == (COLUMN_WISE,) else Nodes(8, 2, inter="infiniband_ndr")
     caps = (WIDE.size_bytes, *(WIDE.size_bytes // 2,) * (machine.num_devices - 1))
     asked = PlacementRequest((WIDE,), caps, 512, sharding_types=types, machine=machine)
     parts = legal_parts(asked.task())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
@@ -39,7 +39,7 @@ from evenshard.price.link_model import Link
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, table
 
-MACHINE = Machine(4, 2, inter="slow")
+MACHINE = Nodes(4, 2, inter="slow")
 FAST = Link(0.0, "by hand", bandwidth_gb_s=1e-3)  # 1 ms for 1000 bytes
 SLOW = Link(0.0, "by hand", bandwidth_gb_s=1e-4)  # 10 ms
 BATCH = 8
@@ -68,7 +68,7 @@ def whole(one: Table, *devices: int) -> list[TablePart]:
 
 
 def times_of(
-    parts: list[TablePart], *tables: Table, links: Links | None = None, machine: Machine = MACHINE, **more: object
+    parts: list[TablePart], *tables: Table, links: Links | None = None, machine: Nodes = MACHINE, **more: object
 ) -> ExchangeTimes:
     task = ShardingTask(tables or (T,), machine, (10**12,) * machine.num_devices, BATCH, **more)  # type: ignore[arg-type]
     volumes = volumes_of(task, parts_by_table(task, parts))
@@ -102,7 +102,7 @@ def test_node_reduce_bytes_by_hand() -> None:
 
 
 def test_in_a_domain_of_two_nodes_sums_go_over_the_fast_link() -> None:
-    pods = Machine(8, 2, nodes_per_domain=2, inter="slow")
+    pods = Nodes(8, 2, nodes_per_domain=2, inter="slow")
     in_node, between = node_reduced_bytes(pods, numbers(80, 80, 0, 0, 0, 0, 0, 0))
     assert in_node.intra.tolist() == [40, 40, 0, 0, 0, 0, 0, 0]
     assert between.intra.tolist() == [10, 10, 10, 10, 0, 0, 0, 0]  # to the domain's other node
@@ -219,7 +219,7 @@ def test_distinct_indices_travel_once() -> None:
 
 
 def test_a_single_device_exchanges_nothing() -> None:
-    found = times_of(whole(T, 0), machine=Machine.one_node(1))
+    found = times_of(whole(T, 0), machine=Nodes.one_node(1))
     assert [one.tolist() for one in (found.input_dist, found.forward, found.backward)] == [[0.0]] * 3
 
 
@@ -264,7 +264,7 @@ def test_tables_of_a_type_share_a_collective_and_modules_do_not() -> None:
     dims=st.lists(st.integers(0, 30), min_size=2, max_size=8),
 )
 def test_whole_tables_on_one_node_exchange_as_one_link_says(name: str, dims: list[int]) -> None:
-    machine, found = Machine.one_node(len(dims)), LINKS[name]
+    machine, found = Nodes.one_node(len(dims)), LINKS[name]
     tables = [Table(f"t{device}", 10, 4 * dim, 1.0) for device, dim in enumerate(dims) if dim]
     if not tables:
         return
@@ -287,7 +287,7 @@ def test_devices_of_a_node_are_interchangeable(
     volumes: tuple[list[float], ...], order: list[int], swapped: bool
 ) -> None:
     """So are nodes."""
-    machine = Machine(8, 4, inter="slow")
+    machine = Nodes(8, 4, inter="slow")
     task = ShardingTask((T,), machine, (10**12,) * 8, 64)
     renamed = [*order, *[4 + device for device in order]]
     if swapped:
@@ -324,7 +324,7 @@ def test_exchanges_never_get_faster_with_more_lookups(
 
 def test_two_tiers_are_never_faster_than_the_fast_one_alone() -> None:
     for parts in (whole(T, 0), in_rows(T, 0, 1, 2, 3), whole(T, 0, 1, 2, 3)):
-        near, far = times_of(parts, machine=Machine.one_node(4)), times_of(parts)
+        near, far = times_of(parts, machine=Nodes.one_node(4)), times_of(parts)
         assert (far.backward >= near.backward).all() and far.backward.max() > near.backward.max()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import Communication
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import VOLUMES, Links, Volumes, exchange_times
@@ -15,20 +15,20 @@ from evenshard.price.step_time import LARGEST_SUM
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-NODES = (Machine.one_node(8), Machine(8, 4, inter="infiniband_ndr"), Machine(8, 2, inter="infiniband_ndr"))
+NODES = (Nodes.one_node(8), Nodes(8, 4, inter="infiniband_ndr"), Nodes(8, 2, inter="infiniband_ndr"))
 NVLINK = "nvlink_b200"
 
 
-def task_on(machine: Machine, *data_types: str) -> ShardingTask:
+def task_on(machine: Nodes, *data_types: str) -> ShardingTask:
     table, room = Table("t", 10, 4, 1.0), (2**30,) * machine.num_devices
     return ShardingTask((table,), machine, room, 65_536, communication=Communication.of(data_types))
 
 
-def links_of(machine: Machine) -> Links:
+def links_of(machine: Nodes) -> Links:
     return Links(LINKS[NVLINK], LINKS["infiniband_ndr"] if machine.num_domains > 1 else None)
 
 
-def lines_of(machine: Machine, pipeline: str, name: str) -> list[ExchangeLine]:
+def lines_of(machine: Nodes, pipeline: str, name: str) -> list[ExchangeLine]:
     return exchange_lines(task_on(machine), links_of(machine), pipeline)[VOLUMES.index(name)]
 
 
@@ -41,7 +41,7 @@ def drawn_volumes(rng: np.random.Generator, count: int) -> FloatArray:
 @pytest.mark.parametrize("machine", NODES)
 @pytest.mark.parametrize("pipeline", ["sparse_dist", "base", LARGEST_SUM])
 @pytest.mark.parametrize("name", ["sent", "summed", "input_bytes"])
-def test_no_device_waits_and_exchanges_for_less(machine: Machine, pipeline: str, name: str) -> None:
+def test_no_device_waits_and_exchanges_for_less(machine: Nodes, pipeline: str, name: str) -> None:
     """What is common, and what a device's own volume takes; the largest sum knows no wait for the forward exchange."""
     task, links, rng = task_on(machine), links_of(machine), np.random.default_rng(0)
     lines = lines_of(machine, pipeline, name)
@@ -60,9 +60,9 @@ def test_no_device_waits_and_exchanges_for_less(machine: Machine, pipeline: str,
         assert took_D.mean() >= (common + line.own_slope * mean) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("machine", [*NODES[1:], Machine(8, 4, 2), Machine(8, 2, 2, inter="infiniband_ndr")])
+@pytest.mark.parametrize("machine", [*NODES[1:], Nodes(8, 4, 2), Nodes(8, 2, 2, inter="infiniband_ndr")])
 @pytest.mark.parametrize("pipeline", ["sparse_dist", LARGEST_SUM])
-def test_beside_sums_of_a_node_no_device_waits_and_exchanges_for_less(machine: Machine, pipeline: str) -> None:
+def test_beside_sums_of_a_node_no_device_waits_and_exchanges_for_less(machine: Nodes, pipeline: str) -> None:
     """Tables that are sent are elsewhere than rows of a node, or beside them."""
     task, links, rng = task_on(machine), links_of(machine), np.random.default_rng(0)
     lines_X = exchange_lines(task, links, pipeline, beside_nodes=machine.nodes_per_domain > 1)
@@ -82,7 +82,7 @@ def test_beside_sums_of_a_node_no_device_waits_and_exchanges_for_less(machine: M
 
 
 @pytest.mark.parametrize("machine", NODES)
-def test_of_even_volumes_a_line_says_all(machine: Machine) -> None:
+def test_of_even_volumes_a_line_says_all(machine: Nodes) -> None:
     """On one node the curve itself; between nodes the backward exchange by its floor."""
     for volume in (10.0, 300.0, 5_000.0):
         line = next(one for one in lines_of(machine, "sparse_dist", SENT) if one.least <= volume <= one.most)

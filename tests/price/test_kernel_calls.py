@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Span, Storage, TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
@@ -24,7 +24,7 @@ SEQUENCE = replace(table("sequence", rows=40, dim=8, pooling=3.25), pooling="non
 
 
 def task_of(*tables: Table, devices: int = 4, batch_size: int = 64) -> ShardingTask:
-    return ShardingTask(tables, Machine.one_node(devices), (ROOMY,) * devices, batch_size)
+    return ShardingTask(tables, Nodes.one_node(devices), (ROOMY,) * devices, batch_size)
 
 
 def part(whole: Table, devices: tuple[int, ...], rows: Span | None = None, columns: Span | None = None) -> TablePart:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, Volumes, all_to_all_ms, exchange_times
@@ -317,7 +317,7 @@ def test_an_exchange_of_four_h100() -> None:
 
 def nodes_us(intra: str, inter: str, buffer_bytes: float, devices: int) -> float:
     """One value of each sample on each device of nodes of 8."""
-    machine = Machine(devices, 8, inter=inter)
+    machine = Nodes(devices, 8, inter=inter)
     task = ShardingTask((), machine, (10**9,) * devices, int(buffer_bytes / 4))
     volumes = Volumes.empty(devices)
     volumes.sent[:] = 1.0

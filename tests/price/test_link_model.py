@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadFile
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, Volumes, exchange_times
@@ -102,7 +102,7 @@ def test_each_collective_takes_its_own_time(
     of: dict[str, float], way: str, forward_ms: float, backward_ms: float
 ) -> None:
     """One value for each of 8 samples; of all weights, a copy on each device."""
-    task, held = ShardingTask((), Machine.one_node(4), (10**9,) * 4, 8), volumes(**of)
+    task, held = ShardingTask((), Nodes.one_node(4), (10**9,) * 4, 8), volumes(**of)
     held.collectives.add(("", way))
     found = exchange_times(task, held, Links(EACH))
     assert found.forward.tolist() == pytest.approx([forward_ms] * 4)
@@ -124,7 +124,7 @@ def test_no_exchange_takes_less_than_the_floor_or_than_a_mean_device(
     name: str, sent: list[float], summed: list[float], replicated: float
 ) -> None:
     """What the search's lower bound is made of: over all devices, no less than so much for each value."""
-    task, links = ShardingTask((), Machine.one_node(4), (10**9,) * 4, 4096), Links(LINKS[name])
+    task, links = ShardingTask((), Nodes.one_node(4), (10**9,) * 4, 4096), Links(LINKS[name])
     held = Volumes(np.array(sent), np.array(summed), np.zeros(4), np.zeros(4), replicated)
     slopes = [
         float(exchanged_ms(task, volumes(**{kind: 1.0}), links.floor)[0])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import Lookup
@@ -136,13 +136,13 @@ def test_the_hosts_memory_may_be_slower_than_the_link(
 
 def test_devices_of_a_host_share_its_memory_and_its_ssds() -> None:
     h100, a100 = gpu_profile("h100"), gpu_profile("a100_80gb")
-    unknown = host_link(Machine.one_node(8), h100)
+    unknown = host_link(Nodes.one_node(8), h100)
     assert (unknown.memory_gb_s, unknown.ssd_gb_s) == (math.inf, SSD_GB_S)
-    assert unknown == HostLink() and host_link(Machine.one_node(8), a100) == HostLink(a100.host_gb_s)
+    assert unknown == HostLink() and host_link(Nodes.one_node(8), a100) == HostLink(a100.host_gb_s)
     assert a100.host_gb_s < h100.host_gb_s
-    known = host_link(replace(Machine.one_node(8), host_gb_s=400.0, ssd_gb_s=16.0), h100)
+    known = host_link(replace(Nodes.one_node(8), host_gb_s=400.0, ssd_gb_s=16.0), h100)
     assert (known.memory_gb_s, known.ssd_gb_s) == (50.0, 2.0)
-    two_nodes = Machine(16, 8, inter="infiniband_ndr", host_gb_s=400.0)
+    two_nodes = Nodes(16, 8, inter="infiniband_ndr", host_gb_s=400.0)
     assert host_link(two_nodes, h100).memory_gb_s == 50.0
 
 

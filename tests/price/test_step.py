@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
@@ -24,7 +24,7 @@ TABLES = (Table("looked up", 10**6, 16, 200.0), Table("wide", 10**4, 1024, 1.0),
 @pytest.mark.parametrize("pipeline", [LARGEST_SUM, *PIPELINES])
 def test_devices_wait_for_what_is_left_of_the_step(pipeline: str) -> None:
     """Device 3 holds nothing. Where sums are compared, the slowest device does not wait."""
-    machine = Machine.one_node(4)
+    machine = Nodes.one_node(4)
     task = ShardingTask(TABLES, machine, (2**33,) * 4, 65_536)
     kind = simulated_kind(gpu_profile("h100"), machine)
     costs = PartCosts(task, [kind], [0] * 4, Links(link("nvlink_h100"), None), pipeline)
@@ -38,7 +38,7 @@ def test_devices_wait_for_what_is_left_of_the_step(pipeline: str) -> None:
 
 def test_parts_take_the_compute_time_that_devices_have_alone_and_save_without_them() -> None:
     """Two tables on device 0, and a replica on both devices, which are of two kinds. Exchanges count in both times."""
-    machine = Machine.one_node(2)
+    machine = Nodes.one_node(2)
     kinds = [simulated_kind(gpu_profile(name), machine) for name in ("h100", "a100_80gb")]
     parts = [whole_part(table, devices) for table, devices in zip(TABLES, ((0,), (0,), (0, 1)), strict=True)]
 

@@ -17,7 +17,7 @@ import pytest
 import evenshard
 from evenshard.base.errors import MissingPackage
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.comparison import FULL_SPACE, RULE, TORCHREC
@@ -200,7 +200,7 @@ def test_rows_replicas_and_nodes() -> None:
     halves = [TablePart("b", Span(2**19 * part, 2**19 * (part + 1)), Span(0, 64), (2 + part,)) for part in range(2)]
     everything = Span(0, 2**20), Span(0, 64)
     parts = (TablePart("a", *everything, (0, 1, 2, 3)), *halves, TablePart("c", *everything, (1,)))
-    asked = {"sharding_types": (), "machine": Machine(4, 2, inter="infiniband_ndr")}
+    asked = {"sharding_types": (), "machine": Nodes(4, 2, inter="infiniband_ndr")}
     one = answer(totals_ms=(4, 3, 2, 1), parts=parts, asked=asked, link="nvlink_h200")
     text = " ".join(Elements(html := page(one)).text.split())
     for said in (
@@ -287,7 +287,7 @@ def offloaded() -> PlacementAnswer:
     parts = tuple(
         TablePart(name, Span(0, 2**20), Span(0, 64), (0,), storage) for name, storage in zip("abc", kept, strict=True)
     )
-    machine = Machine(2, 1, inter="ib_400g", host_bytes=(GB, 2 * GB), host_gb_s=200.0)
+    machine = Nodes(2, 1, inter="ib_400g", host_bytes=(GB, 2 * GB), host_gb_s=200.0)
     asked = {"machine": machine, "training_pipeline": "sparse_dist", "optimizer": "adam", "dense_bytes": GB // 4}
     return answer(parts=parts, caps=(4 * GB, 4 * GB), asked=asked)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evenshard.base.units import ms_text, size_text
-from evenshard.placement.machine import DeviceGroup, Machine
+from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
 from evenshard.planner.comparison import FULL_SPACE
@@ -170,7 +170,7 @@ def offloaded(**asked: Any) -> PlacementAnswer:
         TablePart(name, Span(0, 64), Span(0, 4096), (device,), storage)
         for name, device, storage in zip("abcd", (0, 1, 0, 1), kept, strict=True)
     )
-    machine = Machine(2, 1, inter="ib_400g", host_bytes=(10 * MIB, 4 * MIB))
+    machine = Nodes(2, 1, inter="ib_400g", host_bytes=(10 * MIB, 4 * MIB))
     known = {"machine": machine, "training_pipeline": "sparse_dist", "reserved_share": 0.15, **asked}
     return answer(tables=tables, parts=parts, caps=(10 * MIB, 10 * MIB), asked={**EVERY_WAY, **known})
 
@@ -320,7 +320,7 @@ def nodes() -> PlacementAnswer:
         *(TablePart("g", half, Span(0, 64), (part,)) for part, half in enumerate(halves)),
     )
     tables = [table(name, 2**20, 64) for name in "abcdefg"]
-    machine = Machine(4, 2, intra="nvlink_h100", inter="infiniband_ndr")
+    machine = Nodes(4, 2, intra="nvlink_h100", inter="infiniband_ndr")
     return answer(totals_ms=(4, 3, 2, 1), tables=tables, parts=parts, asked={**EVERY_WAY, "machine": machine})
 
 
@@ -343,13 +343,11 @@ def test_machine_and_links_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         "2 nodes x 2 simulated:h100 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr between "
         "nodes (modelled), batch 64, optimizer sgd. No memory reserved"
     )
-    pods = replace(nodes().request, machine=Machine(4, 1, 2, "nvlink_h100", "infiniband_ndr"))
+    pods = replace(nodes().request, machine=Nodes(4, 1, 2, "nvlink_h100", "infiniband_ndr"))
     one = answer((0, 1, 2), (4, 3, 2, 1), asked={"machine": pods.machine})
     assert link_text(one) == "link nvlink_h100 within 2 nodes, infiniband_ndr between them (modelled)"
     kinds = (DeviceGroup("simulated:h100", 2), DeviceGroup("simulated:h200", 2))
-    assert machine_text(replace(pods, machine=Machine(4, 4, groups=kinds))) == (
-        "2 x simulated:h100 + 2 x simulated:h200"
-    )
+    assert machine_text(replace(pods, machine=Nodes(4, 4, groups=kinds))) == ("2 x simulated:h100 + 2 x simulated:h200")
 
 
 def test_where_tables_are_whole_no_line_says_so_and_the_bound_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

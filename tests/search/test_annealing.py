@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.sharding import COLUMN_WISE
 from evenshard.search import annealing
@@ -96,7 +96,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     chains = chains_at(additive(room_bytes=7), (0, 0, 1, 1))
     assert energies(chains, overflow=OVERFLOW)[0] - energies(chains)[0] == pytest.approx(9.5 * OVERFLOW * 2 / 7)
     tables = (Table("cut", 10**6, 128, 40.0), Table("whole", 10**6, 128, 40.0))
-    of = starts_of(costs_of(tables, Machine.one_node(3), limits=of_types(tables, COLUMN_WISE)))
+    of = starts_of(costs_of(tables, Nodes.one_node(3), limits=of_types(tables, COLUMN_WISE)))
     thirds = of.table.count_O == 3
     option_NG = np.array([of.options(frozenset({COLUMN_WISE}))] * 2)
     option_NG[1, 0] = np.flatnonzero(thirds & (of.table.group_O == 0))[0]
@@ -111,7 +111,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_that_are_made_at_once_touch_other_devices_and_groups(seed: int) -> None:
-    of, rng = starts_of(costs_of(some_tables(8, seed), Machine.one_node(8))), np.random.default_rng(seed)
+    of, rng = starts_of(costs_of(some_tables(8, seed), Nodes.one_node(8))), np.random.default_rng(seed)
     option_NG = np.stack([of.options(frozenset({name})) for name in ("table_wise", "column_wise", "data_parallel")])
     chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(3, dtype=bool)))
     chain_M, edits = Proposals(of.placer, rng).draw(chains, 32)
@@ -131,7 +131,7 @@ def test_changes_that_are_made_at_once_touch_other_devices_and_groups(seed: int)
 def test_several_changes_of_a_batch_are_made() -> None:
     """Eight equal tables, two on each of four devices, end on eight."""
     tables = tuple(Table(f"t{at}", 10**6, 64, 20.0) for at in range(8))
-    of = starts_of(costs_of(tables, Machine.one_node(8), limits=of_types(tables, "table_wise")))
+    of = starts_of(costs_of(tables, Nodes.one_node(8), limits=of_types(tables, "table_wise")))
     used = [4]
     annealed(
         of,

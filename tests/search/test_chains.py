@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenshard.base.process import one_thread
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask, used_bytes, used_host_bytes
@@ -33,7 +33,7 @@ H200, A100, LEARNED = "h200", "a100_80gb", "learned"
 def costs_of(kinds: Sequence[str], nodes: int = 1, pipeline: str = "", room_bytes: int = 2**33) -> PartCosts:
     """Six tables of unlike sizes on four devices of these kinds by turns; the rows of each are cut evenly."""
     tables = tuple(Table(f"t{at}", 10 ** (3 + at % 4), (32, 64, 128)[at % 3], 4.0 + 3 * at) for at in range(6))
-    machine = Machine(DEVICES, DEVICES // nodes, host_bytes=(2**26,) * nodes)
+    machine = Nodes(DEVICES, DEVICES // nodes, host_bytes=(2**26,) * nodes)
     task = ShardingTask(tables, machine, (room_bytes,) * DEVICES, 65_536, kernels=USUAL_KERNELS)
     links = Links(link("nvlink_h200"), link("infiniband_ndr") if nodes > 1 else None)
     of_kinds = [
@@ -176,7 +176,7 @@ def test_memory_is_exceeded_by_devices_and_by_hosts(host_bytes: int, fits: bool)
     """Two tables of 1 GB on a device with 1.2 GB: one of them is kept in the host's memory."""
     costs = costs_of((H200,))
     tables = tuple(Table(name, 2**21, 128, 4.0) for name in ("a", "b"))
-    machine = Machine(1, 1, host_bytes=(host_bytes,))
+    machine = Nodes(1, 1, host_bytes=(host_bytes,))
     task = replace(costs.task, tables=tables, machine=machine, room_bytes=(int(1.2 * 2**30),))
     space = SearchSpace(PartCosts(task, costs.kinds, [0], costs.links))
     outside = next(

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -30,7 +30,7 @@ def whole_tables(weights: list[float], devices: int) -> Additive:
     """Tables that may only be whole, on devices that take their weights, and 0.5."""
     tables = tuple(Table(f"t{at}", 100, 4, 1.0) for at in range(len(weights)))
     limits = (TableLimits(frozenset({TABLE_WISE})),) * len(weights)
-    task = ShardingTask(tables, Machine.one_node(devices), (2**30,) * devices, 1_024, limits=limits)
+    task = ShardingTask(tables, Nodes.one_node(devices), (2**30,) * devices, 1_024, limits=limits)
     return Additive(task, tuple(weights))
 
 

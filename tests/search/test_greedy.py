@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS
 from evenshard.placement.placement import placement_of_whole
 from evenshard.placement.plan import check_sharding, parts_by_table
@@ -84,7 +84,7 @@ def test_whole_tables_go_longest_first_to_the_lightest_device() -> None:
 
 
 @pytest.mark.parametrize("machine", [FOUR, TWO_NODES])
-def test_every_start_keeps_the_rules_of_tables(machine: Machine) -> None:
+def test_every_start_keeps_the_rules_of_tables(machine: Nodes) -> None:
     tables = some_tables(12)
     limits = [TableLimits() for _ in tables]
     limits[0], limits[2] = TableLimits(devices=only(2)), TableLimits(devices=only(0, 1))
@@ -183,7 +183,7 @@ def test_a_limit_on_the_work_of_a_piece_cuts_what_is_longer() -> None:
 def test_memory_at_a_price_keeps_on_devices_what_is_looked_up_most(share: float) -> None:
     """Eight tables of 1 GB, for half of which there is memory, and a host that holds all of them."""
     tables = tuple(Table(f"t{at}", 2**21, 128, 0.5 * 4**at) for at in range(8))
-    machine = Machine(4, 4, host_bytes=(64 * GB,))
+    machine = Nodes(4, 4, host_bytes=(64 * GB,))
     starts = starts_of(costs_of(tables, machine, GB + GB // 16, kernels=USUAL_KERNELS))
     option_G = starts._priced(frozenset(SHARDING_TYPES), np.inf, share)
     used = (starts.table.bytes_O * starts.table.count_O * starts.table.span_O)[option_G].sum()
@@ -194,7 +194,7 @@ def test_memory_at_a_price_keeps_on_devices_what_is_looked_up_most(share: float)
 
 def test_the_best_start_leaves_devices_where_tables_do_not_fit() -> None:
     hot, cold = Table("hot", 2**21, 128, 40.0), Table("cold", 2**21, 128, 0.5)
-    machine = Machine(1, 1, host_bytes=(64 * GB,))
+    machine = Nodes(1, 1, host_bytes=(64 * GB,))
     starts = starts_of(costs_of((hot, cold), machine, int(1.2 * GB), kernels=USUAL_KERNELS))
     best = starts.all()[0]
     kept = {part.table: part.storage.kernel for part in parts_of_start(starts, best)}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import broken_rule, check_sharding, parts_by_table
 from evenshard.placement.sharding import (
@@ -34,14 +34,14 @@ from evenshard.tables.table import Table
 
 EXAMPLES = int(os.environ.get("EVENSHARD_TIGHT_TASKS", "150"))
 LINK = "infiniband_ndr"
-ONE_NODE, TWO_NODES = Machine.one_node(4), Machine(4, 2, inter=LINK)
+ONE_NODE, TWO_NODES = Nodes.one_node(4), Nodes(4, 2, inter=LINK)
 
 
 def table(name: str = "t", rows: int = 10, dim: int = 8, bits: int = 32) -> Table:
     return Table(name, rows, dim, 2.0, weight_bits=bits)
 
 
-def task(*tables: Table, room: int | tuple[int, ...], machine: Machine = ONE_NODE, **more: object) -> ShardingTask:
+def task(*tables: Table, room: int | tuple[int, ...], machine: Nodes = ONE_NODE, **more: object) -> ShardingTask:
     rooms = room if isinstance(room, tuple) else (room,) * machine.num_devices
     if isinstance(types := more.pop("types", None), tuple):
         more["limits"] = (TableLimits(frozenset(types)),) * len(tables)
@@ -128,7 +128,7 @@ def test_optimizer_state_of_each_part_counts() -> None:
 
 def test_three_tables_apart_on_two_devices_are_a_matter_of_rules_not_of_memory() -> None:
     tables = (table("a"), table("b"), table("c"))
-    asked = task(*tables, room=10**6, machine=Machine.one_node(2), apart=((0, 1, 2),))
+    asked = task(*tables, room=10**6, machine=Nodes.one_node(2), apart=((0, 1, 2),))
     with pytest.raises(InfeasibleTask, match="tables a, b, c must stay apart, but there are 2 devices"):
         legal_parts(asked)
 
@@ -166,7 +166,7 @@ def test_items_are_built_once_for_every_size_of_memory(monkeypatch: pytest.Monke
 
 
 def test_one_device_knows_no_types() -> None:
-    asked = task(table(), room=320, machine=Machine.one_node(1), types=(ROW_WISE,))
+    asked = task(table(), room=320, machine=Nodes.one_node(1), types=(ROW_WISE,))
     check_sharding(asked, legal_parts(asked))
 
 
@@ -181,7 +181,7 @@ def pieces(size: int, step: int) -> Iterator[tuple[Span, ...]]:
 
 
 @cache
-def all_parts(one: Table, machine: Machine) -> tuple[tuple[TablePart, ...], ...]:
+def all_parts(one: Table, machine: Nodes) -> tuple[tuple[TablePart, ...], ...]:
     """All ways to put a table onto a machine."""
     rows, columns, devices = Span(0, one.num_rows), Span(0, one.embedding_dim), range(machine.num_devices)
     found = [(TablePart(one.name, rows, columns, tuple(devices)),)]
@@ -222,7 +222,7 @@ def can_be_placed(asked: ShardingTask) -> bool:
 
 @st.composite
 def tight_tasks(draw: st.DrawFn) -> ShardingTask:
-    machine = draw(st.sampled_from([Machine.one_node(2), Machine.one_node(3), TWO_NODES, Machine(2, 1, inter=LINK)]))
+    machine = draw(st.sampled_from([Nodes.one_node(2), Nodes.one_node(3), TWO_NODES, Nodes(2, 1, inter=LINK)]))
     small = machine.num_devices < 4
     count = draw(st.integers(1, 3))
     tables, limits = [], []

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -38,7 +38,7 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
 
-MACHINES = (Machine.one_node(2), Machine.one_node(3), Machine(4, 2, inter="infiniband_ndr"))
+MACHINES = (Nodes.one_node(2), Nodes.one_node(3), Nodes(4, 2, inter="infiniband_ndr"))
 COLUMNS_ONLY = (TableLimits(frozenset({COLUMN_WISE})),)
 # Of a tiny task, placements that are tried.
 MOST_PLACEMENTS = 400
@@ -65,7 +65,7 @@ def tiny_costs(rng: np.random.Generator) -> PartCosts:
     pipeline = str(rng.choice([*PIPELINES, ""]))
     batch = int(rng.choice([64, 4_096, 65_536])) * machine.num_devices
     task = ShardingTask(tables, machine, (2**36,) * machine.num_devices, batch, limits=limits, pipeline=pipeline)
-    kind = simulated_kind(gpu_profile(str(rng.choice(PROFILES))), Machine(1, 1))
+    kind = simulated_kind(gpu_profile(str(rng.choice(PROFILES))), Nodes(1, 1))
     inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
     links = Links(LINKS[str(rng.choice(["nvlink_h200", "ethernet_25g", "pcie3_host"]))], inter)
     rule = LARGEST_SUM if rng.random() < 0.2 else None
@@ -135,9 +135,9 @@ def test_no_placement_of_a_tiny_task_is_below_the_bound_of_a_cost_model(seed: in
 
 def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
     """Tables of next to nothing: what is left is one call's floors and launches, and one collective's latencies."""
-    machine = Machine.one_node(2)
+    machine = Nodes.one_node(2)
     tables = tuple(Table(f"t{number}", 100, 4, 0.01) for number in range(2))
-    kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
+    kind = simulated_kind(gpu_profile("h100"), Nodes(1, 1))
     costs = PartCosts(ShardingTask(tables, machine, (2**30,) * 2, 8), [kind], [0, 0], Links(LINKS["nvlink_h100"]))
     space = SearchSpace(costs)
     best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
@@ -165,7 +165,7 @@ def test_a_table_of_fewer_blocks_than_others_is_cut_by_itself() -> None:
 
 def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     """One table of 128 columns, on three devices: some part has 44 of them at least."""
-    machine = Machine.one_node(3)
+    machine = Nodes.one_node(3)
     task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (64 * 2**30,) * 3, 65_536, limits=COLUMNS_ONLY)
     kind = simulated_kind(gpu_profile("h100"), machine)
     space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
@@ -180,10 +180,10 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
 @pytest.mark.parametrize("types", [{COLUMN_WISE}, {GRID_SHARD}])
 def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: set[str]) -> None:
     """128 columns in two or four parts: none of fewer lanes is possible. A part of a grid is on two devices."""
-    machine = Machine(8, 2, inter="infiniband_ndr")
+    machine = Nodes(8, 2, inter="infiniband_ndr")
     limits = (TableLimits(frozenset(types)),)
     task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (2**36,) * 8, 65_536, limits=limits)
-    kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
+    kind = simulated_kind(gpu_profile("h100"), Nodes(1, 1))
     links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
     space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
     (price,), (columns_PH,), cuts, table = space.costs.prices, space.lookups.columns_KPH, CutBounds(space), space.table
@@ -223,7 +223,7 @@ def some_tables(seed: int) -> tuple[Table, ...]:
 
 def costs_of(tables: tuple[Table, ...], link: str, pipeline: str, limits: tuple[TableLimits, ...] = ()) -> PartCosts:
     """On two devices."""
-    machine = Machine.one_node(2)
+    machine = Nodes.one_node(2)
     task = ShardingTask(tables, machine, (64 * 2**30,) * 2, 16_384, limits=limits)
     kind = simulated_kind(gpu_profile("h100"), machine)
     return PartCosts(task, [kind], [0, 0], Links(LINKS[link]), pipeline)

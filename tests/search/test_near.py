@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.moves import larger_machine, shared_pieces
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
@@ -43,12 +43,12 @@ GB = 2**30
 
 @cache
 def kind() -> DeviceKind:
-    return simulated_kind(gpu_profile("h200"), Machine(1, 1))
+    return simulated_kind(gpu_profile("h200"), Nodes(1, 1))
 
 
 def costs_of(tables: Sequence[Table], devices: int, of_each: TableLimits | None = None, **changes: object) -> PartCosts:
     room = (64 * GB,) * devices
-    task = ShardingTask(tuple(tables), Machine.one_node(devices), room, 16_384)
+    task = ShardingTask(tuple(tables), Nodes.one_node(devices), room, 16_384)
     if of_each is not None:
         task = replace(task, limits=(of_each,) * len(tables))
     return PartCosts(replace(task, **changes), [kind()], [0] * devices, Links(LINKS["nvlink_h200"], None))  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def earlier(parts: Sequence[TablePart], devices: int, optimizer: str = "sgd") ->
     for part in parts:
         by_table.setdefault(part.table, []).append(part)
     placed_so = {name: tuple(own) for name, own in by_table.items()}
-    return EarlierPlacement(placed_so, Machine.one_node(devices), dict.fromkeys(by_table, optimizer))
+    return EarlierPlacement(placed_so, Nodes.one_node(devices), dict.fromkeys(by_table, optimizer))
 
 
 def near(
@@ -149,7 +149,7 @@ def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> No
     total = 3 * sum(table.size_bytes for table in tables)
     more: dict[str, object] = {"optimizer": "adam"}
     if has_host_memory:
-        machine = replace(Machine.one_node(2), host_bytes=(8 * GB,))
+        machine = replace(Nodes.one_node(2), host_bytes=(8 * GB,))
         more |= {"room_bytes": (total // 4,) * 2, "machine": machine, "pipeline": "", "kernels": USUAL_KERNELS}
     begun = PlanSearch(costs_of(tables, 2, **more), SHORT)
     legal = (legal_parts(begun.costs.task),)  # where memory is this short, no construction may find room
@@ -304,10 +304,10 @@ def test_a_plan_for_fewer_devices_is_near_one_for_more() -> None:
     assert 0 < back.stay_bytes <= sum(table.size_bytes for table in tables)
 
 
-def any_machine(rng: np.random.Generator) -> Machine:
+def any_machine(rng: np.random.Generator) -> Nodes:
     nodes, each = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 4]))
     inter = "ib_400g" if nodes > 1 else ""
-    return Machine(nodes * each, each, inter=inter, host_bytes=(64 * GB,) * nodes)
+    return Nodes(nodes * each, each, inter=inter, host_bytes=(64 * GB,) * nodes)
 
 
 def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:

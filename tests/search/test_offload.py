@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.placements import simulated_cost
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
@@ -38,7 +38,7 @@ def costs_of(
 ) -> PartCosts:
     """Of H100s in so many hosts; tables may leave their memory."""
     inter = "infiniband_ndr" if nodes > 1 else ""
-    machine = Machine(devices, devices // nodes, inter=inter, host_bytes=(int(host_gb * GB),) * nodes)
+    machine = Nodes(devices, devices // nodes, inter=inter, host_bytes=(int(host_gb * GB),) * nodes)
     changes.setdefault("kernels", USUAL_KERNELS)
     return search_builders.costs_of(tables, machine, int(room_gb * GB), "h100", **changes)
 

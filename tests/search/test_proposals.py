@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
@@ -76,7 +76,7 @@ def make_some(chains: Chains, chain_M: np.ndarray, edits: Edits) -> None:
 
 @pytest.mark.parametrize("machine", [FOUR, TWO_NODES])
 @pytest.mark.parametrize("rule", RULES)
-def test_all_changes_are_legal(machine: Machine, rule: str) -> None:
+def test_all_changes_are_legal(machine: Nodes, rule: str) -> None:
     """Each by itself, and several of each batch together, from wherever those before lead."""
     of = starts_of(costs_of(TABLES, machine, **RULES[rule]))
     proposals, chains = Proposals(of.placer, np.random.default_rng(0)), some_chains(of)
@@ -115,7 +115,7 @@ def kind_of(of: GreedyStarts, choices: Changed) -> str:
 def test_every_kind_of_change_is_drawn() -> None:
     kinds: Counter[str] = Counter()
     fits = {}
-    machine = Machine(4, 4, host_bytes=(64 * GB,))
+    machine = Nodes(4, 4, host_bytes=(64 * GB,))
     size = sum(table.size_bytes for table in TABLES)
     for room_bytes in (64 * GB, size // 4):
         of = starts_of(costs_of(TABLES, machine, room_bytes, kernels=USUAL_KERNELS))
@@ -145,14 +145,14 @@ def test_options_are_copied_from_other_groups() -> None:
 
 
 def test_a_single_device_gets_other_options_alone() -> None:
-    of = starts_of(costs_of(TABLES[:3], Machine.one_node(1)))
+    of = starts_of(costs_of(TABLES[:3], Nodes.one_node(1)))
     chains = some_chains(of, 1)
     chain_M, edits = Proposals(of.placer, np.random.default_rng(0)).draw(chains, 16)
     assert len(chains.changed_pieces(chain_M, edits).piece_F) == 0
 
 
 @pytest.mark.parametrize("machine", [FOUR, TWO_NODES])
-def test_large_changes_take_all_groups_of_a_type_or_all_small_ones(machine: Machine) -> None:
+def test_large_changes_take_all_groups_of_a_type_or_all_small_ones(machine: Nodes) -> None:
     of, rng = starts_of(costs_of(TABLES, machine)), np.random.default_rng(0)
     table, (chains, proposals) = of.table, (some_chains(of), Proposals(of.placer, rng))
     bytes_G = (table.bytes_O * table.count_O)[table.first_option_G].astype(float)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding, parts_by_table
@@ -46,15 +46,15 @@ from support.search_builders import (
 pytestmark = pytest.mark.full_search
 
 SHORT = PlanSearchEffort(4_000)
-TWO = Machine.one_node(2)
+TWO = Nodes.one_node(2)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("count", "machine"), [(4, TWO), (3, Machine.one_node(3)), (2, TWO_NODES)])
-def test_a_tiny_task_is_solved(seed: int, count: int, machine: Machine) -> None:
+@pytest.mark.parametrize(("count", "machine"), [(4, TWO), (3, Nodes.one_node(3)), (2, TWO_NODES)])
+def test_a_tiny_task_is_solved(seed: int, count: int, machine: Nodes) -> None:
     costs = costs_of(some_tables(count, seed), machine)
     space = SearchSpace(costs)
     assert PlanSearch(costs).run().best.predicted_ms == pytest.approx(least_ms(space), rel=1e-6)
@@ -84,7 +84,7 @@ def test_nothing_is_below_the_bound(seed: int) -> None:
 
 def test_a_single_device_holds_all() -> None:
     tables = some_tables(3)
-    found = PlanSearch(costs_of(tables, Machine.one_node(1))).run()
+    found = PlanSearch(costs_of(tables, Nodes.one_node(1))).run()
     assert found.best.parts == Placement((0, 0, 0), 1).parts(tables)
 
 
@@ -126,7 +126,7 @@ def test_known_parts_that_no_option_makes_are_kept_where_they_are_best() -> None
 def test_more_effort_never_answers_worse(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, changes in ((QUICK, 500), (NORMAL, 2_000), (LONG, 10_000)):
         monkeypatch.setitem(EFFORTS, name, PlanSearchEffort(changes))
-    costs = costs_of(some_tables(6 + seed, seed), Machine.one_node(8))
+    costs = costs_of(some_tables(6 + seed, seed), Nodes.one_node(8))
     found_ms = [PlanSearch(costs, effort).run().best.predicted_ms for effort in EFFORTS.values()]
     assert found_ms == sorted(found_ms, reverse=True)
 
@@ -166,7 +166,7 @@ def test_the_only_packing_that_fits_is_found() -> None:
     """5 + 1, 4 + 2 and 3 + 3 on three devices with memory for 6, of tables that must stay whole."""
     tables = tuple(Table(f"t{at}", size * 10**5, 64, 4.0) for at, size in enumerate((5, 4, 3, 3, 2, 1)))
     room = int(6.2 * tables[-1].size_bytes)
-    costs = costs_of(tables, Machine.one_node(3), room, limits=of_types(tables, TABLE_WISE))
+    costs = costs_of(tables, Nodes.one_node(3), room, limits=of_types(tables, TABLE_WISE))
     parts = PlanSearch(costs, SHORT).run().best.parts
     check_sharding(costs.task, parts)
     on: dict[int, list[int]] = {}
@@ -219,7 +219,7 @@ def widths_of_cut(others: tuple[Table, ...], devices: int) -> list[int]:
     """Widths of a table that may be cut by columns, beside others that stay whole."""
     cut = Table("cut", 10**6, 128, 40.0)
     limits = (TableLimits(frozenset({COLUMN_WISE})), *of_types(others, TABLE_WISE))
-    costs = costs_of((cut, *others), Machine.one_node(devices), limits=limits)
+    costs = costs_of((cut, *others), Nodes.one_node(devices), limits=limits)
     by_table = parts_by_table(costs.task, PlanSearch(costs).run().best.parts)
     return [part.columns.size for part in by_table["cut"]]
 

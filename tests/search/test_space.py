@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (
     FUSED_UVM,
     ON_DEVICE,
@@ -33,7 +33,7 @@ from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
 
-MACHINE = Machine(8, 4, inter="infiniband_ndr", host_bytes=(2**36, 2**36))
+MACHINE = Nodes(8, 4, inter="infiniband_ndr", host_bytes=(2**36, 2**36))
 LINKS_OF_BOTH = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
 
 
@@ -72,7 +72,7 @@ def costs_of(task: ShardingTask, seed: int = 0) -> PartCosts:
     if seed % 2:
         kinds = [DeviceKind(LearnedPrice(random_model(seed)), float("inf"))] * 2
     else:
-        kinds = [simulated_kind(gpu_profile(name), Machine(1, 1)) for name in ("h100", "v100")]
+        kinds = [simulated_kind(gpu_profile(name), Nodes(1, 1)) for name in ("h100", "v100")]
     return PartCosts(task, kinds, [0, 1] * 4, LINKS_OF_BOTH)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
@@ -23,10 +23,10 @@ TABLES = (
     replace(table("d", 50, 8), pooling="none"),
     replace(table("e", 50, 8), pooling="mean"),
 )
-TWO_NODES = Machine(4, 2, intra="gloo", inter="gloo")
+TWO_NODES = Nodes(4, 2, intra="gloo", inter="gloo")
 
 
-def task_on(machine: Machine, room: int = 10**9) -> ShardingTask:
+def task_on(machine: Nodes, room: int = 10**9) -> ShardingTask:
     return ShardingTask(TABLES, machine, (room,) * machine.num_devices, 64)
 
 
@@ -38,7 +38,7 @@ def test_what_a_table_can_be() -> None:
     assert odd == {"table_wise", "row_wise", "table_row_wise", "data_parallel"}
     assert sequence == {"table_wise", "row_wise", "data_parallel"}
     assert mean == {"table_wise", "column_wise", "table_column_wise", "data_parallel"}
-    assert set(possible_types(task_on(Machine.one_node(2)), 0)) == sequence | {"column_wise"}
+    assert set(possible_types(task_on(Nodes.one_node(2)), 0)) == sequence | {"column_wise"}
 
 
 def test_every_type_is_drawn_and_every_placement_is_legal() -> None:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
 from evenshard.tables.table import Table
@@ -258,7 +258,7 @@ def train(setting: Setting, rank: int, steps: int) -> None:
 
     meta, cpu = model_of(setting), torch.device("cpu")
     tables = setting_tables(setting, meta)
-    plan = plan_of_parts(parts_of(setting, tables), tables, meta, Machine.one_node(setting.ranks), "cpu", {})
+    plan = plan_of_parts(parts_of(setting, tables), tables, meta, Nodes.one_node(setting.ranks), "cpu", {})
     kinds = {
         "sgd": EmbOptimType.EXACT_SGD,
         "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE, whole_tables
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import memory_of_part
@@ -28,7 +28,7 @@ def random_request(seed: int) -> PlacementRequest:
     nodes, per_node, per_domain = SHAPES[int(rng.integers(len(SHAPES)))]
     devices, domains = nodes * per_node, nodes // per_domain
     tables = tuple(_table(rng, f"t{number}") for number in range(int(rng.integers(1, 9))))
-    machine = Machine(devices, per_node, per_domain, inter=LINK if domains > 1 else "")
+    machine = Nodes(devices, per_node, per_domain, inter=LINK if domains > 1 else "")
     types = tuple(one for one in SHARDING_TYPES if rng.random() < 0.5) if rng.random() < 0.6 else ()
     asked = PlacementRequest(
         tables,

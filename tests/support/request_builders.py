@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from evenshard.planner.cluster import MachineAndMemory, devices_of
+from evenshard.planner.hosts import MachineAndMemory, devices_of
 from evenshard.planner.knobs import Knobs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig

@@ -9,7 +9,7 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -25,12 +25,12 @@ from evenshard.search.space import SearchSpace, parts_of
 from evenshard.tables.table import Table
 
 GB = 2**30
-FOUR, TWO_NODES = Machine.one_node(4), Machine(4, 2, inter="infiniband_ndr")
+FOUR, TWO_NODES = Nodes.one_node(4), Nodes(4, 2, inter="infiniband_ndr")
 
 
 @cache
 def _kind(profile: str) -> DeviceKind:
-    return simulated_kind(gpu_profile(profile), Machine(1, 1))
+    return simulated_kind(gpu_profile(profile), Nodes(1, 1))
 
 
 def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
@@ -44,7 +44,7 @@ def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
 
 def costs_of(
     tables: Sequence[Table],
-    machine: Machine = FOUR,
+    machine: Nodes = FOUR,
     room_bytes: int = 64 * GB,
     profile: str = "h200",
     **changes: object,

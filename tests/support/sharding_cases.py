@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torchrec.distributed.types import ShardingPlan
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import ON_DEVICE, Storage, TablePart
 from evenshard.placement.sharding import SEQUENCE_TYPES
 from evenshard.planner.answer import PlacementAnswer
@@ -20,7 +20,7 @@ from support.torchrec_training import Everything, Widths, in_parts
 
 META = torch.device("meta")
 TABLES = {table.name: table for table in tables_of(Everything(META))}
-TWO_RANKS, TWO_NODES = Machine(2, 2), Machine(4, 2)
+TWO_RANKS, TWO_NODES = Nodes(2, 2), Nodes(4, 2)
 MEAN_TABLES = ("p_mean", "m_long", "m_short")
 
 
@@ -39,7 +39,7 @@ class Case:
 
     ways: Mapping[str, str]
     widths: Mapping[str, Widths] = field(default_factory=dict)
-    machine: Machine = TWO_NODES
+    machine: Nodes = TWO_NODES
     storages: Mapping[str, Storage] = field(default_factory=dict)
     prefetched: bool | None = None
     first: int = 0
@@ -66,7 +66,7 @@ class Case:
         return plan_of_parts(self.parts, tables, model, self.machine, "cpu", allowed, self.prefetched)
 
 
-def everything(way: str, machine: Machine = TWO_NODES) -> Case:
+def everything(way: str, machine: Nodes = TWO_NODES) -> Case:
     """All tables sharded in a way, as far as TorchRec trains them so on the CPU."""
     ways = dict.fromkeys("pmw", way)
     if way in ("row_wise", "table_row_wise", "grid_shard"):

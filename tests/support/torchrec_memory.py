@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import (
     INDEX_BYTES,
     PIPELINES,
@@ -25,6 +24,7 @@ from evenshard.placement.memory import (
     part_memory,
     sample_memory,
 )
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart, part_table
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
@@ -73,7 +73,7 @@ def random_plan(seed: int) -> Plan:
     tables = tuple(_random_table(f"t{number}", rng) for number in range(6))
     nodes, per_node = int(rng.integers(1, 4)), int(rng.choice([2, 4, 8]))
     inter = "" if nodes == 1 else next(iter(LINKS))
-    machine = Machine(nodes * per_node, per_node, inter=inter)
+    machine = Nodes(nodes * per_node, per_node, inter=inter)
     task = ShardingTask(
         tables,
         machine,

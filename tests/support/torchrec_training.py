@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.tables.table import Table
 
@@ -185,7 +185,7 @@ def row_blocks(table: Table, ranks: Sequence[int]) -> list[tuple[int, Span]]:
     return list(zip(ranks, spans, strict=False))
 
 
-def in_parts(table: Table, way: str, machine: Machine, first: int, widths: Widths = ()) -> tuple[TablePart, ...]:
+def in_parts(table: Table, way: str, machine: Nodes, first: int, widths: Widths = ()) -> tuple[TablePart, ...]:
     """A table sharded in a way.
 
     Args:

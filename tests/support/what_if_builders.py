@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.price.evidence import DeviceError
 from support.answer_builders import answer
 
 ERROR = DeviceError(40.0, 12)
-MACHINE = Machine(2, 2, 1, "100gb_s")
+MACHINE = Nodes(2, 2, 1, "100gb_s")
 
 
 def option(

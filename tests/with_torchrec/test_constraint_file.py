@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
@@ -86,7 +86,7 @@ def answer_of(*parts: TablePart) -> PlacementAnswer:
             batch_size=65_536,
             hardware="simulated:h100",
             optimizer="sgd",
-            machine=Machine(4, 2, inter="infiniband_ndr"),
+            machine=Nodes(4, 2, inter="infiniband_ndr"),
         )
 
     Answer.parts = parts  # type: ignore[attr-defined]

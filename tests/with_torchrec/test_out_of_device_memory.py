@@ -29,7 +29,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.base.units import gb_to_bytes
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import memory_of_part, used_bytes
@@ -79,7 +79,7 @@ def answer(kernels: tuple[str, ...], training_pipeline: str, optimizer: str) -> 
         training_pipeline=training_pipeline,
         compute_kernels=kernels,
         hardware="simulated:h100",
-        machine=Machine(
+        machine=Nodes(
             WORLD_SIZE,
             LOCAL_WORLD_SIZE,
             intra="h100_nvlink",

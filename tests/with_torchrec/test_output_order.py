@@ -18,7 +18,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Poo
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import SHARDING_TYPES, TYPES
 from evenshard.planner.output_order import output_orders
@@ -52,7 +52,7 @@ def collection(choice: random.Random) -> EmbeddingBagCollection:
     )
 
 
-def parts_of(table: Table, machine: Machine, way: str, choice: random.Random) -> list[TablePart]:
+def parts_of(table: Table, machine: Nodes, way: str, choice: random.Random) -> list[TablePart]:
     """A table sharded in a type, anywhere."""
     own = TYPES[way]
     if own.is_replicated:
@@ -69,7 +69,7 @@ def parts_of(table: Table, machine: Machine, way: str, choice: random.Random) ->
     return found
 
 
-def orders(seed: int, machine: Machine, env: ShardingEnv) -> tuple[Any, Sequence[str], Sequence[str]]:
+def orders(seed: int, machine: Nodes, env: ShardingEnv) -> tuple[Any, Sequence[str], Sequence[str]]:
     """TorchRec's sharded collection of random parts, and the two predictions: of the plan, and of the placement."""
     choice = random.Random(seed)
     whole = collection(choice)
@@ -114,7 +114,7 @@ def four_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardingEnv]:
 def test_the_order_is_that_of_torchrec_for_mixes_of_all_types_on_two_nodes(four_ranks: ShardingEnv) -> None:
     reordered = 0
     for seed in range(40):
-        sharded, of_plan, of_parts = orders(seed, Machine(4, 2, inter="infiniband_ndr"), four_ranks)
+        sharded, of_plan, of_parts = orders(seed, Nodes(4, 2, inter="infiniband_ndr"), four_ranks)
         assert (list(of_plan), list(of_parts)) == (sharded._embedding_names,) * 2, seed
         reordered += of_plan != sorted(of_plan, key=lambda key: (key.partition("@")[2] or f"t{key[1:]}", key))
     assert reordered > 20
@@ -124,7 +124,7 @@ def process(rank: int, out: Path) -> Any:
     """One of two ranks: keys of real outputs beside both predictions."""
     env, found = ShardingEnv.from_process_group(dist.group.WORLD), []
     for seed in range(8):
-        sharded, *predicted = orders(seed, Machine(2, 2), env)
+        sharded, *predicted = orders(seed, Nodes(2, 2), env)
         features = list(dict.fromkeys(key.partition("@")[0] for key in sharded._embedding_names))
         lengths = torch.ones(len(features) * 2, dtype=torch.long)
         output = sharded(KeyedJaggedTensor(features, torch.zeros(len(lengths), dtype=torch.long), lengths=lengths))

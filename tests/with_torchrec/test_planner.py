@@ -20,8 +20,8 @@ from torchrec.distributed.types import ShardingPlan
 import evenshard
 from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
@@ -115,7 +115,7 @@ def test_batches_on_the_way_take_memory() -> None:
     assert rooms[0] > rooms[1] and rooms == sorted(rooms, reverse=True) and len(set(rooms)) > 3
 
 
-def host_memory(**kwargs: Any) -> Machine:
+def host_memory(**kwargs: Any) -> Nodes:
     """The machine that a planner asks for."""
     planner = EvenshardPlanner(model=untrained(), sharding_types=["table_wise"], **kwargs)
     planner.plan(Model(META))

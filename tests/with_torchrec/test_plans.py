@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.placements import simulated_cost
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
@@ -99,8 +99,8 @@ def test_a_plan_comes_back_as_it_went_whatever_the_order_of_tables() -> None:
 
 
 EVERYTHING = tables_of(Everything(META))
-TWO = Machine(2, 2)
-TWO_NODES = Machine(4, 2, intra="h100_nvlink", inter="infiniband_ndr")
+TWO = Nodes(2, 2)
+TWO_NODES = Nodes(4, 2, intra="h100_nvlink", inter="infiniband_ndr")
 
 
 def torchrecs_plan(way: str | None) -> ShardingPlan:

@@ -16,7 +16,7 @@ from evenshard.cli.arguments import Commands
 TEMPLATES = {
     "tables.csv": "tables, as `evenshard place` takes them",
     "rules.yaml": "where they may live, for --rules",
-    "cluster.yaml": "a machine of several hosts, for --cluster",
+    "hosts.yaml": "a machine of several hosts, for --hosts",
     "prices.yaml": "what machines cost, for `evenshard what-if --price`",
     "costs.csv": "times of shards of tables.csv, for `evenshard import-costs`; simulated:h100's until you put in yours",
     "params.yaml": "settings of the loop that measures and learns on this machine",

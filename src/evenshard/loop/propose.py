@@ -23,7 +23,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.torchrec_step import ShardedJob
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
@@ -190,7 +190,7 @@ def sharding_jobs(
     for number in range(count):
         task = tasks[number % len(tasks)]
         nodes = min(devices_per_node or task.num_devices, task.num_devices)
-        machine = Machine(task.num_devices, nodes, intra=MEASURED_LINK, inter=MEASURED_LINK)
+        machine = Nodes(task.num_devices, nodes, intra=MEASURED_LINK, inter=MEASURED_LINK)
         problem = machine.problem()
         require(problem is None, f"task {task.task_id}: {problem}")
         sharding = replace(task, machine=machine, optimizer=optimizer, limits=())

@@ -12,7 +12,7 @@ from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_rows import REMEDY, TIMES, is_total, read_rows, save_rows
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, part_called, part_table, whole_tables
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.plan import parts_by_table
@@ -203,7 +203,7 @@ def _read_placement(path: Path, numbered: _Numbered, by_name: Mapping[str, Table
 
 def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> ShardingTask:
     num_devices, link = row["num_devices"], row["link"]
-    machine = Machine(num_devices, row["devices_per_node"], intra=link, inter=link)
+    machine = Nodes(num_devices, row["devices_per_node"], intra=link, inter=link)
     if problem := machine.problem():
         raise BadConfig(problem)
     rooms = (row["memory_cap_bytes"],) * num_devices

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.base.extras import require_package
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import state_bytes
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
@@ -62,7 +62,7 @@ def same_shape(old: Table, new: Table) -> bool:
 
 
 def shared_pieces(
-    table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Machine, optimizer: str
+    table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Nodes, optimizer: str
 ) -> Iterator[SharedPiece]:
     """Yield the pieces of a table by columns, then rows; ``machine`` is the larger one of the two placements'."""
     was, now = before[0].storage, after[0].storage
@@ -92,7 +92,7 @@ def shared_pieces(
         )
 
 
-def larger_machine(old: Machine, new: Machine) -> Machine:
+def larger_machine(old: Nodes, new: Nodes) -> Nodes:
     """The one with more devices; the new one of equals."""
     return new if new.num_devices >= old.num_devices else old
 
@@ -124,7 +124,7 @@ def device_kinds(task: ShardingTask) -> list[int]:
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]
 
 
-def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Machine) -> Names:
+def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Nodes) -> Names:
     """[N] the old device that each device of the new answer should be; of equals, the most keep their names.
 
     Args:

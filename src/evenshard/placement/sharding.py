@@ -22,7 +22,7 @@ from functools import lru_cache
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, FUSED, ON_DEVICE, Span, TablePart, row_starts
 from evenshard.tables.table import DATA_TYPES, Table
 
@@ -70,31 +70,31 @@ class ShardingType:
         """Whether a whole table on one device is a case of it."""
         return self.scope == DEVICE and (self.within != EVERYWHERE or not self.cuts_columns)
 
-    def span(self, machine: Machine) -> int:
+    def span(self, machine: Nodes) -> int:
         """Devices, one after the other, that some columns live on with all of their rows."""
         return _size(machine, self.scope)
 
-    def places(self, machine: Machine) -> tuple[range, ...]:
+    def places(self, machine: Nodes) -> tuple[range, ...]:
         """The sets of devices that some columns may live on, with all of their rows."""
         return _sets(machine, self.span(machine))
 
-    def home_span(self, machine: Machine) -> int:
+    def home_span(self, machine: Nodes) -> int:
         """Devices, one after the other, that all parts of a table are among."""
         return _size(machine, self.within)
 
-    def homes(self, machine: Machine) -> tuple[range, ...]:
+    def homes(self, machine: Nodes) -> tuple[range, ...]:
         """The sets of devices among one of which all parts of a table are."""
         return _sets(machine, self.home_span(machine))
 
-    def most_column_parts(self, machine: Machine) -> int:
+    def most_column_parts(self, machine: Nodes) -> int:
         """The most column parts of a table: each needs devices of its own among those that all parts share."""
         return self.home_span(machine) // self.span(machine)
 
-    def covers(self, machine: Machine) -> bool:
+    def covers(self, machine: Nodes) -> bool:
         """Whether all of its placements take every device of a machine."""
         return self.scope != DEVICE and not self.cuts_columns and self.span(machine) == machine.num_devices
 
-    def is_distinct_on(self, machine: Machine) -> bool:
+    def is_distinct_on(self, machine: Nodes) -> bool:
         """Whether it is no other type's case on a machine: with one device, all are one, and nodes must be several."""
         narrow = {self.scope, self.within} - {DEVICE, EVERYWHERE, REPLICA}
         if narrow:
@@ -106,17 +106,17 @@ class ShardingType:
         """The type of which a pooled table is a case with a single part by columns; "" if there is none."""
         return "" if self.cuts_columns else self.call
 
-    def row_devices(self, machine: Machine, device: int) -> range:
+    def row_devices(self, machine: Nodes, device: int) -> range:
         """The devices that rows are cut over, one of which is given."""
         return self.places(machine)[device // self.span(machine)]
 
 
 @lru_cache(maxsize=4096)
-def _sets(machine: Machine, size: int) -> tuple[range, ...]:
+def _sets(machine: Nodes, size: int) -> tuple[range, ...]:
     return tuple(range(first, first + size) for first in range(0, machine.num_devices, size))
 
 
-def _size(machine: Machine, scope: str) -> int:
+def _size(machine: Nodes, scope: str) -> int:
     return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
 
@@ -203,7 +203,7 @@ class Communication:
 # Types ---------------------------------------------------------------------------------------------------------------
 
 
-def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) -> str:
+def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
     """The way that a table is sharded, read off its parts, all of which are given.
 
     Columns that live on one node of several are called column_wise: what they do is the same.
@@ -229,7 +229,7 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) ->
     return ROW_WISE
 
 
-def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:
+def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
     """Return the type of a table's parts; that within a node where only this one is allowed."""
     way = sharding_type(parts, table, machine)
     in_node = TYPES[way].within_node or way
@@ -250,7 +250,7 @@ def join_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
     return same if same in allowed and same in ways else way
 
 
-def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine) -> str | None:
+def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str | None:
     """Says in one sentence, that the name of a table begins, why its parts make none of the types; None if they do."""
     if _is_whole_on_one_device(parts, table):  # by far the most, and asked very often
         return None
@@ -340,7 +340,7 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
     )
 
 
-def ways_of(parts: Sequence[TablePart], table: Table, machine: Machine) -> frozenset[str]:
+def ways_of(parts: Sequence[TablePart], table: Table, machine: Nodes) -> frozenset[str]:
     """All the ways that the parts of a table are a case of: a whole table is one part by columns on one node, too."""
     way = sharding_type(parts, table, machine)
     if machine.num_devices == 1:
@@ -354,25 +354,25 @@ def ways_of(parts: Sequence[TablePart], table: Table, machine: Machine) -> froze
     return frozenset({way})
 
 
-def _bound_by_columns(machine: Machine, devices: Collection[int]) -> list[str]:
+def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
     """Types that cut columns alone and bind their devices, of which parts on these devices are a case."""
     sizes = {one: TYPES[one].home_span(machine) for one in COLUMNS_ALONE if TYPES[one].within != EVERYWHERE}
     return [one for one, size in sizes.items() if len({device // size for device in devices}) == 1]
 
 
-def freest_by_columns(types: Collection[str], machine: Machine, default: str) -> str:
+def freest_by_columns(types: Collection[str], machine: Nodes, default: str) -> str:
     """The type that cuts columns alone and leaves their devices the most free; ``default`` if none does."""
     own = (one for one in COLUMNS_ALONE if one in types)
     return max(own, key=lambda one: TYPES[one].home_span(machine), default=default)
 
 
 @lru_cache(maxsize=4096)
-def types_on_all(machine: Machine) -> tuple[str, ...]:
+def types_on_all(machine: Nodes) -> tuple[str, ...]:
     """Types whose placements all take every device."""
     return tuple(one.name for one in TYPES.values() if one.covers(machine))
 
 
 @lru_cache(maxsize=4096)
-def allowed_sets(machine: Machine, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
+def allowed_sets(machine: Nodes, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
     """The sets of ``size`` devices whose devices are all allowed; ``devices`` is None where any device is."""
     return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

@@ -12,8 +12,8 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.limits import MAX_TOTAL_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD, PartMemory, part_memory
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_tables
 from evenshard.placement.sharding import (
     ALWAYS_CUT_COLUMNS,
@@ -91,7 +91,7 @@ class ShardingTask:
     """
 
     tables: tuple[Table, ...]
-    machine: Machine
+    machine: Nodes
     room_bytes: tuple[int, ...]
     batch_size: int
     optimizer: str = SGD
@@ -121,7 +121,7 @@ class ShardingTask:
         """
         if problem := RANGES["num_devices"].problem(num_devices):  # before there is a cap for each of them
             raise BadConfig(f"num_devices {problem}.")
-        machine, rooms = Machine.one_node(num_devices), (memory_cap_bytes,) * num_devices
+        machine, rooms = Nodes.one_node(num_devices), (memory_cap_bytes,) * num_devices
         return ShardingTask(tables, machine, rooms, batch_size, limits=(WHOLE,) * len(tables), task_id=task_id)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 ::
 
-    request, rules      what is asked: tables, devices, memory, rules by table name; knobs, cluster: as a user states it
+    request, rules      what is asked: tables, devices, memory, rules by table name; knobs, hosts: as a user states it
     optimizers          the optimizer of each table
     place               the answer: search, model, prices (pricing), others (comparison); refusals: capacity
     answer, file        the answer, and placement.json with its JSON schema

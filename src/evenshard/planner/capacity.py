@@ -9,12 +9,12 @@ from dataclasses import replace
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.limits import RANGES
 from evenshard.base.units import BYTES_PER_GB, gb_text, gb_to_bytes
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
-from evenshard.planner.cluster import own_link
+from evenshard.planner.hosts import own_link
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import LINKS
@@ -138,7 +138,7 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
     return enough if enough > min(request.nodes.host_bytes, default=0) / BYTES_PER_GB else None
 
 
-def _enough_devices(request: PlacementRequest) -> Machine | None:
+def _enough_devices(request: PlacementRequest) -> Nodes | None:
     """The machine with more devices, the new ones as large as the largest, for which a placement was found."""
     if request.nodes.groups:
         return None
@@ -154,7 +154,7 @@ def _enough_devices(request: PlacementRequest) -> Machine | None:
     return None if steps is None else larger[steps - 1]
 
 
-def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Machine]:
+def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
     """List growing machines: a larger node first, then more nodes, then more domains."""
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
@@ -187,7 +187,7 @@ def _domain_nodes(request: PlacementRequest) -> int:
     return int(min(spans, RANGES["num_devices"].most)) // machine.devices_per_node
 
 
-def _shape_text(machine: Machine, larger: Machine) -> str:
+def _shape_text(machine: Nodes, larger: Nodes) -> str:
     if machine.nodes_per_domain == larger.nodes_per_domain == 1:
         return ""
     if larger.num_domains == 1:

@@ -31,7 +31,7 @@ class Machine:
 
     num_devices: int | None = knob(
         None,
-        "number of devices (default: those of all nodes or of the cluster, else 8)",
+        "number of devices (default: those of all nodes or of the hosts, else 8)",
         torchrec="Topology.world_size",
         flag="--devices",
     )
@@ -57,7 +57,7 @@ class Machine:
         "link between hosts, such as ib_400g, one for each device; needed for more than one host",
         torchrec="Topology.inter_host_bw",
     )
-    cluster: str | Path | None = knob(
+    hosts: str | Path | None = knob(
         None, "YAML file of hosts and links, in place of the arguments above; docs/place.md has its keys"
     )
 

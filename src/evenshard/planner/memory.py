@@ -18,8 +18,8 @@ from evenshard.base.extras import require_package
 from evenshard.base.machine_memory import machine_bytes
 from evenshard.base.params import check_ranges
 from evenshard.base.units import bytes_to_gb, gb_text, gb_to_bytes
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PartMemory, moments, peak_bytes
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
@@ -325,7 +325,7 @@ def offloaded_of(
     return tuple(found)
 
 
-def _link(hardware: str, machine: Machine) -> HostLink:
+def _link(hardware: str, machine: Nodes) -> HostLink:
     """Link of a device to its host; a usual one if no profile describes the device."""
     name = HardwareName.parse(hardware)
     if not name.kind.is_simulated:

@@ -16,7 +16,7 @@ from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.base.providers import provided
 from evenshard.base.s3 import is_address, local
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer, PricedParts, model_lineage
@@ -203,7 +203,7 @@ def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
     )
 
 
-def _device_kind(model: Model, hardware: str, machine: Machine) -> DeviceKind:
+def _device_kind(model: Model, hardware: str, machine: Nodes) -> DeviceKind:
     name = HardwareName.parse(hardware)
     try:
         profile = profile_of(name)

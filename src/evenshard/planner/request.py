@@ -16,8 +16,8 @@ from evenshard.base.limits import MAX_TABLES
 from evenshard.base.messages import brief
 from evenshard.base.params import check_ranges
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (
     COMPUTE_KERNELS,
     HOST_KERNELS,
@@ -72,7 +72,7 @@ class PlacementRequest:
     optimizer: str = knob_field("optimizer", SGD)
     rules: Rules = field(default_factory=Rules)
     sharding_types: tuple[str, ...] = ()
-    machine: Machine | None = None
+    machine: Nodes | None = None
     communication: Communication = field(default_factory=Communication)
     hardware: str = knob_field("hardware", DEFAULT_HARDWARE)
     assumptions: tuple[Assumption, ...] = ()
@@ -198,9 +198,9 @@ class PlacementRequest:
         return replace(limits, types=limits.types - {*REPLICATED})
 
     @property
-    def nodes(self) -> Machine:
+    def nodes(self) -> Nodes:
         """The machine."""
-        return self.machine or Machine.one_node(self.num_devices)
+        return self.machine or Nodes.one_node(self.num_devices)
 
     def task(self) -> ShardingTask:
         """The task of sharding the tables in every way that the request allows."""
@@ -251,7 +251,7 @@ def check_batch(batch_size: int, num_devices: int) -> None:
         )
 
 
-def memory_problem(kernel: str, machine: Machine) -> str | None:
+def memory_problem(kernel: str, machine: Nodes) -> str | None:
     """Says in one sentence that a kernel that is named keeps weights where the machine has no memory for them."""
     if kernel in HOST_KERNELS and not machine.host_bytes:
         return f"{kernel} keeps weights in host memory, of which there is none for tables. Give host_memory_gb."

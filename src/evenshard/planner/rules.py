@@ -25,7 +25,7 @@ from evenshard.base.errors import BadConfig, bad_records, blame_file
 from evenshard.base.messages import brief, cut
 from evenshard.base.typed import WrongValues, record_of
 from evenshard.base.yaml_files import read_yaml
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import TableLimits
@@ -85,7 +85,7 @@ class Rules:
         rules = {name: of(rule) for name, rule in vars(self).items() if name != "forbidden_devices"}
         return Rules(**rules, forbidden_devices=self.forbidden_devices)
 
-    def problem(self, names: Iterable[str], machine: Machine) -> str | None:
+    def problem(self, names: Iterable[str], machine: Nodes) -> str | None:
         """Says in one sentence what makes the rules unusable for these tables and devices, or None."""
         known = set(names)
         groups = (*self.together, *self.apart)
@@ -116,7 +116,7 @@ class Rules:
                 return f"min_columns of table {brief(name)} is {brief(columns)}. Give at least 1."
         return None
 
-    def limits(self, name: str, machine: Machine, types: Iterable[str] = SHARDING_TYPES) -> TableLimits:
+    def limits(self, name: str, machine: Nodes, types: Iterable[str] = SHARDING_TYPES) -> TableLimits:
         """Return the rules of one table; ``types`` are those of tables that have no rule of their own."""
         where = (self.pinned.get(name), self.pinned_nodes.get(name), self.forbidden.get(name, ()))
         return TableLimits(
@@ -129,7 +129,7 @@ class Rules:
 
 @lru_cache(maxsize=4096)
 def _allowed_devices(
-    machine: Machine,
+    machine: Nodes,
     pinned: tuple[int, ...] | None,
     nodes: tuple[int, ...] | None,
     forbidden: tuple[int, ...],

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
 from evenshard.placement.sharding import (
     EVERYWHERE,
@@ -194,7 +194,7 @@ class TierBytes:
 _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
-def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
+def all_to_all_bytes(machine: Nodes, per_device: FloatArray) -> TierBytes:
     """Return the bytes of an exchange in which each device sends ``per_device`` [..., D] bytes to every other one."""
     size, devices = machine.domain_size, machine.num_devices
     domain_sums = _of_each(per_device, size, np.add)
@@ -210,7 +210,7 @@ def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
     return np.asarray(what.reduce(grouped, axis=-1)).repeat(size, axis=-1)
 
 
-def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+def reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     """A reduce-scatter of a buffer on every device, [..., D] bytes: in each domain first, then between them.
 
     A device without rows takes part with a buffer as long as that of the others.
@@ -221,12 +221,12 @@ def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
     return TierBytes.of_reduction(REDUCE_SCATTER, size, within, between)
 
 
-def all_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+def all_reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     """An all-reduce of a buffer on every device, [..., D] bytes: a reduce-scatter, then as much to gather."""
     return replace(reduced_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
 
 
-def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
+def node_reduced_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
     """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples.
 
     A device without rows takes part with a buffer as long as that of the others in its node.
@@ -237,7 +237,7 @@ def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> tuple[TierBytes
     return in_node, _between_nodes(machine, longest / machine.num_devices)
 
 
-def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
+def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
     """Exchange between the devices that have the same number in their nodes."""
     size, nodes = machine.devices_per_node, machine.num_nodes
     of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
@@ -318,7 +318,7 @@ def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> Ti
     own: FloatArray = np.asarray(dims, dtype=np.float64)
     devices = own.shape[-1]
     bytes_per_dim = batch_size / devices * BYTES_PER_VALUE
-    return all_to_all_bytes(Machine.one_node(devices), own * bytes_per_dim)
+    return all_to_all_bytes(Nodes.one_node(devices), own * bytes_per_dim)
 
 
 def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
@@ -327,7 +327,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
     devices = moved.intra.shape[-1]
     if devices == 1:
         return np.zeros_like(moved.intra)
-    return link.latency_ms(devices) + moved_ms(Machine.one_node(devices), moved, Links(link))
+    return link.latency_ms(devices) + moved_ms(Nodes.one_node(devices), moved, Links(link))
 
 
 def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
@@ -365,12 +365,12 @@ def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
         yield from node_reduced_bytes(task.machine, volumes.summed_in_node * task.batch_size)
 
 
-def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
+def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
     values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
     return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
 
 
-def latencies_ms(machine: Machine, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
+def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
     """[3] latencies of the input dist, the forward and the backward exchange; collectives are (module, sharding type).
 
     The input takes two exchanges, of lengths and of what they count.
@@ -394,7 +394,7 @@ def latencies_ms(machine: Machine, collectives: set[tuple[str, str]], links: Lin
     return found_3
 
 
-def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
+def moved_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
     """[..., D] time that the bytes of a collective take on both tiers."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:

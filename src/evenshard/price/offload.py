@@ -27,8 +27,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_BYTES, STATE_NUMBERS
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage, TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.device_model import NS_PER_MS
@@ -93,7 +93,7 @@ class HostLink:
         return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
 
 
-def host_link(machine: Machine, profile: GpuProfile | None = None) -> HostLink:
+def host_link(machine: Nodes, profile: GpuProfile | None = None) -> HostLink:
     """Return one device's share of its host, while all others of the host take as much.
 
     A bandwidth that the machine does not say (0), and a device without a profile, have defaults.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.price.device_model import (
     LANE_LIMITS,
     NS_PER_MS,
@@ -259,6 +259,6 @@ def work_columns(
     return found_PC
 
 
-def simulated_kind(profile: GpuProfile, machine: Machine) -> DeviceKind:
+def simulated_kind(profile: GpuProfile, machine: Nodes) -> DeviceKind:
     """Devices of a profile in a machine."""
     return DeviceKind(DeviceModelPrice(profile), profile.hbm_bytes_per_ns, host_link(machine, profile))

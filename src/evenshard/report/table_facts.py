@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evenshard.base.messages import count_text, names_text, printable
 from evenshard.base.units import ms_text, pct_text, range_text, size_text
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, KEY_VALUE, Span, TablePart, part_table
 from evenshard.placement.sharding import (
     EVERYWHERE,
@@ -239,7 +239,7 @@ def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> 
     return f": {shown}{f'; {more:,} more' if more > 0 else ''}"
 
 
-def where_text(table: SpreadTable, machine: Machine) -> str:
+def where_text(table: SpreadTable, machine: Nodes) -> str:
     """The cuts of a table and their devices or nodes."""
     columns = table.columns
     if len(columns) > MAX_LISTED_PARTS:
@@ -250,7 +250,7 @@ def where_text(table: SpreadTable, machine: Machine) -> str:
     )
 
 
-def _home(parts: Sequence[PlacedPart], machine: Machine) -> str:
+def _home(parts: Sequence[PlacedPart], machine: Nodes) -> str:
     if len(parts) == 1:
         return f"on {parts[0].where}"
     nodes = sorted({machine.node_of(one.part.device) for one in parts})

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (
     COLUMN_STEP,
     FUSED,
@@ -107,7 +107,7 @@ class PackedItems:
     replicas: tuple[Table, ...]  # tables that may only be replicated, and so live on every device
     # What each device has left for the items, below 0 where the replicas alone do not fit.
     room_D: npt.NDArray[np.int64]
-    machine: Machine
+    machine: Nodes
     # Of each item, it again wherever else its tables may be kept, for a solver that chooses; empty for none.
     others: tuple[tuple[PackedItem, ...], ...] = ()
 
@@ -352,6 +352,6 @@ def _memory_taken(task: ShardingTask, table: Table, part: TablePart) -> Taken:
 
 
 @lru_cache(maxsize=4096)
-def _allowed_of(machine: Machine, size: int, devices: frozenset[int] | None) -> tuple[Devices, ...]:
+def _allowed_of(machine: Nodes, size: int, devices: frozenset[int] | None) -> tuple[Devices, ...]:
     by_set = device_mask(machine.num_devices, devices).reshape(-1, size)
     return tuple(number * size + np.flatnonzero(own) for number, own in enumerate(by_set) if own.any())

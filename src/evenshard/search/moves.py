@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD, state_bytes
 from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
@@ -52,7 +52,7 @@ class EarlierPlacement:
     """
 
     parts_of_table: Mapping[str, tuple[TablePart, ...]]
-    machine: Machine
+    machine: Nodes
     optimizer_of: Mapping[str, str] = field(default_factory=dict)
 
 

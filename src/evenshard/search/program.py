@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.search.cuts import Cut, Grid, Taken
 from evenshard.search.items import PackedItem, PackedItems
@@ -98,7 +98,7 @@ _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 class _Model:
     """The program while it is built; ``taken`` has variables, each with its bytes, of devices, hosts and SSDs."""
 
-    machine: Machine
+    machine: Nodes
     even_grids: bool
     program: IntegerProgram = field(default_factory=IntegerProgram)
     taken: dict[tuple[str, int], list[tuple[int, float]]] = field(default_factory=dict)

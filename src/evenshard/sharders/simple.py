@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
@@ -118,7 +118,7 @@ def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
     )
 
 
-def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator, fewest: int = 2) -> list[TablePart]:
+def _parts(table: Table, way: str, machine: Nodes, rng: np.random.Generator, fewest: int = 2) -> list[TablePart]:
     nodes = rng.permutation(machine.num_nodes).tolist()
     of, columns = TYPES[way], [Span(0, table.embedding_dim)]
     most = of.most_column_parts(machine)

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.knobs import Knob
-from evenshard.planner.cluster import DEFAULT_DEVICES
+from evenshard.planner.hosts import DEFAULT_DEVICES
 from evenshard.planner.knobs import place_knobs
 from evenshard.tracking.pyfunc import ServedCode
 
 # The hardware is the model's; a server has no files, and nothing to measure on.
 NOT_SERVED = {
     *("hardware", "default_pooling_factor", "num_measured"),
-    *("model", "traffic", "cluster", "embedding_dim", "near", "max_move_gb"),
+    *("model", "traffic", "hosts", "embedding_dim", "near", "max_move_gb"),
 }
 
 

@@ -44,7 +44,7 @@ from evenshard.measure.distributed.jobs import (
 )
 from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_of_ranks
 from evenshard.measure.fbgemm import OutOfDeviceMemory
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.tables.table import Table
@@ -488,7 +488,7 @@ def change(record: Any, path: str, value: Any) -> None:
 )
 def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: Any) -> None:
     tables = (table("a", pooling=2.0), table("b", rows=2**40, pooling=0.3))
-    job = MeasurePlacement(tables, Machine.one_node(2), 64, Placement((0, 1), 2).parts(tables))
+    job = MeasurePlacement(tables, Nodes.one_node(2), 64, Placement((0, 1), 2).parts(tables))
     plain = encode_job(job)
     assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)
     with pytest.raises(ValueError, match="is not for 3 ranks"):

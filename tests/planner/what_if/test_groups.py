@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.planner.what_if.machines import (
     CONTIGUOUS,
@@ -21,7 +21,7 @@ from support.answer_builders import answer
 from support.builders import table
 
 # Two nodes of 8.
-SIXTEEN = Machine(16, 8, 1, "100gb_s", "10gb_s")
+SIXTEEN = Nodes(16, 8, 1, "100gb_s", "10gb_s")
 # Of a link of which a bandwidth is all that is known.
 LATENCY_MS = 0.015
 
@@ -38,22 +38,22 @@ def test_the_ranks_are_those_of_dmp_collection() -> None:
 
 def test_a_group_keeps_to_a_node_or_spans_both() -> None:
     found = dict(layouts_of(SIXTEEN, 8))
-    assert found[CONTIGUOUS] == Machine(8, 8, 1, "100gb_s")
-    assert found[STRIDED] == Machine(8, 4, 1, "100gb_s", "10gb_s")
+    assert found[CONTIGUOUS] == Nodes(8, 8, 1, "100gb_s")
+    assert found[STRIDED] == Nodes(8, 4, 1, "100gb_s", "10gb_s")
     assert layouts_of(SIXTEEN, 16) == (("", SIXTEEN),)
 
 
 def test_in_one_node_both_layouts_are_the_same() -> None:
-    assert layouts_of(Machine(8, 8, 1, "100gb_s"), 4) == ((CONTIGUOUS, Machine(4, 4, 1, "100gb_s")),)
+    assert layouts_of(Nodes(8, 8, 1, "100gb_s"), 4) == ((CONTIGUOUS, Nodes(4, 4, 1, "100gb_s")),)
 
 
 def test_groups_that_lie_unevenly_are_refused() -> None:
     with pytest.raises(BadConfig, match="16 devices do not fill groups of 5"):
         layouts_of(SIXTEEN, 5)
-    twelve = Machine(12, 4, 1, "100gb_s", "10gb_s")
+    twelve = Nodes(12, 4, 1, "100gb_s", "10gb_s")
     assert [layout for layout, _ in layouts_of(twelve, 6)] == [STRIDED]  # in a row: 4 and 2 on a node
     with pytest.raises(BadConfig, match="groups of 4 devices lie unevenly over nodes of 6"):
-        layouts_of(Machine(36, 6, 1, "100gb_s", "10gb_s"), 4)
+        layouts_of(Nodes(36, 6, 1, "100gb_s", "10gb_s"), 4)
 
 
 def test_a_sync_sends_all_rows_of_the_fullest_device_twice() -> None:
@@ -82,7 +82,7 @@ def test_replicas_are_no_part_of_a_sync_and_are_reduced_over_all_devices_in_each
     one = answer(
         device_of_part=(0, (0, 1), 1),
         tables=tables,
-        asked={"sharding_types": SHARDING_TYPES, "machine": Machine(2, 2, 1, "100gb_s")},
+        asked={"sharding_types": SHARDING_TYPES, "machine": Nodes(2, 2, 1, "100gb_s")},
     )
     assert synced_bytes(one) == (2**28, 2**28)
     size = 2 * 4 * 64_000

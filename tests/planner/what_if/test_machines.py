@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.planner.what_if.machines import of_hardware, whole_machine
 
 
 def test_hosts_and_links_that_are_not_named() -> None:
-    assert whole_machine("simulated:h100", 4) == Machine(4, 4, 1, "nvlink_h100")
-    assert whole_machine("simulated:h100", 16) == Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr")
+    assert whole_machine("simulated:h100", 4) == Nodes(4, 4, 1, "nvlink_h100")
+    assert whole_machine("simulated:h100", 16) == Nodes(16, 8, 1, "nvlink_h100", "infiniband_ndr")
     assert whole_machine("simulated:a100_80gb", 16).inter == "infiniband_hdr"
     assert whole_machine("simulated:rtx_2080_ti", 16).inter == "ethernet_25g"
     own = whole_machine("simulated:h100", 16, 4, "50gb_s", "ib_200g", 2)
-    assert own == Machine(16, 4, 2, "50gb_s", "infiniband_hdr")
+    assert own == Nodes(16, 4, 2, "50gb_s", "infiniband_hdr")
 
 
 def test_devices_that_do_not_fill_hosts_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 import evenshard
 from evenshard.base.units import gb_to_bytes
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.planner.what_if.answer import WhatIfAnswer, keep_faster_placements
 from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.report.what_if import print_what_if
@@ -69,7 +69,7 @@ def test_a_placement_for_less_memory_is_kept_where_more_memory_gives_a_slower_on
     assert kept.step_ms == less.step_ms and kept.memory_cap_gb == 80 and not kept.problem
     assert kept.answer is not None and less.answer is not None and kept.answer.parts == less.answer.parts
     assert kept.answer.request.caps_bytes == (gb_to_bytes(80),) * 2
-    elsewhere = replace(slower, machine=Machine(4, 4, 1, "100gb_s"))
+    elsewhere = replace(slower, machine=Nodes(4, 4, 1, "100gb_s"))
     assert list(keep_faster_placements([less, elsewhere])) == [less, elsewhere]
 
 

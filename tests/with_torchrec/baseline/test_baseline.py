@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TABLE_WISE, sharding_type
@@ -34,8 +34,8 @@ from support.builders import table
 GB_S = Bandwidths(4800, 450, 50)
 
 
-def machine(devices: int) -> Machine:
-    return Machine(devices, min(devices, 8), inter="infiniband_ndr" if devices > 8 else "")
+def machine(devices: int) -> Nodes:
+    return Nodes(devices, min(devices, 8), inter="infiniband_ndr" if devices > 8 else "")
 
 
 def sharding(tables: tuple[Table, ...], devices: int, room: int = 2**40, batch_size: int = 65_536) -> ShardingTask:

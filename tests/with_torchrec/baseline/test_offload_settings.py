@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
@@ -27,7 +27,7 @@ CACHED = PlannerSetting(load_factor=0.1)
 def asked(room: int = 30 * MB, host: int = 1000 * MB, **more: Any) -> ShardingTask:
     """Two devices whose host has memory."""
     known = {"tables": TABLES, "room_bytes": (room,) * 2, "batch_size": BATCH_SIZE, "kernels": USUAL_KERNELS}
-    return ShardingTask(machine=Machine(2, 2, host_bytes=(host,)), **{**known, **more})
+    return ShardingTask(machine=Nodes(2, 2, host_bytes=(host,)), **{**known, **more})
 
 
 def planner(task: ShardingTask) -> TorchRecPlanner:
@@ -76,7 +76,7 @@ def test_kernels_are_those_of_the_task() -> None:
     assert {one.kernel for one in uncached.values()} == {"fused", "fused_uvm"}
     bare = asked()
     with pytest.raises(InfeasibleTask):
-        storages(replace(bare, machine=Machine(2, 2)), CACHED)
+        storages(replace(bare, machine=Nodes(2, 2)), CACHED)
 
 
 def test_host_memory_has_room_for_so_much() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.plan import check_placement
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -121,7 +121,7 @@ def test_what_is_left_out_is_torchrecs_own() -> None:
 
 def test_bandwidths_of_hardware() -> None:
     """A link counts with what its long exchanges reach: the straight line through all sizes is an eighth below."""
-    machine = Machine.one_node(8)
+    machine = Nodes.one_node(8)
     h200 = bandwidths_of("simulated:h200", "auto", machine)
     reached = gpu_profile("h200").hbm_efficiency
     assert 0.5 < reached < 1

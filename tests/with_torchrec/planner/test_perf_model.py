@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.base.errors import BadConfig
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
@@ -70,7 +70,7 @@ def true_ms(plan: Any, tables: Sequence[Table] | None = None) -> float:
         batch_size=4 * BATCH,
         hardware="simulated:h100",
         optimizer="sgd",
-        machine=Machine(4, 2, inter="infiniband_ndr"),
+        machine=Nodes(4, 2, inter="infiniband_ndr"),
     )
     return part_costs(request, DeviceModel("simulated:h100")).predict(shards_of(plan, tables)).predicted_ms
 

@@ -34,7 +34,7 @@ from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save
 
 # Model and plan in use are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no files
 # and no model of TorchRec's.
-NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near", "constraints"}
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "hosts", "near", "constraints"}
 NO_PLAN = "no_plan.txt"
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from evenshard.base.messages import brief
 from evenshard.base.typed import record_of
 from evenshard.measure.distributed.exchange import Finding, Worker, measure_shard
 from evenshard.measure.distributed.ranks import Splits
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import broken_rule, parts_by_table
@@ -57,7 +57,7 @@ class PlacementJob:
     """
 
     tables: tuple[Table, ...]
-    machine: Machine
+    machine: Nodes
     batch_size: int
     parts: tuple[TablePart, ...]
     ANSWER: ClassVar[Any] = Finding

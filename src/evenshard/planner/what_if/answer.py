@@ -20,7 +20,7 @@ from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.request import caps_of
 from evenshard.planner.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
@@ -63,7 +63,7 @@ class Question:
     knobs: Mapping[str, Any]
 
     def option(
-        self, hardware: str, machine: Machine, group_size: int, memory_cap_gb: float | None = None
+        self, hardware: str, machine: Nodes, group_size: int, memory_cap_gb: float | None = None
     ) -> WhatIfOption:
         """Place the tables on a machine in groups of a size, in the faster layout."""
         if group_size < machine.num_devices and self.knobs.get("host_memory_gb"):
@@ -78,7 +78,7 @@ class Question:
         return min(found, key=lambda one: without_last_digits(one.step_ms.value) if one.fits else float("inf"))
 
     def _in_layout(
-        self, hardware: str, machine: Machine, layout: str, group: Machine, memory_cap_gb: float | None
+        self, hardware: str, machine: Nodes, layout: str, group: Nodes, memory_cap_gb: float | None
     ) -> WhatIfOption:
         batch = self.batch_size or (self.batch_per_device or 0) * machine.num_devices
         price = None if self.prices is None else self.prices.price_of(hardware)
@@ -120,7 +120,7 @@ class Question:
     def _place_on(
         self,
         option: WhatIfOption,
-        group: Machine,
+        group: Nodes,
         memory: Mapping[str, Any] | None = None,
         like: PlacementAnswer | None = None,
     ) -> PlacementAnswer:
@@ -164,7 +164,7 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
         less = one
 
 
-def sizes_of(machine: Machine, group_sizes: Sequence[int] | str) -> Iterator[int]:
+def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
     """The sizes of groups to try on a machine, ascending; those that are larger than it are left out.
 
     Raises:
@@ -181,7 +181,7 @@ def sizes_of(machine: Machine, group_sizes: Sequence[int] | str) -> Iterator[int
         yield from sorted({size for size in group_sizes if size <= devices} or {devices})
 
 
-def _is_even(machine: Machine, size: int) -> bool:
+def _is_even(machine: Nodes, size: int) -> bool:
     try:
         return bool(layouts_of(machine, size))
     except BadConfig:

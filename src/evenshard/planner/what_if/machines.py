@@ -25,10 +25,10 @@ import numpy as np
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.params import check_ranges
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.cluster import own_link
+from evenshard.planner.hosts import own_link
 from evenshard.planner.what_if.option import Sync
 from evenshard.price.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
 from evenshard.price.hardware import HardwareName
@@ -78,7 +78,7 @@ def whole_machine(
     intra: str = "",
     inter: str = "",
     nodes_per_domain: int = 1,
-) -> Machine:
+) -> Nodes:
     """Return a machine of so many devices in full hosts; one host that is not full where they fit into it.
 
     Where left out, a host has as many devices as its link connects, 8 at most, its link is the hardware's own, and the
@@ -94,7 +94,7 @@ def whole_machine(
     check_ranges(devices_per_node=size)
     size = min(size, num_devices)
     inter = link_name(inter or USUAL_LINKS.get(intra, OTHER_LINK))
-    machine = Machine(num_devices, size, min(nodes_per_domain, num_devices // size), intra, inter)
+    machine = Nodes(num_devices, size, min(nodes_per_domain, num_devices // size), intra, inter)
     if problem := machine.problem():
         raise BadConfig(f"{num_devices} x {hardware}: {problem}")
     return machine if machine.num_domains > 1 else replace(machine, inter="")
@@ -119,13 +119,13 @@ def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range
     return group_ranks(num_devices, num_devices // group_size, other)
 
 
-def machine_of_ranks(machine: Machine, ranks: Sequence[range]) -> Machine | None:
+def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
     """A machine of each of these sets of devices; None where they are not alike, or lie unevenly over nodes."""
     found = {_machine_of_ranks(machine, one) for one in ranks}
     return found.pop() if len(found) == 1 else None
 
 
-def _machine_of_ranks(machine: Machine, ranks: range) -> Machine | None:
+def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
     nodes = Counter(machine.node_of(rank) for rank in ranks)
     domains = Counter(node // machine.nodes_per_domain for node in nodes)
     if len(set(nodes.values())) > 1 or len(set(domains.values())) > 1:
@@ -139,7 +139,7 @@ def _machine_of_ranks(machine: Machine, ranks: range) -> Machine | None:
     )
 
 
-def layouts_of(machine: Machine, group_size: int) -> tuple[tuple[str, Machine], ...]:
+def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
     """The layouts of groups of a size that differ, each with the machine of one group.
 
     Raises:
@@ -150,7 +150,7 @@ def layouts_of(machine: Machine, group_size: int) -> tuple[tuple[str, Machine], 
         return (("", machine),)
     if group_size < 1 or devices % group_size:
         raise BadConfig(f"{devices} devices do not fill groups of {group_size}. Choose a group size that divides them.")
-    found: dict[tuple[Machine, Machine], str] = {}
+    found: dict[tuple[Nodes, Nodes], str] = {}
     for layout in LAYOUTS:
         group = machine_of_ranks(machine, group_ranks(devices, group_size, layout))
         replicas = machine_of_ranks(machine, replica_ranks(devices, group_size, layout))
@@ -173,7 +173,7 @@ def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
     return tuple(held)
 
 
-def sync_of(answer: PlacementAnswer, machine: Machine, layout: str, every: int) -> Sync:
+def sync_of(answer: PlacementAnswer, machine: Nodes, layout: str, every: int) -> Sync:
     """Return the all-reduce between the groups of a machine, each placed as the answer says."""
     groups = machine.num_devices // answer.num_devices
     replicas = machine_of_ranks(machine, replica_ranks(machine.num_devices, answer.num_devices, layout))
@@ -184,7 +184,7 @@ def sync_of(answer: PlacementAnswer, machine: Machine, layout: str, every: int) 
     return Sync(every, max(held), groups * sum(held), sent, once_ms if max(held) else 0.0)
 
 
-def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
+def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
     """Return the time that the all-reduce of gradients of replicas takes longer over a machine than in one group."""
     values = sum(
         table.num_rows * table.embedding_dim
@@ -192,7 +192,7 @@ def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
         if TYPES[answer.type_of_table[table.name]].is_replicated
     )
 
-    def over(one: Machine) -> float:
+    def over(one: Nodes) -> float:
         if not values or one.num_devices == 1:
             return 0.0
         return _all_reduced(one, GRADIENT_BYTES * values, answer.link)[1]
@@ -200,7 +200,7 @@ def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
     return over(machine) - over(answer.request.nodes)
 
 
-def _all_reduced(machine: Machine, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
+def _all_reduced(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
     """Return bytes that a device sends in all-reduces, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
     moved = all_reduced_bytes(machine, np.full(machine.num_devices, float(held)))

@@ -10,7 +10,7 @@ from evenshard.base.limits import Range
 from evenshard.base.messages import brief
 from evenshard.base.typed import read_record
 from evenshard.base.yaml_files import read_yaml
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.hardware import HardwareName
 from evenshard.price.step import step_shares_ms
@@ -73,7 +73,7 @@ class WhatIfOption:
     """
 
     hardware: str
-    machine: Machine
+    machine: Nodes
     batch_size: int
     group_size: int
     layout: str = ""

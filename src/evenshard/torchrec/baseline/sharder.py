@@ -37,8 +37,8 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH, state_bytes
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
@@ -291,7 +291,7 @@ class TorchRecSharder:
 
     def __init__(
         self,
-        bandwidths_on: Callable[[Machine], Bandwidths] | None = None,
+        bandwidths_on: Callable[[Nodes], Bandwidths] | None = None,
         sort_by: Literal["storage", "perf"] = "storage",
     ) -> None:
         """Loads TorchRec; without bandwidths of a machine, its own constants count.
@@ -320,7 +320,7 @@ class TorchRecSharder:
 
     def planner(self, task: ShardingTask) -> TorchRecPlanner:
         """TorchRec's planner for a task."""
-        machine = Machine.one_node(task.num_devices)
+        machine = Nodes.one_node(task.num_devices)
         sharding = ShardingTask(
             tables=task.tables,
             machine=machine,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.base.errors import BadConfig, EvenshardError
 from evenshard.base.extras import require_package
 from evenshard.base.messages import brief
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (
     CACHED_KERNELS,
     FUSED,
@@ -67,7 +67,7 @@ class Bandwidths:
     host_gb_s: float | None = None  # TorchRec: 34.4 (32 * 1024**3 bytes)
 
 
-def bandwidths_of(hardware: str, link_name: str, machine: Machine) -> Bandwidths:
+def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
     """Bandwidths of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
 
     Raises:
@@ -79,7 +79,7 @@ def bandwidths_of(hardware: str, link_name: str, machine: Machine) -> Bandwidths
     return machine_bandwidths(hardware, machine, Links(link(link_or_own(link_name, profile.link))))
 
 
-def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwidths:
+def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:
     """Bandwidths of devices and of the links between them; TorchRec's own constant for the memory of real devices.
 
     Device memory counts with what embedding kernels get out of it, a link with what its long exchanges between so many
@@ -94,7 +94,7 @@ def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwid
 
 
 def machine_topology(
-    machine: Machine, room_bytes: Sequence[int], bandwidths: Bandwidths, host_bytes: Sequence[int] | None = None
+    machine: Nodes, room_bytes: Sequence[int], bandwidths: Bandwidths, host_bytes: Sequence[int] | None = None
 ) -> Topology:
     """Return a machine as TorchRec sees it.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -48,7 +48,7 @@ ANY_TYPE = frozenset(SHARDING_TYPES)
 def sharded_table(
     located: LocatedTable,
     parts: Sequence[TablePart],
-    machine: Machine,
+    machine: Nodes,
     ways: frozenset[str] = ANY_TYPE,
     allowed: frozenset[str] = ANY_TYPE,
 ) -> ShardedTable:
@@ -58,7 +58,7 @@ def sharded_table(
     return ShardedTable(located.name, located.pooling, way, allowed, tuple(parts))
 
 
-def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
+def leaves_a_rank_empty(num_rows: int, way: str, machine: Nodes) -> bool:
     """Return True if a rank with a part of a table by rows gets none of them, as TorchRec divides rows."""
     if not TYPES[way].cuts_rows:
         return False
@@ -67,7 +67,7 @@ def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
     return block * (ranks - 1) >= num_rows
 
 
-def check_trainable(collection: Sequence[ShardedTable], machine: Machine, compute_device: str) -> None:
+def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_device: str) -> None:
     """Raises BadConfig if the tables of a collection cannot be trained so."""
     widths = {part.columns.size for one in collection if one.way == COLUMN_WISE for part in one.parts}
     others = [one for one in collection if one.way not in ROWS_ALONE]

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (
     FUSED_UVM,
     FUSED_UVM_CACHING,
@@ -73,7 +73,7 @@ class TableEntry(BaseModel):
 def table_entry(
     parts: Sequence[TablePart],
     table: Table,
-    machine: Machine,
+    machine: Nodes,
     compute_device: str,
     written_as: str | None = None,
     prefetched: bool | None = None,
@@ -156,9 +156,7 @@ def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
     return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
 
 
-def _row_blocks(
-    parts: Sequence[TablePart], table: Table, machine: Machine, way: str
-) -> Iterator[tuple[int, Span, Span]]:
+def _row_blocks(parts: Sequence[TablePart], table: Table, machine: Nodes, way: str) -> Iterator[tuple[int, Span, Span]]:
     """The rank, rows and columns of all blocks of rows, empty ones too."""
     for columns, of_columns in groupby(parts, key=lambda part: part.columns):
         held = {part.device: part.rows for part in of_columns}

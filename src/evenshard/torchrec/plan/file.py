@@ -23,7 +23,7 @@ from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
 from evenshard.base.typed import read_record
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, REPLICATED, TABLE_COLUMN_WISE, TYPES, sharding_type, type_among
 from evenshard.planner.answer import PlacementAnswer
@@ -100,7 +100,7 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
     """
     nodes = answer.request.nodes
     local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
-    machine = Machine(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
+    machine = Nodes(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
     parts_of_table = parts_on_machine(answer.parts, answer.request.tables, machine)
     prefetched = prefetches(answer.request.training_pipeline)
     allowed = AllowedReplicas.of(answer.request)
@@ -155,7 +155,7 @@ def load_plan(
     record, tables, parts = _read(path)
     compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
-    machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
+    machine = Nodes(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
     replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
     types, prefetched = _type_limits(record), _prefetches(record.tables)
     plan = plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
@@ -176,14 +176,14 @@ def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
 def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePart, ...]]:
     record = read_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _REMEDY)
     try:
-        machine = Machine(record.world_size, record.local_world_size)
+        machine = Nodes(record.world_size, record.local_world_size)
         return record, *contents_of(record.tables, machine, record.compute_device)
     except BadConfig as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
 
 def contents_of(
-    entries: Mapping[str, TableEntry], machine: Machine, compute_device: str
+    entries: Mapping[str, TableEntry], machine: Nodes, compute_device: str
 ) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
     """The tables of entries, as far as these know them, and where they live.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
@@ -92,7 +92,7 @@ def sharding_plan(
     compute_device = device_of_process("cuda") if compute_device is None else compute_device
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
-    machine = Machine(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
+    machine = Nodes(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
     return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched, replicas)
 
 
@@ -100,7 +100,7 @@ def plan_of_parts(
     parts: Sequence[TablePart],
     tables: Sequence[Table],
     modules: Modules,
-    machine: Machine,
+    machine: Nodes,
     compute_device: str,
     allowed: Mapping[str, frozenset[str]],
     prefetched: bool | None = None,
@@ -139,7 +139,7 @@ def plan_of_parts(
 
 
 def parts_on_machine(
-    parts: Sequence[TablePart], tables: Sequence[Table], machine: Machine
+    parts: Sequence[TablePart], tables: Sequence[Table], machine: Nodes
 ) -> Mapping[str, tuple[TablePart, ...]]:
     """The parts of each table, by columns, then rows.
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import USUAL_PIPELINE
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import REPLICATED
 from evenshard.planner.answer import PlacementAnswer
@@ -160,7 +160,7 @@ class EvenshardPerfModel:
             )
         self._world_size, self._hardware, self._optimizer = topology.world_size, hardware, optimizer
         self._model = loaded or model_of(None, hardware)
-        self._machine = Machine(self._world_size, node, intra=intra, inter=inter if self._world_size > node else "")
+        self._machine = Nodes(self._world_size, node, intra=intra, inter=inter if self._world_size > node else "")
         self._counted = {table.name: table for table in tables}
         self._of: tuple[object, ...] = ()
         self._tables: dict[_Key, Table] = {}

@@ -48,7 +48,7 @@ DEFAULT_BATCH_SIZE = 512
 
 # Knobs of ``evenshard.place`` that the planner does not take: it knows them from the model and TorchRec's arguments.
 OF_MODEL_AND_TOPOLOGY = {
-    *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "cluster", "batch_size", "communication"),
+    *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "hosts", "batch_size", "communication"),
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
     *("num_measured", "compare", "near", "max_move_gb"),
 }

@@ -15,7 +15,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.limits import RANGES
 from evenshard.base.machine_memory import machine_bytes
 from evenshard.base.units import gb_to_bytes, size_text
-from evenshard.placement.machine import Machine
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.planner.knobs import Memory
 from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
@@ -57,7 +57,7 @@ class TorchRecMachine:
     ``caps_bytes`` is the memory of each rank, of which the reserve is kept for everything that is not counted.
     """
 
-    nodes: Machine
+    nodes: Nodes
     compute_device: str
     caps_bytes: tuple[int, ...]
     reserved_bytes: int = 0
@@ -75,7 +75,7 @@ class TorchRecMachine:
         """A rank's share of the host memory of each node."""
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
-    def linked_nodes(self, intra: str = "", inter: str = "") -> Machine:
+    def linked_nodes(self, intra: str = "", inter: str = "") -> Nodes:
         """The nodes, with a link between their domains, if there are several."""
         return replace(self.nodes, intra=intra, inter="" if self.nodes.num_domains == 1 else inter)
 
@@ -135,7 +135,7 @@ def machine_of(
         hosts=found.assumed.hosts if memory.host_memory_gb is None else "",
         ssds=found.assumed.ssds if memory.ssd_gb is None else "",
     )
-    nodes = Machine(
+    nodes = Nodes(
         world_size,
         local_world_size,
         pod_size,

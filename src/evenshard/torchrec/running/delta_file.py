@@ -22,8 +22,8 @@ from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.messages import brief, cut
 from evenshard.base.params import check_ranges
 from evenshard.base.typed import read_record
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
@@ -183,7 +183,7 @@ def read_delta(path: str | Path) -> DeltaFile:
     record = read_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _REMEDY)
     try:
         check_ranges(num_devices=record.world_size)
-        machine = Machine(record.world_size, record.local_world_size)
+        machine = Nodes(record.world_size, record.local_world_size)
         old, new = (
             contents_of({name: getattr(one, which) for name, one in record.tables.items()}, machine, "cuda")[0]
             for which in ("old", "new")
@@ -234,7 +234,7 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
         raise BadConfig(
             f"the delta is for {delta.world_size} ranks, the job has {world_size}. To change them, {RESTART}."
         )
-    machine = Machine(delta.world_size, delta.local_world_size)
+    machine = Nodes(delta.world_size, delta.local_world_size)
     modules = sharded_collections(model)
     located = located_tables({path: original_collection(module) for path, module in modules.items()})
     if missing := set(delta.tables) - {one.name for one in located}:
@@ -275,7 +275,7 @@ def _table_after(
     located: LocatedTable,
     running: Mapping[str, tuple[TablePart, ...]],
     moving: Mapping[str, TableDelta],
-    machine: Machine,
+    machine: Nodes,
 ) -> ShardedTable:
     name = located.name
     if name not in moving:

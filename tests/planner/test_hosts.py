@@ -1,4 +1,4 @@
-"""Machines as users state them: flags, cluster files, and one clear line for what makes no sense."""
+"""Machines as users state them: flags, files of hosts, and one clear line for what makes no sense."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import yaml
 from evenshard import place
 from evenshard.base.errors import BadConfig, BadFile, BadInput
 from evenshard.cli import main
-from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, load_cluster_file
+from evenshard.placement.nodes import DeviceGroup, Nodes
+from evenshard.planner.hosts import Hosts, HostsFile, MachineAndMemory, load_hosts_file
 from support.builders import some_tables
 from support.request_builders import devices_asked
 
@@ -32,26 +32,26 @@ MIXED = {
 @pytest.mark.parametrize(
     ("arguments", "machine"),
     [
-        ({}, Machine(8, 8)),
-        ({"num_devices": 4}, Machine(4, 4)),
-        ({"num_devices": 4, "inter": "ib_400g"}, Machine(4, 4)),
-        ({"num_devices": 16, "inter": "ib_400g"}, Machine(16, 8, inter="infiniband_ndr")),
-        ({"nodes": 2, "inter": "ib_400g"}, Machine(16, 8, inter="infiniband_ndr")),
-        ({"nodes": 2, "num_devices": 8, "inter": "ethernet_25g"}, Machine(8, 4, inter="ethernet_25g")),
+        ({}, Nodes(8, 8)),
+        ({"num_devices": 4}, Nodes(4, 4)),
+        ({"num_devices": 4, "inter": "ib_400g"}, Nodes(4, 4)),
+        ({"num_devices": 16, "inter": "ib_400g"}, Nodes(16, 8, inter="infiniband_ndr")),
+        ({"nodes": 2, "inter": "ib_400g"}, Nodes(16, 8, inter="infiniband_ndr")),
+        ({"nodes": 2, "num_devices": 8, "inter": "ethernet_25g"}, Nodes(8, 4, inter="ethernet_25g")),
         (
             {"nodes": 2, "devices_per_node": 8, "intra": "h100_nvlink", "inter": "ib_400g"},
-            Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr"),
+            Nodes(16, 8, 1, "nvlink_h100", "infiniband_ndr"),
         ),
-        ({"num_devices": 16, "devices_per_node": 16}, Machine(16, 16)),
+        ({"num_devices": 16, "devices_per_node": 16}, Nodes(16, 16)),
         ({"num_devices": 72, "devices_per_node": 4, "nodes_per_domain": 18, "intra": "nvlink_gb200"},
-         Machine(72, 4, 18, "nvlink_gb200")),
-        ({"num_devices": 16, "hardware": "cpu"}, Machine(16, 16)),
-        ({"num_devices": 16, "hardware": "simulated:v100"}, Machine(16, 16)),  # a DGX-2
+         Nodes(72, 4, 18, "nvlink_gb200")),
+        ({"num_devices": 16, "hardware": "cpu"}, Nodes(16, 16)),
+        ({"num_devices": 16, "hardware": "simulated:v100"}, Nodes(16, 16)),  # a DGX-2
         ({"num_devices": 8, "intra": "900 GB/s", "devices_per_node": 4, "inter": "50gb_s"},
-         Machine(8, 4, 1, "900gb_s", "50gb_s")),
+         Nodes(8, 4, 1, "900gb_s", "50gb_s")),
     ],
 )  # fmt: skip
-def test_machines_of_flags(arguments: dict[str, Any], machine: Machine) -> None:
+def test_machines_of_flags(arguments: dict[str, Any], machine: Nodes) -> None:
     assert devices_asked(**arguments).machine == machine
 
 
@@ -62,14 +62,14 @@ def test_no_memory_at_all_is_not_memory_left_out() -> None:
 
 def test_memory_and_hardware_of_flags() -> None:
     found = devices_asked(2, [10, 20.5], "simulated:h100")
-    assert found == MachineAndMemory(Machine(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")
+    assert found == MachineAndMemory(Nodes(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")
 
 
 @pytest.mark.parametrize(
     ("hardware", "cap_gb"), [("simulated:h200", 139), ("simulated:a100_40gb", 39.4), ("simulated:v100", 31.7)]
 )
 def test_memory_left_out_is_that_of_the_profile(hardware: str, cap_gb: float) -> None:
-    assert devices_asked(2, hardware=hardware) == MachineAndMemory(Machine(2, 2), (round(cap_gb * GB),) * 2, hardware)
+    assert devices_asked(2, hardware=hardware) == MachineAndMemory(Nodes(2, 2), (round(cap_gb * GB),) * 2, hardware)
 
 
 def test_memory_left_out_of_a_cpu_is_its_share_of_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_memory_of_hosts_of_flags() -> None:
     assert (machine.host_bytes, machine.host_gb_s) == ((512 * GB,) * 2, 400)
     assert (machine.ssd_bytes, machine.ssd_gb_s) == ((4000 * GB,) * 2, 0)
     none = devices_asked(2, host_memory_gb=0).machine
-    assert none == Machine(2, 2)
+    assert none == Nodes(2, 2)
 
 
 @pytest.mark.parametrize(
@@ -155,21 +155,21 @@ def test_flags_that_make_no_machine(arguments: dict[str, Any], message: str) -> 
 
 
 def written(tmp_path: Path, content: Any) -> Path:
-    path = tmp_path / "cluster.yaml"
+    path = tmp_path / "hosts.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return path
 
 
 def test_a_file_of_two_kinds_of_hosts(tmp_path: Path) -> None:
     path = written(tmp_path, MIXED)
-    assert load_cluster_file(path) == ClusterFile(
+    assert load_hosts_file(path) == HostsFile(
         (Hosts(4, 2, "simulated:h200", 141), Hosts(4, 1, "simulated:a100_80gb", 80)), inter="ib_400g"
     )
-    found = devices_asked(cluster=path)
+    found = devices_asked(hosts=path)
     groups = (DeviceGroup("simulated:h200", 8), DeviceGroup("simulated:a100_80gb", 4))
-    assert found.machine == Machine(12, 4, inter="infiniband_ndr", groups=groups)
+    assert found.machine == Nodes(12, 4, inter="infiniband_ndr", groups=groups)
     assert found.caps_bytes == (141 * GB,) * 8 + (80 * GB,) * 4 and found.hardware == "simulated:h200"
-    assert devices_asked(12, cluster=path) == found
+    assert devices_asked(12, hosts=path) == found
 
 
 def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
@@ -178,45 +178,43 @@ def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
         {"count": 1, "devices": 2, "hardware": "simulated:a100_80gb", "host_memory_gb": 512, "ssd_gb": 0},
     ]
     path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g", "host_bandwidth_gb_s": 300, "ssd_bandwidth_gb_s": 7})
-    found = devices_asked(cluster=path)
+    found = devices_asked(hosts=path)
     assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.machine.host_gb_s == 300
     assert found.machine.ssd_bytes == (100 * GB, 100 * GB, 0) and found.machine.ssd_gb_s == 7
     assert found.caps_bytes == (79 * GB,) * 6, "of the profiles, as the file leaves it out"
     for twice in ({"host_memory_gb": 1024}, {"ssd_gb": 9}, {"host_bandwidth_gb_s": 300}, {"ssd_bandwidth_gb_s": 7}):
         (name,) = twice
         with pytest.raises(BadFile, match=f"{name} is in the file, and {name} is given too. Leave one of them out"):
-            devices_asked(cluster=path, **twice)
+            devices_asked(hosts=path, **twice)
 
 
 def test_a_file_leaves_memory_of_hosts_to_the_flags(tmp_path: Path) -> None:
     path = written(tmp_path, MIXED)
-    assert devices_asked(cluster=path, **HOST).machine.host_bytes == (512 * GB,) * 3
-    assert devices_asked(cluster=path).machine.host_bytes == ()
+    assert devices_asked(hosts=path, **HOST).machine.host_bytes == (512 * GB,) * 3
+    assert devices_asked(hosts=path).machine.host_bytes == ()
 
 
 def test_the_example_of_the_documentation_is_a_machine(tmp_path: Path) -> None:
     text = Path(__file__).parents[2].joinpath("docs", "place.md").read_text()
     example = text[text.index("    hosts:\n") :].partition("\n\n")[0]
-    found = devices_asked(cluster=written(tmp_path, textwrap.dedent(example)))
+    found = devices_asked(hosts=written(tmp_path, textwrap.dedent(example)))
     assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.caps_bytes[-1] == 64 * GB
 
 
 def test_each_kind_has_the_memory_of_its_profile(tmp_path: Path) -> None:
     hosts = [{"devices": 1, "hardware": "simulated:b200"}, {"devices": 1, "hardware": "simulated:a100_80gb"}]
     path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g"})
-    assert devices_asked(cluster=path).caps_bytes == (178 * GB, 79 * GB)
-    assert devices_asked(cluster=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
+    assert devices_asked(hosts=path).caps_bytes == (178 * GB, 79 * GB)
+    assert devices_asked(hosts=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
     assert (
-        devices_asked(cluster=path).hardware
-        == devices_asked(cluster=path, memory_cap_gb=64).hardware
-        == "simulated:b200"
+        devices_asked(hosts=path).hardware == devices_asked(hosts=path, memory_cap_gb=64).hardware == "simulated:b200"
     )
 
 
 def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
     path = written(tmp_path, {"hosts": [{"devices": 2, "count": 2}], "intra": "nvlink_a100", "inter": "ethernet_25g"})
-    found = devices_asked(None, 40.0, "simulated:a100_40gb", cluster=path)
-    expected = Machine(4, 2, intra="nvlink_a100", inter="ethernet_25g")
+    found = devices_asked(None, 40.0, "simulated:a100_40gb", hosts=path)
+    expected = Nodes(4, 2, intra="nvlink_a100", inter="ethernet_25g")
     assert found == MachineAndMemory(expected, (40 * GB,) * 4, "simulated:a100_40gb")
 
 
@@ -253,28 +251,28 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_machine(tmp_path: Path, content: Any, problem: str) -> None:
     path = written(tmp_path, content)
     with pytest.raises(BadFile) as caught:
-        devices_asked(cluster=path)
+        devices_asked(hosts=path)
     assert str(caught.value).startswith(f"{path}") and problem in str(caught.value)
 
 
 def test_hardware_that_a_file_leaves_to_the_flags_has_a_profile(tmp_path: Path) -> None:
     path = written(tmp_path, {"hosts": [{"devices": 2, "memory_gb": 4}]})
     with pytest.raises(BadInput, match="abacus"):
-        devices_asked(cluster=path, hardware="simulated:abacus")
+        devices_asked(hosts=path, hardware="simulated:abacus")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
-        load_cluster_file(tmp_path / "cluster.yaml")
+        load_hosts_file(tmp_path / "hosts.yaml")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_devices": 8}, "has 12 devices, num_devices is 8. Leave it out, or take hosts out of the file."),
-        ({"nodes": 3}, "the cluster file says what nodes says. Leave nodes out."),
-        ({"nodes_per_domain": 2}, "the cluster file says what nodes_per_domain says. Leave nodes_per_domain out."),
-        ({"inter": "ib_400g"}, "the cluster file says what inter says."),
+        ({"nodes": 3}, "the file of hosts says what nodes says. Leave nodes out."),
+        ({"nodes_per_domain": 2}, "the file of hosts says what nodes_per_domain says. Leave nodes_per_domain out."),
+        ({"inter": "ib_400g"}, "the file of hosts says what inter says."),
         ({"memory_cap_gb": 80.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
         ({"memory_cap_gb": 64.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
         ({"hardware": "simulated:b200"}, "hardware is simulated:h200 in the file, but simulated:b200 is asked for."),
@@ -282,7 +280,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 )
 def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        devices_asked(**arguments, cluster=written(tmp_path, MIXED))
+        devices_asked(**arguments, hosts=written(tmp_path, MIXED))
     assert message in str(caught.value)
 
 
@@ -290,7 +288,7 @@ def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str
 
 
 def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
-    answer = place(some_tables(12), cluster=written(tmp_path, MIXED), batch_size=4096)
+    answer = place(some_tables(12), hosts=written(tmp_path, MIXED), batch_size=4096)
     assert answer.num_devices == 12 and answer.request.nodes.num_nodes == 3
     assert answer.request.nodes.hardware_of(11) == "simulated:a100_80gb"
 
@@ -301,8 +299,8 @@ def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
         (["--devices", "16"], "16 devices are more than nvlink_h100 connects (8)."),
         (["--nodes", "2"], "there are 2 nodes and no link between them."),
         (["--nodes", "2", "--inter", "carrier_pigeon"], "inter: link is 'carrier_pigeon'."),
-        (["--devices", "8", "--cluster", "cluster.yaml"], "cluster.yaml has 12 devices, num_devices is 8."),
-        (["--cluster", "missing.yaml"], "missing.yaml: no such file."),
+        (["--devices", "8", "--hosts", "hosts.yaml"], "hosts.yaml has 12 devices, num_devices is 8."),
+        (["--hosts", "missing.yaml"], "missing.yaml: no such file."),
         (["--nodes", "9999"], "--nodes is 9999, not a whole number from 1"),
     ],
 )

@@ -25,7 +25,7 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Nodes:
     """Hosts, devices and links.
 
     Attributes:
@@ -53,9 +53,9 @@ class Machine:
     ssd_gb_s: float = 0.0
 
     @staticmethod
-    def one_node(num_devices: int) -> Machine:
+    def one_node(num_devices: int) -> Nodes:
         """A host with all devices."""
-        return Machine(num_devices, num_devices)
+        return Nodes(num_devices, num_devices)
 
     @property
     def num_nodes(self) -> int:

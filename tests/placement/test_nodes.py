@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from evenshard.placement.machine import DeviceGroup, Machine
+from evenshard.placement.nodes import DeviceGroup, Nodes
 
-PODS = Machine(16, 4, nodes_per_domain=2, intra="nvlink_b200", inter="infiniband_ndr")
+PODS = Nodes(16, 4, nodes_per_domain=2, intra="nvlink_b200", inter="infiniband_ndr")
 
 
 def test_one_node_has_all_devices_and_needs_no_link_between_nodes() -> None:
-    one = Machine.one_node(8)
+    one = Nodes.one_node(8)
     assert (one.num_nodes, one.domain_size, one.num_domains) == (1, 8, 1)
     assert one.devices_of_node(0) == range(8) and one.problem() is None
 
@@ -39,16 +39,16 @@ def test_kinds_of_devices_by_id() -> None:
 @pytest.mark.parametrize(
     ("machine", "problem"),
     [
-        (Machine(0, 1), "num_devices is 0, not a whole number from 1 to 4,096. Correct it."),
-        (Machine(8, 0), "devices_per_node is 0, not a whole number from 1 to 4,096. Correct it."),
-        (Machine(8, 4, nodes_per_domain=0), "nodes_per_domain is 0, not a whole number"),
-        (Machine(4, 8), "devices_per_node is 8, but there are 4 devices. Lower it, or raise num_devices."),
-        (Machine(12, 8, inter="infiniband_ndr"), "12 devices do not fill nodes of 8."),
-        (Machine(24, 8, nodes_per_domain=2, inter="infiniband_ndr"), "3 nodes do not fill domains of 2."),
-        (Machine(16, 8), "there are 2 nodes and no link between them. Name it, such as --inter infiniband_ndr"),
+        (Nodes(0, 1), "num_devices is 0, not a whole number from 1 to 4,096. Correct it."),
+        (Nodes(8, 0), "devices_per_node is 0, not a whole number from 1 to 4,096. Correct it."),
+        (Nodes(8, 4, nodes_per_domain=0), "nodes_per_domain is 0, not a whole number"),
+        (Nodes(4, 8), "devices_per_node is 8, but there are 4 devices. Lower it, or raise num_devices."),
+        (Nodes(12, 8, inter="infiniband_ndr"), "12 devices do not fill nodes of 8."),
+        (Nodes(24, 8, nodes_per_domain=2, inter="infiniband_ndr"), "3 nodes do not fill domains of 2."),
+        (Nodes(16, 8), "there are 2 nodes and no link between them. Name it, such as --inter infiniband_ndr"),
         (replace(PODS, inter=""), "there are 2 domains and no link between them."),
         (replace(PODS, groups=(DeviceGroup("cpu", 8),)), "there are 16 devices, but 8 of its kinds."),
     ],
 )
-def test_what_makes_a_machine_impossible(machine: Machine, problem: str) -> None:
+def test_what_makes_a_machine_impossible(machine: Nodes, problem: str) -> None:
     assert (machine.problem() or "").startswith(problem)

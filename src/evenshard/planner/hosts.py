@@ -9,8 +9,7 @@
     inter: ib_400g
     host_bandwidth_gb_s: 400
 
-Device ids follow the order of the hosts. The file of ``evenshard pipeline --cluster`` is another kind
-(``kubeflow.cluster``).
+Device ids follow the order of the hosts.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from evenshard.base.limits import RANGES
 from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.base.yaml_files import read_yaml
-from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.knobs import Machine as MachineKnobs
-from evenshard.planner.knobs import Memory
+from evenshard.placement.nodes import DeviceGroup, Nodes
+from evenshard.planner.knobs import Machine, Memory
 from evenshard.planner.memory import own_memory_gb, own_memory_note
 from evenshard.planner.request import caps_of
 from evenshard.price.gpu_profile import profile_of
@@ -60,7 +58,7 @@ class Hosts:
 
 
 @dataclass(frozen=True)
-class ClusterFile:
+class HostsFile:
     """Hosts, and the links between their devices."""
 
     hosts: tuple[Hosts, ...]  # kinds of hosts, in the order of the device ids
@@ -94,58 +92,58 @@ class ClusterFile:
         return None
 
 
-def load_cluster_file(path: str | Path) -> ClusterFile:
-    """Reads a cluster file.
+def load_hosts_file(path: str | Path) -> HostsFile:
+    """Read a file of hosts.
 
     Raises:
         BadFile: if it is missing, is not YAML, or makes no sense.
     """
-    keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (ClusterFile, Hosts))
+    keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (HostsFile, Hosts))
     remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
     content = read_yaml(Path(path), remedy)
     if isinstance(content, dict) and "stages" in content:
         other = "says what pods of a pipeline get, which `evenshard pipeline --cluster` takes"
         raise BadFile(path, other, f"Describe the machine in a file of its own. {remedy}")
-    found = read_record(ClusterFile, content, path, remedy)
+    found = read_record(HostsFile, content, path, remedy)
     if problem := found.problem():
         raise BadFile(path, problem, "Correct it.")
     return found
 
 
-def with_host_memory(machine: Machine, memory: Memory, cluster: ClusterFile | None = None) -> Machine:
+def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = None) -> Nodes:
     """Return a machine with the memory of its hosts.
 
     Args:
         machine: machine whose hosts have nothing for tables.
-        cluster: the file that it is made of, if there is one; its hosts may have their own.
+        file: the file that it is made of, if there is one; its hosts may have their own.
 
     Raises:
         BadConfig: if something is given twice, or a bandwidth of nothing.
     """
-    host_bytes, host_gb_s = _sizes_and_speed(machine, memory, cluster, "host_memory_gb", "host_bandwidth_gb_s")
-    ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, cluster, "ssd_gb", "ssd_bandwidth_gb_s")
+    host_bytes, host_gb_s = _sizes_and_speed(machine, memory, file, "host_memory_gb", "host_bandwidth_gb_s")
+    ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, file, "ssd_gb", "ssd_bandwidth_gb_s")
     return replace(machine, host_bytes=host_bytes, host_gb_s=host_gb_s, ssd_bytes=ssd_bytes, ssd_gb_s=ssd_gb_s)
 
 
 def _sizes_and_speed(
-    machine: Machine, memory: Memory, cluster: ClusterFile | None, size: str, speed: str
+    machine: Nodes, memory: Memory, file: HostsFile | None, size: str, speed: str
 ) -> tuple[tuple[int, ...], float]:
     """Bytes of each host, empty where all have none, and GB/s, 0 where unknown."""
     asked_gb, asked_gb_s = getattr(memory, size), getattr(memory, speed)
     all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
-    if cluster is not None:
-        own_gb = [getattr(one, size) for one in cluster.hosts for _ in range(one.count)]
+    if file is not None:
+        own_gb = [getattr(one, size) for one in file.hosts for _ in range(one.count)]
         not_twice(size, own_gb[0], size, asked_gb)
-        not_twice(speed, getattr(cluster, speed), speed, asked_gb_s)
+        not_twice(speed, getattr(file, speed), speed, asked_gb_s)
         all_gb = all_gb if own_gb[0] is None else own_gb
-        gb_s = getattr(cluster, speed) if asked_gb_s is None else asked_gb_s
+        gb_s = getattr(file, speed) if asked_gb_s is None else asked_gb_s
     if gb_s is not None and not any(all_gb):
         raise BadConfig(f"{speed} is given, but nothing that it is of. Give {size} too, or leave {speed} out.")
     return tuple(map(gb_to_bytes, all_gb)) if any(all_gb) else (), gb_s or 0.0
 
 
 def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
-    """Raises BadConfig if both a cluster file and the arguments give something."""
+    """Raises BadConfig if both the file of hosts and the arguments give something."""
     if own is not None and asked is not None:
         raise BadConfig(f"{in_file} is in the file, and {asked_for} is given too. Leave one of them out.")
 
@@ -157,43 +155,43 @@ DEFAULT_DEVICES = 8
 class MachineAndMemory:
     """A machine with the memory and hardware of its devices."""
 
-    machine: Machine
+    machine: Nodes
     caps_bytes: tuple[int, ...]  # by device id
     hardware: str  # what the devices are; of several kinds, that of the first
     notes: tuple[str, ...] = ()  # what to know of the memory
 
 
-def devices_of(asked: MachineKnobs, memory: Memory) -> MachineAndMemory:
+def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
     """The machine that is asked for.
 
     Raises:
         BadConfig: if the knobs contradict each other or make no machine.
-        BadFile: if the cluster cannot be read.
+        BadFile: if the file cannot be read.
     """
     check_knobs(asked)
     check_knobs(memory)
-    num_devices, cluster = asked.num_devices, asked.cluster
+    num_devices, file = asked.num_devices, asked.hosts
     hardware = None if asked.hardware is None else str(HardwareName.parse(asked.hardware))
-    if cluster is None:
+    if file is None:
         hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(asked, hardware)
         return _with_memory(with_host_memory(chosen, memory), memory.memory_cap_gb, [hardware] * chosen.num_devices)
-    if twice := [name for name in chosen_in(asked) if name not in ("num_devices", "hardware", "cluster")]:
-        raise BadConfig(f"the cluster file says what {twice[0]} says. Leave {twice[0]} out.")
-    found = load_cluster_file(cluster)
+    if twice := [name for name in chosen_in(asked) if name not in ("num_devices", "hardware", "hosts")]:
+        raise BadConfig(f"the file of hosts says what {twice[0]} says. Leave {twice[0]} out.")
+    found = load_hosts_file(file)
     if num_devices not in (None, found.num_devices):
         raise BadConfig(
-            f"{cluster} has {found.num_devices} devices, num_devices is {num_devices}. Leave it out, or take hosts out "
+            f"{file} has {found.num_devices} devices, num_devices is {num_devices}. Leave it out, or take hosts out "
             f"of the file."
         )
     try:
         return _devices_of_file(found, memory, hardware)
     except BadConfig as error:
-        raise BadFile(cluster, str(error).rstrip("."), "Correct it.") from None
+        raise BadFile(file, str(error).rstrip("."), "Correct it.") from None
 
 
 def _with_memory(
-    machine: Machine, memory_cap_gb: float | Sequence[float] | None, hardware: Sequence[str]
+    machine: Nodes, memory_cap_gb: float | Sequence[float] | None, hardware: Sequence[str]
 ) -> MachineAndMemory:
     if memory_cap_gb is not None:
         return MachineAndMemory(machine, caps_of(memory_cap_gb, machine.num_devices), hardware[0])
@@ -203,29 +201,29 @@ def _with_memory(
     return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note))
 
 
-def _devices_of_file(cluster: ClusterFile, memory: Memory, hardware: str | None) -> MachineAndMemory:
-    kinds = [str(HardwareName.parse(one.hardware or hardware or DEFAULT_HARDWARE)) for one in cluster.hosts]
+def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> MachineAndMemory:
+    kinds = [str(HardwareName.parse(one.hardware or hardware or DEFAULT_HARDWARE)) for one in file.hosts]
     if hardware is not None and hardware not in kinds:
         raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is asked for. Leave one of them out.")
     for kind in kinds:
         own_link(kind)
-    not_twice("memory_gb", cluster.hosts[0].memory_gb, "memory_cap_gb", memory.memory_cap_gb)
-    of_hosts = [one.memory_gb for one in cluster.hosts for _ in range(one.count * one.devices)]
+    not_twice("memory_gb", file.hosts[0].memory_gb, "memory_cap_gb", memory.memory_cap_gb)
+    of_hosts = [one.memory_gb for one in file.hosts for _ in range(one.count * one.devices)]
     caps = [one for one in of_hosts if one is not None] or memory.memory_cap_gb  # all hosts say it, or none
-    groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, cluster.hosts, strict=True))
-    machine = Machine(
-        cluster.num_devices,
-        cluster.hosts[0].devices,
-        cluster.nodes_per_domain,
-        _link_name("intra", cluster.intra),
-        _link_name("inter", cluster.inter),
+    groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, file.hosts, strict=True))
+    machine = Nodes(
+        file.num_devices,
+        file.hosts[0].devices,
+        file.nodes_per_domain,
+        _link_name("intra", file.intra),
+        _link_name("inter", file.inter),
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
-    return _with_memory(with_host_memory(_check_machine(machine), memory, cluster), caps, of_devices)
+    return _with_memory(with_host_memory(_check_machine(machine), memory, file), caps, of_devices)
 
 
-def _machine_of_flags(asked: MachineKnobs, hardware: str) -> Machine:
+def _machine_of_flags(asked: Machine, hardware: str) -> Nodes:
     num_devices, nodes, devices_per_node = asked.num_devices, asked.nodes, asked.devices_per_node
     intra, inter = _link_name("intra", asked.intra), _link_name("inter", asked.inter)
     if nodes is devices_per_node is None and not intra and (num_devices or DEFAULT_DEVICES) <= GPUS_OF_A_NODE:
@@ -254,7 +252,7 @@ def _machine_of_flags(asked: MachineKnobs, hardware: str) -> Machine:
                 f"--inter infiniband_ndr (`evenshard hardware` lists the links)."
             )
         devices_per_node = int(min(num_devices, spans))
-    return _check_machine(Machine(num_devices, devices_per_node, asked.nodes_per_domain, intra, inter))
+    return _check_machine(Nodes(num_devices, devices_per_node, asked.nodes_per_domain, intra, inter))
 
 
 def _spans(hardware: str, intra: str) -> float:
@@ -270,7 +268,7 @@ def own_link(hardware: str) -> str:
     return "" if profile is None else profile.link
 
 
-def _check_machine(machine: Machine) -> Machine:
+def _check_machine(machine: Nodes) -> Nodes:
     """Return the machine without a link between domains where there is one domain."""
     if problem := machine.problem():
         raise BadConfig(problem)
