@@ -83,9 +83,9 @@ test-floors:
 	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[parquet,learn]' \
 	    hypothesis jsonschema pandas pytest pytest-xdist
 	@$(FLOORS)/bin/python -m pytest -m 'not containers' --override-ini filterwarnings= \
-	    tests/tables tests/placement tests/sharders tests/planner tests/compare tests/report \
+	    tests/tables tests/placement tests/price tests/search tests/sharders tests/planner tests/report \
 	    tests/api \
-	    --ignore tests/planner/test_model.py -k "not served_model" \
+	    -k "not served_model" \
 	    --ignore-glob 'tests/*/test_torchrec*' --ignore tests/planner/test_knobs.py --ignore tests/api/test_approximations.py
 
 COG := $(BIN)/cog --verbosity=1 -I . -p 'from docs.commands import *' --markers='<!--[[[cog ]]]--> <!--[[[end]]]-->'

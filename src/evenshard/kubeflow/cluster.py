@@ -1,7 +1,6 @@
-"""Settings of a cluster for each stage, from one YAML file into Kubeflow Pipelines' platform spec.
+"""Settings of a Kubernetes cluster for each stage, from one YAML file into Kubeflow Pipelines' platform spec.
 
-``pipelines/cluster.yaml`` explains every line. ``evenshard place --cluster`` takes another kind of file, of the machine
-that tables are placed on (``planner.cluster``).
+``pipelines/cluster.yaml`` explains every line.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ FIRST_PAUSE = "5s"
 RETRIED_WITHIN = f"{30 * 24 * 3600}s"
 # The label by which Kueue knows a pod that it is to admit.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Keys of the other kind of file; see ``planner.cluster``.
+# Keys of the other kind of file; see ``planner.hosts``.
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 
 
@@ -219,7 +218,7 @@ def load_cluster(path: Path) -> Cluster:
     content = load_params(path)
     if "stages" not in content and any(key in content for key in OF_A_MACHINE):
         raise BadConfig(
-            f"{path} describes a machine to place tables on, which `evenshard place --cluster` takes. A pipeline's "
+            f"{path} describes a machine to place tables on, which `evenshard place --hosts` takes. A pipeline's "
             "file says what its pods get: see pipelines/cluster.yaml."
         )
     by_stage = read_record(dict[str, dict[str, Any]], content.pop("stages", {}), path, "Write settings for each stage.")

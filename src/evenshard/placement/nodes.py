@@ -32,7 +32,7 @@ class Nodes:
         num_devices: on all hosts.
         devices_per_node: on each host.
         nodes_per_domain: hosts whose devices share the fast link.
-        intra: link within a domain, as ``measure.link`` names it; empty for that of the hardware.
+        intra: link within a domain, as ``price.link`` names it; empty for that of the hardware.
         inter: link between domains; empty where there is one domain.
         groups: kinds of devices, where they are not all of one kind.
         host_bytes: memory of each host that tables may take, by its number; empty for none.

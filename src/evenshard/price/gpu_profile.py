@@ -14,7 +14,7 @@ from evenshard.price.hardware import HardwareName, profile_path
 from evenshard.price.profile_file import read_profile
 
 BYTES_PER_MB = 2**20
-# Taken for a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.
+# Taken for a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``price/offload.py``.
 HOST_GB_S = 50.0
 # Taken for the kernels of a cache, if the profile does not say it.
 CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
@@ -25,7 +25,7 @@ class GpuProfile:
     """A GPU under FBGEMM's fused table-batched embedding.
 
     Attributes:
-        link: name of the link between such devices, in ``measure/link.py``.
+        link: name of the link between such devices, in ``price/link.py``.
         num_sms: streaming multiprocessors.
         warps_per_sm: most warps that one SM keeps resident.
         memory_gb: GB (1024**3 bytes) of device memory.
@@ -68,11 +68,11 @@ class GpuProfile:
         hot_row_ns: one gradient after the other of the hottest row, up to ``HOT_LOOKUPS``: further ones are spread over
             the GPU. On top of what the kernel waits for.
         cached_fwd_us, cached_bwd_us: the kernels of next to nothing that a call has beside its own where it looks up a
-            cache; see ``measure/offload.py``.
+            cache; see ``price/offload.py``.
         clock_ghz: of the multiprocessors, at most.
         l1_kb: first-level cache and shared memory of a multiprocessor, 1024 bytes.
         tflops: dense products of BF16 on tensor cores, 10**12 operations a second; 0 where there are none.
-        host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``measure/offload.py``.
+        host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``price/offload.py``.
         evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
         extrapolated_from: the profile that says what its own measurements do not.
     """

@@ -5,7 +5,7 @@ The three counts: what a device itself moves in the busier of its two directions
 In an even exchange of N devices each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
 over the time, so on a switch, where only a device's own direction counts, it is ``bandwidth_gb_s`` of long exchanges.
 Of a link between nodes, ``bandwidth_gb_s`` is for the bytes that cross it: each device has a link of its own there, and
-NVLink carries the rest of an exchange (``measure.collectives``).
+NVLink carries the rest of an exchange (``price.collectives``).
 
 A link that was measured closely has curves besides: the time of each collective between so many devices that all move
 as much. NCCL changes its protocol and its channels with the size, so that bandwidth grows with it in steps: a curve is

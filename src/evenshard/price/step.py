@@ -1,6 +1,6 @@
 """What a training step of a placement takes: compute by the price of its devices, exchanges by the links.
 
-How the times of the devices make that of the step is told by ``measure/step_time.py``.
+How the times of the devices make that of the step is told by ``price/step_time.py``.
 
 Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
 """

@@ -113,7 +113,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     """Measure exchanges between all ranks, fit the link models and save them, on rank 0; the others ``serve``.
 
     Args:
-        out: link profile to write (.yaml), for ``measure.link``. Of two tiers, ``_intra`` and ``_inter`` are added to
+        out: link profile to write (.yaml), for ``price.link``. Of two tiers, ``_intra`` and ``_inter`` are added to
             its name.
         max_mb: largest exchange, MB (1024**2 bytes) that a device sends to the others.
 
@@ -291,7 +291,7 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
 
 
 def save_link(fit: LinkFit, name: str, path: Path) -> None:
-    """Writes the fit as a link profile that ``measure.link`` reads."""
+    """Writes the fit as a link profile that ``price.link`` reads."""
     of_all = f"{name}: {fit.origin}; {fit.goodness}"
     write_link(replace(fit.link, source=of_all), f"fitted by calibrate-link ({fit.goodness})", path)
 

@@ -49,7 +49,7 @@ LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little a
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """An all-to-all as a latency and three counts of bytes over bandwidths, as in ``measure.link.Link``."""
+    """An all-to-all as a latency and three counts of bytes over bandwidths, as in ``price.link.Link``."""
 
     latency_ms: float = 0.0  # time that an exchange takes besides its bytes
     ms_per_byte: float = 0.0  # of the busier direction of the device itself; the inverse of a bandwidth

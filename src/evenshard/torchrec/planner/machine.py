@@ -296,7 +296,7 @@ def assumed_link(topology: Topology | None) -> str:
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:
-    """The links within a node and between nodes, by a topology's bandwidths, as ``measure.link`` names them.
+    """The links within a node and between nodes, by a topology's bandwidths, as ``price.link`` names them.
 
     That within a node is empty where it is TorchRec's default: the hardware's own is known better.
     """
