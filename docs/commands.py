@@ -124,15 +124,19 @@ def quotes(*sources: str) -> None:
 
 
 def packages() -> None:
-    """Write the packages, those that others import from first, and the first sentence of their docstrings."""
+    """Draw the packages of both halves, in the order of their imports, with the first sentence of their docstrings."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
-    rows = []
-    for name in (name.strip() for layer in layers for name in re.split("[|:]", layer)):
-        path = ROOT / "src" / "evenshard" / name / "__init__.py"
-        if path.is_file():
-            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            paragraph = " ".join(docstring.partition("\n\n")[0].split())
-            rows.append(f"| `{name}` | {re.split('(?<=[.]) (?=[A-Z`])', paragraph)[0]} |")
-    cog.outl("\n".join(["", "| package | content |", "|---|---|", *reversed(rows), ""]))
+    source, halves = ROOT / "src" / "evenshard", {"base": "core", "api": "", "measure": "operations"}
+    assert {path.parent.name for path in source.glob("*/__init__.py")} == {*layers} - {"api", "version"}
+    drawn = ["src/evenshard/"]
+    for name in reversed(layers):
+        path = source / name / "__init__.py" if (source / name).is_dir() else source / f"{name}.py"
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        drawn += ["", halves[name]] if halves.get(name) else []
+        if docstring:
+            sentence = re.split("(?<=[.]) (?=[A-Z`])", " ".join(docstring.partition("\n\n")[0].split()))[0]
+            shown = path.name if path.parent == source else f"{name}/"
+            drawn += textwrap.wrap(f"  {shown:<12}{sentence}", 108, subsequent_indent=" " * 14)
+    cog.outl("\n".join(["", "```text", *drawn, "```", ""]))

@@ -1,4 +1,4 @@
-"""``evenshard.place`` and ``evenshard.what_if``: one call from tables to an answer, or to machines beside each other.
+"""The functions ``evenshard.place`` and ``evenshard.what_if``, which answer as the commands do.
 
 ``evenshard.planner.knobs`` declares its knobs. What is heavy is imported when a placement is asked for.
 """

@@ -1,4 +1,4 @@
-"""The command line: parse and call, nothing else. One module per family of commands.
+"""The command line, which parses and calls. One module per family of commands.
 
 Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 a retrain is due; a command that returns a number means one of
 these. Results go to stdout, everything else to stderr.

@@ -1,4 +1,4 @@
-"""From a request in an engineer's words to a placement with its cost.
+"""The path from a request to an answer, comparisons of answers, and placement.json.
 
 ::
 

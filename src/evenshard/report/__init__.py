@@ -1,1 +1,1 @@
-"""Answers in words, and as a terminal, Markdown and a page show them."""
+"""Reports of an answer in the terminal, in Markdown and as a page."""

@@ -1,1 +1,1 @@
-"""What an embedding table is, and where tables come from: files, traffic, public sets, a generator."""
+"""Embedding tables and their sources: files, traffic, public sets, a generator."""

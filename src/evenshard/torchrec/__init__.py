@@ -1,4 +1,4 @@
-"""evenshard and TorchRec: placements as sharding plans, and plans as placements.
+"""TorchRec's sharding plans: the drop-in planner, plans in and out, running jobs, and TorchRec's planner as a baseline.
 
 ::
 
