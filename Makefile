@@ -12,7 +12,7 @@ export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 # With this variable set, each stage of the loop compiles torch, FBGEMM and MLflow again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs docs-output bench dataset dvc.yaml use image base-image base-digest release clean
+.PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check generate docs docs-output bench dataset use image base-image base-digest release clean
 
 setup: .venv/ready
 
@@ -95,16 +95,17 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python pipelines/dvc_rounds.py --check
-	$(BIN)/python components/generate.py --check
-	$(COG) --check docs/architecture.md
+	$(BIN)/python tools/generate.py --check
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python tools/size.py
 
-# The site, in work/site; the table of packages in docs/architecture.md comes from their docstrings. With --quiet, --strict
-# passes broken links.
+# Writes every generated file: the components, dvc.yaml (after a change of loop.num_rounds or a file name in params.yaml), and
+# the drawing of the packages in docs/architecture.md.
+generate: setup
+	$(BIN)/python tools/generate.py
+
+# The site, in work/site. With --quiet, --strict passes broken links.
 docs: setup
-	$(COG) -r docs/architecture.md
 	$(BIN)/mkdocs build --strict
 
 # Writes the outputs of documented commands, and checks the figures that sentences quote: make docs-output PAGES=docs/place.md
@@ -130,10 +131,6 @@ dataset: setup
 	$(BIN)/evenshard benchmark $(FROM) $(POOL) --hardware $(HARDWARE) --budget-minutes $(MINUTES) \
 	    --journal $(DATASET)/journal.jsonl --out $(DATASET)/costs.parquet
 	$(BIN)/evenshard describe $(DATASET)/costs.parquet
-
-# Writes dvc.yaml again after loop.num_rounds changed in params.yaml.
-dvc.yaml: setup
-	$(BIN)/python pipelines/dvc_rounds.py
 
 # The images that the manifests in k8s/ name: make image TARGETS="cpu cuda mlflow" IMAGE=registry.example.com/evenshard
 IMAGE ?= localhost/evenshard
@@ -176,7 +173,7 @@ release: setup
 # make use PRESET=paper
 use: setup
 	cp presets/$(PRESET).yaml params.yaml
-	$(BIN)/python pipelines/dvc_rounds.py
+	$(BIN)/python tools/generate.py
 
 # Removes what was installed; what was measured stays.
 clean:

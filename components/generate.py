@@ -1,7 +1,4 @@
-"""Writes the components of the loop's stages from the stages' declarations, and every component's README.md.
-
-python components/generate.py            writes them
-python components/generate.py --check    exits 1 if one does not fit
+"""The text of the components of the loop's stages, and of every component's README.md; ``make generate`` writes them.
 
 A component that is no stage of the loop (place, drift, merge_costs, record_outcome) is written by hand, but its
 README.md is not.
@@ -10,10 +7,10 @@ README.md is not.
 from __future__ import annotations
 
 import importlib
+import json
 import re
-import subprocess
-import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,7 @@ from evenshard.loop.rounds import WRITERS
 from evenshard.loop.stage import DATASET, Reads, Stage, Writes, plain_inputs, uses_of
 
 HERE = Path(__file__).parent
-MARK = "Written by components/generate.py from src/evenshard/loop/loop.py; do not edit by hand."
+MARK = "Written by `make generate` from src/evenshard/loop/loop.py; do not edit by hand."
 BODY = '''\
 # {mark}
 """Stage ``{name}`` of the loop on Kubeflow Pipelines."""
@@ -47,12 +44,17 @@ from evenshard.kubeflow.component import image
 
 
 @dsl.component(base_image=image(), install_kfp_package=False)
-def {name}({signature}) -> None:
+def {name}(
+{signature}
+) -> None:
     """{docstring}
     """
     from evenshard.kubeflow.pod import run_in_pod
 
-    run_in_pod("{name}", {arguments})
+    run_in_pod(
+        "{name}",
+{arguments}
+    )
 '''
 METADATA = """\
 # {mark}
@@ -88,6 +90,16 @@ class Parameter:
     default: str | None = None
 
 
+def written_files() -> Iterator[tuple[Path, str]]:
+    """Yield the path and the text of each file. Write each before the next: a README.md comes from its component.py."""
+    for stage in STAGES:
+        yield HERE / stage.name / "__init__.py", ""
+        yield HERE / stage.name / "component.py", component_of(stage)
+        yield HERE / stage.name / "metadata.yaml", metadata_of(stage)
+    for name in component_names():
+        yield HERE / name / "README.md", readme_of(name)
+
+
 def component_names() -> list[str]:
     """The folders of components, in the order of their names."""
     return sorted(path.parent.name for path in HERE.glob("*/component.py"))
@@ -102,17 +114,15 @@ def component_of(stage: Stage) -> str:
     """The text of a stage's component.py."""
     found = parameters(stage)
     about = [_fill(stage.about, 4)] if stage.about else []
-    arguments = ["Args:", *(_fill(f"{one.name}: {_end_sentence(one.help)}", 8, 12) for one in found)]
-    docstring = "\n\n".join([stage.what, *about, "\n    ".join(arguments[:1]) + "\n" + "\n".join(arguments[1:])])
-    text = BODY.format(
+    arguments = ["    Args:", *(_fill(f"{one.name}: {_end_sentence(one.help)}", 8, 12) for one in found)]
+    docstring = "\n\n".join([stage.what, *about, "\n".join(arguments)])
+    return BODY.format(
         mark=MARK,
         name=stage.name,
-        signature="".join(f"{_argument(one)}, " for one in found),
-        docstring=docstring.replace("\n\nArgs:", "\n\n    Args:"),
-        arguments="".join(f"{one.name}={one.name}, " for one in found),
+        signature="\n".join(f"    {_argument(one)}," for one in found),
+        docstring=docstring,
+        arguments="\n".join(f"        {one.name}={one.name}," for one in found),
     )
-    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(HERE / "component.py"), "-"]
-    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def parameters(stage: Stage) -> list[Parameter]:
@@ -137,7 +147,7 @@ def parameters(stage: Stage) -> list[Parameter]:
         )
     for name, one in plain_inputs(stage.inputs).items():
         if one.parameter:
-            default = None if name == "round" or one.flag is None else repr(one.default)
+            default = None if name == "round" or one.flag is None else _source(one.default)
             about = one.help.partition(" (default")[0]
             found.append(Parameter(one.parameter, "", one.kind.__name__, about, default))
     if stage.measures:
@@ -194,7 +204,7 @@ def readme_of(name: str) -> str:
     ]
     return "\n".join(
         [
-            "<!-- Written by components/generate.py from component.py; do not edit by hand. -->",
+            "<!-- Written by `make generate` from component.py; do not edit by hand. -->",
             f"# {name}",
             "",
             "\n\n".join(_wrap(_plain(one)) for one in paragraphs if one),
@@ -213,6 +223,10 @@ def readme_of(name: str) -> str:
             "",
         ]
     )
+
+
+def _source(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _argument(one: Parameter) -> str:
@@ -245,32 +259,3 @@ def _plain(text: str) -> str:
 
 def _sentence(text: str) -> str:
     return _plain(text[:1].upper() + text[1:])
-
-
-def main() -> int:
-    """Writes or checks all of them."""
-    check = "--check" in sys.argv[1:]
-    fits = True
-
-    def put(path: Path, text: str) -> None:
-        nonlocal fits
-        if path.exists() and path.read_text() == text:
-            return
-        fits = False
-        if check:
-            print(f"{path} does not fit its stage. Run: python components/generate.py", file=sys.stderr)
-        else:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-
-    for stage in STAGES:
-        put(HERE / stage.name / "__init__.py", "")
-        put(HERE / stage.name / "component.py", component_of(stage))
-        put(HERE / stage.name / "metadata.yaml", metadata_of(stage))
-    for name in component_names():
-        put(HERE / name / "README.md", readme_of(name))
-    return 0 if fits or not check else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,6 @@ The blocks of a page run one after the other in a folder of the page's own, whic
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import functools
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import tomllib
 from collections import defaultdict
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -121,22 +119,3 @@ def quotes(*sources: str) -> None:
         value = Decimal(figure.replace(",", ""))
         if not any(one.quantize(value, ROUND_HALF_UP) == value for one in known):
             raise ValueError(f"{cog.inFile}: no source says {figure} any more: {', '.join(sources)}\n{above()}")
-
-
-def packages() -> None:
-    """Draw the packages of both halves, in the order of their imports, with the first sentence of their docstrings."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = settings["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
-    source, halves = ROOT / "src" / "evenshard", {"base": "core", "api": "", "measure": "operations"}
-    assert {path.parent.name for path in source.glob("*/__init__.py")} == {*layers} - {"api", "version"}
-    drawn = ["src/evenshard/"]
-    for name in reversed(layers):
-        path = source / name / "__init__.py" if (source / name).is_dir() else source / f"{name}.py"
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        drawn += ["", halves[name]] if halves.get(name) else []
-        if docstring:
-            sentence = re.split("(?<=[.]) (?=[A-Z`])", " ".join(docstring.partition("\n\n")[0].split()))[0]
-            shown = path.name if path.parent == source else f"{name}/"
-            drawn += textwrap.wrap(f"  {shown:<12}{sentence}", 108, subsequent_indent=" " * 14)
-    cog.outl("\n".join(["", "```text", *drawn, "```", ""]))

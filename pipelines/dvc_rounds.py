@@ -1,12 +1,7 @@
-"""Unrolls the rounds of params.yaml into dvc.yaml: round k's benchmark reads round k-1's policy.
-
-python pipelines/dvc_rounds.py            writes dvc.yaml
-python pipelines/dvc_rounds.py --check    exits 1 if dvc.yaml does not fit params.yaml
-"""
+"""The loop of params.yaml as dvc.yaml, rounds unrolled: round k's benchmark reads round k-1's policy."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +9,7 @@ from typing import Any
 import yaml
 
 from evenshard.base.outputs import HARDWARE_FILE, REPORTS, FilesInside
-from evenshard.base.params import load_params, section
+from evenshard.base.params import section
 from evenshard.loop.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
 from evenshard.loop.rounds import Artifact, LoopStep, steps
 from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of
@@ -23,12 +18,10 @@ from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
 
 HEADER = """\
-# Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.
+# Written by `make generate` from params.yaml (rounds, input files); do not edit by hand.
 #
-# The first stage after generate_tables depends on its files, all others on the settings behind them; and of the costs
-# of all rounds, a stage depends on the newest: the networks that it goes on from name those before. Likewise the first
-# benchmark names the hardware: what it measures anew, all others start from. So a change reaches the same stages as if
-# each of them named everything it reads, and `dvc dag` fits a terminal.
+# A stage depends on each file that its command reads, and on its sections of params.yaml. The code is no dependency:
+# after a change of it, `dvc repro --force` runs all stages.
 #
 # Stage hardware runs each time and takes seconds: where it finds another machine, GPU or library than last time, the
 # loop measures again. DVC's cache has what the stages write; git has what says `cache: false`: metrics, the data of
@@ -83,33 +76,30 @@ def sources(params: dict[str, Any]) -> list[str]:
     return _files(section(params, "generate_tables", GenerateTablesConfig).source)
 
 
+def dvc_yaml(params: dict[str, Any]) -> str:
+    """Return the text of dvc.yaml."""
+    return HEADER + yaml.safe_dump(unroll(params), sort_keys=False, width=110)
+
+
 def unroll(params: dict[str, Any]) -> dict[str, Any]:
-    """The stages of the loop that params.yaml describes, as dvc.yaml has them."""
-    loop = steps(section(params, "loop", LoopConfig).num_rounds)
-    first_reader = next(step for step in loop if step.reads)
+    """Return the stages of the loop that params.yaml describes, as dvc.yaml has them."""
     files_of = {"generate_tables": sources(params), "measure": measured_with(params)}
-    stages = {step.name: _stage(step, step is first_reader, files_of, params) for step in loop}
+    loop = steps(section(params, "loop", LoopConfig).num_rounds)
+    stages = {step.name: _stage(step, files_of, params) for step in loop}
     plots = [{f"{REPORTS}/{name}": how} for name, how in PLOTS.items()]
     return {"stages": {"hardware": HARDWARE, **stages}, "plots": plots}
 
 
-def _stage(
-    step: LoopStep, is_first_reader: bool, files_of: dict[str, list[str]], params: dict[str, Any]
-) -> dict[str, Any]:
-    sections = [*reversed(step.stage.sections), *(["loop"] if loop_settings(step.stage.inputs) else [])]
-    deps = []
-    for artifacts in step.reads.values():
-        for artifact in artifacts[-1:]:
-            if artifact.writer.per_round or is_first_reader:
-                deps.append(artifact.path)
-            else:
-                sections += artifact.writer.sections
-    sections = [name for name in dict.fromkeys(sections) if name in params]
-    own_files = [path for name in sections for path in files_of.get(name, [])]
-    others = plain_inputs(step.stage.inputs)
-    sections += [f"{others[name].section}.{name}" for name in set_by(params, step.stage.inputs)]
-    hardware = [HARDWARE_FILE] if step.stage.measures and is_first_reader else []
-    found = {"cmd": _command(step), "deps": [*own_files, *hardware, *deps], "params": sections, **_write(step)}
+def _stage(step: LoopStep, files_of: dict[str, list[str]], params: dict[str, Any]) -> dict[str, Any]:
+    stage = step.stage
+    others = plain_inputs(stage.inputs)
+    sections = [*stage.sections, *(["loop"] if loop_settings(stage.inputs) else [])]
+    sections = [name for name in sections if name in params]
+    deps = [path for name in sections for path in files_of.get(name, [])]
+    deps += [HARDWARE_FILE] if stage.measures else []
+    deps += [artifact.path for artifacts in step.reads.values() for artifact in artifacts]
+    settings = [*sections, *(f"{others[name].section}.{name}" for name in set_by(params, stage.inputs))]
+    found = {"cmd": _command(step), "deps": deps, "params": settings, **_write(step)}
     return {key: value for key, value in found.items() if value}
 
 
@@ -156,20 +146,3 @@ def _paths(artifact: Artifact) -> list[str]:
 def paths(outputs: Sequence[Any]) -> list[str]:
     """The paths in a list of outputs or plots of dvc.yaml, where each is a path or one with its settings."""
     return [path for one in outputs for path in (one if isinstance(one, dict) else [one])]
-
-
-def main() -> int:
-    """Writes or checks dvc.yaml in the working directory."""
-    text = HEADER + yaml.safe_dump(unroll(load_params(Path("params.yaml"))), sort_keys=False, width=110)
-    target = Path("dvc.yaml")
-    if "--check" in sys.argv[1:]:
-        if not target.exists() or target.read_text() != text:
-            print("dvc.yaml does not fit params.yaml. Run: make dvc.yaml", file=sys.stderr)
-            return 1
-        return 0
-    target.write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

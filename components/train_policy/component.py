@@ -1,4 +1,4 @@
-# Written by components/generate.py from src/evenshard/loop/loop.py; do not edit by hand.
+# Written by `make generate` from src/evenshard/loop/loop.py; do not edit by hand.
 """Stage ``train_policy`` of the loop on Kubeflow Pipelines."""
 
 from typing import Any

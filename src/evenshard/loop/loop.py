@@ -35,7 +35,7 @@ def _round() -> Any:
 class LoopConfig:
     """Section ``loop`` of params.yaml."""
 
-    num_rounds: int = knob(REQUIRED, "rounds that dvc.yaml unrolls (`make dvc.yaml` writes it again)", range=COUNT)
+    num_rounds: int = knob(REQUIRED, "rounds that dvc.yaml unrolls (`make generate` writes it again)", range=COUNT)
 
 
 @dataclass(frozen=True)
