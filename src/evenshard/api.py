@@ -74,7 +74,6 @@ def place(
     from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
     from evenshard.planner.rules import Rules
     from evenshard.report.answer import make_displayable
-    from evenshard.search.search import effort_called
     from evenshard.tables.assumptions import with_pooling_factors
 
     asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})
@@ -110,11 +109,10 @@ def place(
     if asked.sharding.constraints is not None:
         request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
-    config = PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
     close_to = _near(asked.in_use)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if search.num_measured else nullcontext() as measure:
-        answer = place_request(request, loaded, config, measure, origin, progress, close_to)
+        answer = place_request(request, loaded, PlaceConfig.of(search), measure, origin, progress, close_to)
     return make_displayable(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 

@@ -28,6 +28,7 @@ from evenshard.planner.comparison import (
     saving_against,
     with_nearness,
 )
+from evenshard.planner.knobs import Search
 from evenshard.planner.optimizers import replica_notes
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
@@ -40,7 +41,7 @@ from evenshard.price.step_time import without_last_digits
 from evenshard.search.infeasibility import require_sharding_room, require_types
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.near_placement import NearSearch
-from evenshard.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
+from evenshard.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, effort_called
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import Assumption, approximations
@@ -58,6 +59,16 @@ class PlaceConfig:
     seed: int = 0
     compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``RIVALS``
     num_measured: int = 0  # candidates to measure; 0 trusts the model
+
+    @staticmethod
+    def of(search: Search, time_limit_s: float | None = None) -> PlaceConfig:
+        """Return the settings of these knobs.
+
+        Raises:
+            BadConfig: if there is no such effort.
+        """
+        effort = replace(effort_called(search.effort), time_limit_s=time_limit_s)
+        return PlaceConfig(effort, search.seed, tuple(search.compare), search.num_measured)
 
     @property
     def lineage(self) -> dict[str, Any]:

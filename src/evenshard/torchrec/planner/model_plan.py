@@ -24,7 +24,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
 from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
-from evenshard.search.search import effort_called
 from evenshard.sharders.learned import Sharder
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 from evenshard.torchrec.baseline.topology import AS_IT_COMES, Bandwidths, planner_error
@@ -139,7 +138,7 @@ class ModelPlanner:
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
         knobs = self.settings.knobs
         model, hardware = chosen_model(knobs.search.model, knobs.machine.hardware, on)
-        config = PlaceConfig(replace(effort_called(knobs.search.effort), time_limit_s=limit_s), knobs.search.seed)
+        config = PlaceConfig.of(knobs.search, limit_s)
 
         better_ms: set[float] = set()
 
