@@ -33,11 +33,16 @@ from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, 
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
 from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder, lean_cost_net, lean_policy
+from evenshard.sharders.dreamshard.sharder import (
+    DreamShardCostNet,
+    DreamShardPolicy,
+    DreamShardSharder,
+    lean_cost_net,
+    lean_policy,
+)
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training import FitConfig

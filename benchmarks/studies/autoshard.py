@@ -12,7 +12,7 @@ from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.trainings import AutoShardConfig, measure_random_shards, train_autoshard
 from benchmarks.studies.units import Result, Store, Unit
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.simple import GreedySharder

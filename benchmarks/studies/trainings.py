@@ -21,7 +21,7 @@ from evenshard.placement.tasks import distinct_tables, sample_shards
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.sharders.autoshard import fit as autoshard_fit
 from evenshard.sharders.autoshard import impala
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import Round, new_checkpoint
@@ -30,9 +30,8 @@ from evenshard.sharders.cost_model.fit import CostModelFitConfig, CostModelFitMe
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard import fit as dreamshard_fit
 from evenshard.sharders.dreamshard import reinforce
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.simple import random_placement

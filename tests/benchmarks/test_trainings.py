@@ -23,7 +23,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import MeasuredPlacement, PlacementCost
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import RandomSharder

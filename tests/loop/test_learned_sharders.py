@@ -16,7 +16,7 @@ from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.checkpoint import kind_in, load_checkpoint
 from evenshard.sharders.learned import LEARNED, learned_in, load_learned_sharder, load_sharder

@@ -23,7 +23,7 @@ from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPla
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, calibrate_for_chosen, fit_cost_model
 from evenshard.sharders.simple import random_placement
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.files import save_tables
 from support.builders import PROVENANCE, FakeHardware, measured, some_tables, task
 from support.convex_builders import TABLES, predicted, predicted_ms, random_model
@@ -159,8 +159,8 @@ def test_each_of_the_two_has_its_own_number_of_updates(stage: Stage) -> None:
 
 def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage) -> None:
     stage.run("both", placements() + shards(), placements("evenshard", count=4, round_number=2))
-    known = TrainedOn.load(stage.folder / "both/cost_model/trained_on.json")
-    assert known == TrainedOn.of(
+    known = TrainingDomain.load(stage.folder / "both/cost_model/trained_on.json")
+    assert known == TrainingDomain.of(
         [*placements(), *shards(), *placements(count=4, round_number=2)],
         "c0ffee",
         [stage.folder / "both-1.parquet", stage.folder / "both-2.parquet"],
@@ -232,4 +232,4 @@ def test_costs_of_two_optimizers_are_refused_before_a_training(stage: Stage) -> 
     assert not (stage.folder / "both").exists()
     stage.run("adam", later)
     for part in ("cost_net", "cost_model"):
-        assert TrainedOn.load(stage.folder / "adam" / part / "trained_on.json").optimizer == "adam"
+        assert TrainingDomain.load(stage.folder / "adam" / part / "trained_on.json").optimizer == "adam"

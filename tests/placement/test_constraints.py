@@ -25,8 +25,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_room, reason
 from evenshard.search.items import PackedItems, Room
 from evenshard.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.autoshard.env import BalanceEnv
+from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder

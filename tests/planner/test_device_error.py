@@ -33,7 +33,7 @@ from evenshard.report.page.page import page
 from evenshard.report.step_facts import device_error_text
 from evenshard.report.terminal import print_answer
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from support.answer_builders import answer
 from support.effort import LITTLE
 from support.request_builders import request, untrained
@@ -101,8 +101,8 @@ def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_pa
     cost = hardware.measure(task, placement)
     save_costs([MeasuredPlacement.whole("a", 1, "random", task, placement, cost, hardware.provenance)], costs)
     write_profile(profile_path("v100"), {}, "", [], profile)
-    TrainedOn.of(load_costs(costs, task.tables)).save(tmp_path / "trained_on.json")
-    learned = replace(untrained(), trained_on=TrainedOn.load(tmp_path / "trained_on.json"))
+    TrainingDomain.of(load_costs(costs, task.tables)).save(tmp_path / "trained_on.json")
+    learned = replace(untrained(), trained_on=TrainingDomain.load(tmp_path / "trained_on.json"))
     one = place_request(asked, learned, PlaceConfig(LITTLE))
     assert one.device_error == CONFIRMED
     assert one.link_error == link(one.link).error

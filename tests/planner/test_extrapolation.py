@@ -11,7 +11,7 @@ from evenshard.placement.parts import whole_tables
 from evenshard.planner.pricing import interval_factors, widening_note
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.step import PredictedDevice
-from evenshard.sharders.trained_on import MOST_FACTOR, TrainedOn
+from evenshard.sharders.training_domain import MOST_FACTOR, TrainingDomain
 from evenshard.tables.table import Table
 from support.learned import learned_model
 
@@ -27,7 +27,7 @@ def factors(
     alone_ms: tuple[float, ...],
     devices: tuple[PredictedDevice, ...],
     batch_size: int = 4096,
-    learned: TrainedOn = LEARNED,
+    learned: TrainingDomain = LEARNED,
 ) -> tuple[float, float]:
     request = PlacementRequest(tables, (10**12,) * len(devices), batch_size, hardware="simulated:h100")
     parts = tuple(

@@ -22,9 +22,8 @@ from evenshard.sharders.checkpoint import (
     new_checkpoint,
     save_checkpoint,
 )
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import FitConfig
 from support.builders import BATCH_SIZE, FakeHardware, cost_net, measured, policy, some_tables, task

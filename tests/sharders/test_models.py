@@ -23,7 +23,7 @@ from evenshard.price.hardware import HardwareName
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.models import load_model, save_cost_model
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, PROVENANCE, cost, cost_net, measured, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, bound_ms, random_model
@@ -47,7 +47,7 @@ def seen() -> list[MeasuredPlacement]:
     ]
 
 
-TRAINED_ON = TrainedOn.of(seen())
+TRAINED_ON = TrainingDomain.of(seen())
 
 
 def outside(tables: Sequence[Table] = TABLES, devices: int = 2, batch_size: int = BATCH_SIZE) -> tuple[str, ...]:
@@ -59,8 +59,8 @@ def outside(tables: Sequence[Table] = TABLES, devices: int = 2, batch_size: int 
 
 def test_ranges_by_hand(tmp_path: Path) -> None:
     (tmp_path / "costs").write_bytes(b"abc")
-    found = TrainedOn.of(seen(), "1234", [tmp_path / "costs"])
-    assert found == TrainedOn(
+    found = TrainingDomain.of(seen(), "1234", [tmp_path / "costs"])
+    assert found == TrainingDomain(
         hardware="simulated: adds up",
         link="ethernet_25g",
         versions="none 0",
@@ -89,19 +89,19 @@ def test_the_error_of_the_simulated_device_is_the_largest_one_and_real_hardware_
     for errors, expected in (((14.2, 30.0), DeviceError(30.0, 40)), ((14.2, 14.2), DeviceError(14.2, 40))):
         provenances = [replace(PROVENANCE, device_error_percent=percent, device_error_points=40) for percent in errors]
         pair = [replace(one, provenance=of) for one, of in zip((first, others[0]), provenances, strict=True)]
-        assert TrainedOn.of(pair).device_error == expected
+        assert TrainingDomain.of(pair).device_error == expected
     real = replace(first, provenance=replace(PROVENANCE, hardware="cuda: NVIDIA H200"))
-    assert TrainedOn.of([real]).device_error is None
+    assert TrainingDomain.of([real]).device_error is None
 
 
 def test_several_versions_are_all_named() -> None:
     later = [replace(one, provenance=replace(one.provenance, versions="none 1")) for one in seen()]
-    assert TrainedOn.of([*later, *seen()]).versions == "none 0; none 1"
+    assert TrainingDomain.of([*later, *seen()]).versions == "none 0; none 1"
 
 
 def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
     TRAINED_ON.save(tmp_path / "trained_on.json")
-    assert TrainedOn.load(tmp_path / "trained_on.json") == TRAINED_ON
+    assert TrainingDomain.load(tmp_path / "trained_on.json") == TRAINED_ON
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
     if content is not None:
         (tmp_path / "trained_on.json").write_text(content)
     with pytest.raises(BadFile, match=problem) as caught:
-        TrainedOn.load(tmp_path / "trained_on.json")
+        TrainingDomain.load(tmp_path / "trained_on.json")
     assert "\n" not in str(caught.value)
 
 
@@ -136,7 +136,7 @@ def test_other_types_and_impossible_ranges_are_refused(tmp_path: Path, change: d
     path = tmp_path / "trained_on.json"
     path.write_text(json.dumps({**asdict(TRAINED_ON), **change}))
     with pytest.raises(BadFile, match=problem):
-        TrainedOn.load(path)
+        TrainingDomain.load(path)
 
 
 @pytest.mark.parametrize("name", ["reuse_quantiles", "device_error", "timed_apart", "optimizer", "evenshard_version"])
@@ -146,7 +146,7 @@ def test_a_field_without_a_value_is_missing_although_it_has_a_default(tmp_path: 
     path = tmp_path / "trained_on.json"
     path.write_text(json.dumps(content))
     with pytest.raises(BadFile, match=f"missing: {name}"):
-        TrainedOn.load(path)
+        TrainingDomain.load(path)
 
 
 # What lies outside ---------------------------------------------------------------------------------------------------
@@ -205,12 +205,12 @@ def test_what_shards_alone_do_not_tell_is_said() -> None:
     """Others publish one time of a shard alone: neither its parts nor an exchange."""
     total = PlacementCost((DeviceCost.of_total(5.0),), "modelled")
     shard = measured(task(TABLES, 1), (0, 0, 0), total)
-    trained_on = TrainedOn.of([shard])
+    trained_on = TrainingDomain.of([shard])
     sum_only = "forward and backward compute were timed as one: how they share their sum is a guess"
     alone = "the model was trained on shards alone: its times leave out the exchange between devices"
     assert trained_on.outside(task(TABLES, 1)) == (sum_only,)
     assert trained_on.outside(task(TABLES, 2)) == (sum_only, alone)
-    assert TrainedOn.of([shard, *seen()]).outside(task(TABLES, 2)) == ()
+    assert TrainingDomain.of([shard, *seen()]).outside(task(TABLES, 2)) == ()
 
 
 # Folders -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from support.builders import BATCH_SIZE, sized, some_tables, task

@@ -16,9 +16,8 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import CostNet, Policy
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table

@@ -333,7 +333,7 @@ def _read_torchrec_plan(path: Path) -> None:
 
 def _read_model(path: Path) -> None:
     from evenshard.sharders.checkpoint import load_network
-    from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+    from evenshard.sharders.dreamshard.sharder import DreamShardCostNet
     from evenshard.sharders.models import load_model
 
     folder = path.parent.parent

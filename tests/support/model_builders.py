@@ -7,17 +7,16 @@ from pathlib import Path
 
 from evenshard.sharders.checkpoint import Network, new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, save_cost_model
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 
 
 def save_model(
     folder: Path,
     cost_model: CostModel,
-    trained_on: TrainedOn,
+    trained_on: TrainingDomain,
     policy: tuple[DreamShardCostNet, DreamShardPolicy, FeatureNormalizer] | None = None,
 ) -> None:
     """A model's folder; with DreamShard's two networks and what they see tables through, if there are any."""

@@ -10,7 +10,7 @@ from evenshard.planner.knobs import Knobs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from support.builders import BATCH_SIZE, table
 from support.convex_builders import random_model
 
@@ -23,7 +23,7 @@ QUICK = SearchConfig(scores_per_table=100)
 def untrained(seed: int = 0) -> PlacementModel:
     """It has seen everything and knows nothing."""
     everything = (0.0, 1e18)
-    seen = TrainedOn("simulated: h100", "nvlink", "none", 1, *(everything,) * 8, weight_bits=(8, 16, 32))
+    seen = TrainingDomain("simulated: h100", "nvlink", "none", 1, *(everything,) * 8, weight_bits=(8, 16, 32))
     return PlacementModel(random_model(seed), None, seen, "untrained", "0" * 64)
 
 

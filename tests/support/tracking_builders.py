@@ -14,7 +14,7 @@ from typing import Any
 
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
 from evenshard.tracking.client import connect, experiment_name, short_timeouts
 from evenshard.tracking.pyfunc import ServedCode
@@ -122,7 +122,7 @@ def write_model(
 ) -> Path:
     """A model that was trained on these datasets."""
     tables = some_tables(4)
-    seen = TrainedOn.of([measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))], commit, costs)
+    seen = TrainingDomain.of([measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))], commit, costs)
     seen = replace(seen, hardware=hardware)
     save_model(folder, random_model(seed), seen, (cost_net(), policy(seed), NORMALIZER))
     return folder

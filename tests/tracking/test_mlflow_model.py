@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.base.errors import BadConfig, TrackingFailed
 from evenshard.sharders.models import load_model
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tracking import download_model, model_version
 from support.builders import cost, cost_net, measured, policy, table, task
 from support.convex_builders import NORMALIZER, bound_ms, random_model
@@ -20,7 +20,7 @@ from support.tracking_builders import empty_mlflow
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two versions of evenshard-cost in an MLflow of its own; the champion is the first."""
-    trained_on = TrainedOn.of([measured(task([table()], 1), (0,), cost(1.0))])
+    trained_on = TrainingDomain.of([measured(task([table()], 1), (0,), cost(1.0))])
     root = tmp_path_factory.mktemp("registry")
     client = empty_mlflow(root)
     client.create_registered_model("evenshard-cost")

@@ -127,7 +127,9 @@ class FilesInside(Output):
             File().require(one)
 
 
-_NETWORK_FILES = ("config.json", "state.pt", "optimizer.pt", "trained_on.json")
+# Beside a network: its training domain.
+TRAINED_ON = "trained_on.json"
+_NETWORK_FILES = ("config.json", "state.pt", "optimizer.pt", TRAINED_ON)
 NETWORK_FOLDER = Folder("a network", _NETWORK_FILES)
 MODEL_PARTS = ("cost_model", "cost_net", "policy")
 MODEL_FOLDER = Folder("a model", tuple(f"{part}/{name}" for part in MODEL_PARTS for name in _NETWORK_FILES))

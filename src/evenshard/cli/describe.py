@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import BadFile
-from evenshard.base.outputs import MODEL_PARTS
+from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
 from evenshard.base.provenance import UNKNOWN, sha256_of
 from evenshard.base.units import ms_text, utc_text
 from evenshard.measure.journal import Journal, is_journal
 from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer
 from evenshard.sharders.model import digest_of
-from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 
 # Folders in which cost datasets are looked for, by their SHA-256.
 DATASETS = (Path("data"), Path("work"))
@@ -76,7 +76,7 @@ def _model(folder: Path) -> dict[str, str]:
     parts = [part for part in MODEL_PARTS if (folder / part).is_dir()]
     if MODEL_PARTS[0] not in parts:
         raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model's folder, such as work/round_3.")
-    trained_on = TrainedOn.load(folder / MODEL_PARTS[0] / TRAINED_ON)
+    trained_on = TrainingDomain.load(folder / MODEL_PARTS[0] / TRAINED_ON)
     return {
         "kind": f"model ({', '.join(parts)})",
         "sha256": digest_of(folder),

@@ -32,8 +32,8 @@ from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import LearnedSharder, load_learned_sharder
 from evenshard.sharders.models import save_cost_model
-from evenshard.sharders.trained_on import TrainedOn
 from evenshard.sharders.training import FitConfig
+from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.files import load_tables
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def _fit_cost_net(
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():
         fitted = method.fit_round(before, measured, fit, Round(inputs.round, inputs.num_rounds), generator, show)
-    save_checkpoint(fitted.checkpoint, folder, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
+    save_checkpoint(fitted.checkpoint, folder, TrainingDomain.of(measured, lineage.git_commit, inputs.costs))
     error = fitted.median_abs_pct_error
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
     metrics = {
@@ -120,7 +120,7 @@ def _fit_cost_model(
     fit = CostModelFitConfig(num_updates=config.convex_updates, seed=config.seed)
     show = partial(progress, description=f"cost model {inputs.round}")
     model, found = cost_model_round(measured, fit, previous, own, show)
-    save_cost_model(folder, model, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
+    save_cost_model(folder, model, TrainingDomain.of(measured, lineage.git_commit, inputs.costs))
     log.info(
         "round %d: cost model fitted to %d devices, median error on held-out placements %.1f %%",
         inputs.round,

@@ -32,11 +32,11 @@ from evenshard.price.offload import host_link
 from evenshard.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
 from evenshard.price.step_time import Phases, step_ms
 from evenshard.sharders.model import DeviceModel, Model
-from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.locality import with_hot_rows
 
 if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel
+    from evenshard.sharders.training_domain import TrainingDomain
 
 REGISTERED = "models:/"
 # Prefix of a device model's name, before its profile: simulated:h200.
@@ -259,7 +259,7 @@ def reprice_answer(answer: PlacementAnswer, parts: Sequence[TablePart], model: M
 
 def interval_factors(
     request: PlacementRequest,
-    learned: TrainedOn,
+    learned: TrainingDomain,
     parts: Sequence[TablePart],
     devices: Sequence[PredictedDevice],
     alone_ms: Sequence[float],

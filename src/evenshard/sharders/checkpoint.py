@@ -19,11 +19,11 @@ from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadFile, blame_file, reading_saved
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import cut
-from evenshard.base.outputs import NETWORK_FOLDER
+from evenshard.base.outputs import NETWORK_FOLDER, TRAINED_ON
 from evenshard.base.typed import record_of
 from evenshard.base.weights import load_adam, load_weights, save_adam, save_weights
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 
 
 class Network(nn.Module):
@@ -68,7 +68,7 @@ def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
     return Checkpoint(net, normalizer, torch.optim.Adam(net.parameters(), fused=True), round=0)
 
 
-def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainedOn | None = None) -> None:
+def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainingDomain | None = None) -> None:
     """Writes the folder as a whole or not at all.
 
     Raises:

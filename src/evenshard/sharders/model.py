@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.outputs import MODEL_PARTS
+from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
 from evenshard.base.provenance import sha256_of
 from evenshard.price.device_price import DevicePrice
 from evenshard.price.evidence import DeviceError
@@ -22,8 +22,10 @@ from evenshard.price.hardware import HardwareName, profile_path
 from evenshard.price.link import link
 from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import DeviceModelPrice
-from evenshard.sharders.learned import TrainedSharder
-from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+
+if TYPE_CHECKING:  # a device model has learned from nothing
+    from evenshard.sharders.learned import TrainedSharder
+    from evenshard.sharders.training_domain import TrainingDomain
 
 
 @runtime_checkable
@@ -47,7 +49,7 @@ class Model(Protocol):
         """Its identity in MLflow, if it came from there."""
 
     @property
-    def trained_on(self) -> TrainedOn | None:
+    def trained_on(self) -> TrainingDomain | None:
         """What it learned from; None of a device model, which learned from nothing."""
 
     @property

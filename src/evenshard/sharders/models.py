@@ -19,7 +19,7 @@ from typing import Any
 from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import how_to_train
-from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER
+from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER, TRAINED_ON
 from evenshard.price.device_price import DevicePrice
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO, HardwareName
@@ -29,7 +29,7 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.model import digest_of
-from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 
 COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 
@@ -50,7 +50,7 @@ class PlacementModel:
 
     cost_model: CostModel
     policy: TrainedSharder | None
-    trained_on: TrainedOn
+    trained_on: TrainingDomain
     source: str
     digest: str
     registered: Mapping[str, Any] | None = None
@@ -109,13 +109,13 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
         problem = "is a file, and a model is a folder" if folder.exists() else "no such folder"
         raise BadFile(folder, problem, f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it.")
     cost_model = CostModel.load(folder / COST_MODEL)
-    trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
+    trained_on = TrainingDomain.load(folder / COST_MODEL / TRAINED_ON)
     model = PlacementModel(cost_model, _policy(folder), trained_on, str(folder), digest_of(folder))
     model.require_hardware(hardware or AUTO)
     return model
 
 
-def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) -> None:
+def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDomain) -> None:
     """Writes the ``cost_model`` of a model's folder, as a whole or not at all."""
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)

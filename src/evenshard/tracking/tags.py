@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.outputs import TRAINED_ON
 from evenshard.base.provenance import UNKNOWN, git_commit, params_hash, sha256_of
 from evenshard.measure.cost_rows import read_lineage
-from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.version import __version__
 
 PARENT_TAG = "mlflow.parentRunId"
@@ -103,7 +104,7 @@ def network_tags(folder: Path) -> dict[str, str]:
     path = folder / TRAINED_ON
     if not path.exists():
         return {}
-    seen = TrainedOn.load(path)
+    seen = TrainingDomain.load(path)
     tags = {HARDWARE: seen.hardware, VERSIONS: seen.versions, NUM_MEASURED: str(seen.num_measured)}
     tags[COSTS_SHA256] = ",".join(seen.costs_sha256)
     tags[DEVICE_ERROR] = "" if seen.device_error is None else str(seen.device_error)

@@ -14,7 +14,7 @@ from evenshard.loop.decisions.drift import Drift, drift_of
 from evenshard.loop.decisions.watch import request_now
 from evenshard.planner.file import load_answer
 from evenshard.planner.request import PlacementRequest, caps_of
-from evenshard.sharders.trained_on import QUANTILES, TrainedOn, mean_reuse
+from evenshard.sharders.training_domain import QUANTILES, TrainingDomain, mean_reuse
 from evenshard.tables.assumptions import TableSet
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -30,15 +30,15 @@ def pool(count: int, seed: int = 0) -> tuple[Table, ...]:
     return generate_tables(GeneratorConfig(count, DIMS, 100_000, 32), BATCH_SIZE, seed)
 
 
-def trained_on(tables: Sequence[Table]) -> TrainedOn:
-    return TrainedOn.of([measured(task(tables), [n % 2 for n in range(len(tables))], cost(1.0, 1.0))])
+def trained_on(tables: Sequence[Table]) -> TrainingDomain:
+    return TrainingDomain.of([measured(task(tables), [n % 2 for n in range(len(tables))], cost(1.0, 1.0))])
 
 
 SEEN = trained_on(pool(400))
 NOW = pool(200, seed=1)
 
 
-def drift(tables: Sequence[Table], seen: TrainedOn = SEEN, batch_size: int = BATCH_SIZE) -> Drift:
+def drift(tables: Sequence[Table], seen: TrainingDomain = SEEN, batch_size: int = BATCH_SIZE) -> Drift:
     return drift_of(seen, tables, batch_size)
 
 
@@ -166,7 +166,7 @@ def test_quantiles_by_hand(tmp_path: Path) -> None:
     assert seen.num_rows_quantiles == (1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
     assert set(seen.embedding_dim_quantiles) == {4} and set(seen.reuse_quantiles) == {1}
     seen.save(tmp_path / "seen.json")
-    assert TrainedOn.load(tmp_path / "seen.json") == seen
+    assert TrainingDomain.load(tmp_path / "seen.json") == seen
 
 
 def test_reuse_is_mean_lookups_of_an_index() -> None:

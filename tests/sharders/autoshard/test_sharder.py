@@ -16,8 +16,7 @@ from evenshard.base.errors import BadFile, InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.autoshard.env import BalanceEnv, Observation
+from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_best

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import REPRESENTATION_SIZE
 from support.builders import BATCH_SIZE, cost_net, some_tables

@@ -10,7 +10,6 @@ import torch
 
 from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.sharders.checkpoint import Round, new_checkpoint
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import (
     CostTensors,
     cost_loss,
@@ -20,6 +19,7 @@ from evenshard.sharders.dreamshard.fit import (
     whole_placements,
 )
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.simple import RandomSharder
 from evenshard.sharders.training import FitConfig

@@ -17,7 +17,7 @@ import numpy as np
 
 from evenshard.base.console import plain_console, plain_grid
 from evenshard.base.messages import printable
-from evenshard.sharders.trained_on import QUANTILES, SeenRange, TrainedOn, beyond, mean_reuse
+from evenshard.sharders.training_domain import QUANTILES, SeenRange, TrainingDomain, beyond, mean_reuse
 from evenshard.tables.table import Table
 
 # Quantities that are compared, with their names for users.
@@ -87,7 +87,7 @@ class Drift:
 
 
 def drift_of(
-    seen: TrainedOn,
+    seen: TrainingDomain,
     tables: Sequence[Table],
     batch_size: int,
     num_devices: int | None = None,
@@ -152,7 +152,9 @@ class _Checked:
     rare: np.ndarray | None
 
 
-def _check_figure(name: str, seen: TrainedOn, tables: Sequence[Table], batch_size: int, loads: np.ndarray) -> _Checked:
+def _check_figure(
+    name: str, seen: TrainingDomain, tables: Sequence[Table], batch_size: int, loads: np.ndarray
+) -> _Checked:
     values = [_value(name, table, batch_size) for table in tables]
     known = [value for value in values if value is not None]
     quantiles: tuple[float, ...] = getattr(seen, f"{name}_quantiles")

@@ -1,6 +1,10 @@
-"""The placement MDP of AutoShard (KDD 2022, section 3.3), in slots that play episodes side by side.
+"""AutoShard's cost network (KDD 2022, section 3.2), and the placement MDP that it prices (section 3.3).
 
-One episode places the tables of one task, one table per step, in descending predicted single-table cost.
+The network encodes each table, sums the representations of a shard, and reads the sum with one head. It predicts the
+fused forward and backward compute time of the shard, and nothing of the exchange between devices.
+
+An environment plays episodes in slots, side by side. One episode places the tables of one task, one per step, in
+descending predicted single-table cost.
 
 - State: the table to place and the share of the task's tables already placed.
 - Action: a device, seen as the sum of its tables' representations, its predicted compute cost and its used memory.
@@ -23,9 +27,30 @@ import torch
 
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.placement import legal_mask
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, placing_order
-from evenshard.sharders.training import balance_reward_B, overflow_ratio_B
+from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, balance_reward_B, mlp, overflow_ratio_B
+
+
+class AutoShardCostNet(TableNetwork):
+    """Predicts the compute cost of a shard in ms from normalised table features.
+
+    Sizes: table MLP 21-128-32, head 32-64-1. The head answers in units of ``cost_scale_ms``, the mean cost of a shard.
+    The policy reads the same representations of tables.
+    """
+
+    kind = "autoshard_cost_net"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cost_head = mlp(REPRESENTATION_SIZE, 64, 1)
+
+    def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
+        """Forward and backward compute of shards in ms, [...] from sums [..., H] of their tables' representations.
+
+        A shard without tables costs nothing; the network, which has never seen one, is not asked.
+        """
+        costs: torch.Tensor = self.cost_head(sums).squeeze(-1) * self.cost_scale_ms
+        return costs
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from evenshard.price.costs import OK, MeasuredPlacement
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig, policy_round
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import Checkpoint, Round

@@ -20,8 +20,7 @@ import torch
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.autoshard.env import BalanceEnv, Observation
+from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled

@@ -17,8 +17,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_room, reason, require_room
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.autoshard.env import BalanceEnv, Observation
+from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import REPRESENTATION_SIZE, ScaledNetwork, mlp

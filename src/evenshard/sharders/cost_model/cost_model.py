@@ -12,7 +12,7 @@ All-to-all times need no network: a latency and three counts of bytes over bandw
 
 What placements cost by the model is told by ``price.py``.
 
-Ours; DreamShard's network (``dreamshard/cost_net.py``) is neither convex nor bounded.
+Ours; DreamShard's network (``dreamshard/sharder.py``) is neither convex nor bounded.
 
 Legend: T tables, K members, H representation size (column 0: dims; ``JUMPS``: sums that decide about jumps;
 ``INPUTS``: inputs of the heads), N placements.

@@ -13,7 +13,6 @@ import torch
 from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Round
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
     CostNet,
     EpisodeBatch,
@@ -23,7 +22,7 @@ from evenshard.sharders.dreamshard.env import (
     replayed_logits_BTD,
     rollout,
 )
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_net, lean_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, lean_cost_net, lean_policy
 from evenshard.sharders.training import (
     Track,
     descend,

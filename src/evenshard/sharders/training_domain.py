@@ -25,19 +25,18 @@ from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.version import __version__
 
-TRAINED_ON = "trained_on.json"
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
 DEVICE_SLACK = 2.0  # for what the model adds up by design: tables and dims on a device
 # Beyond this many times the training data, nothing more is said.
 MOST_FACTOR = 1000.0
-# Shares of the tables; what ``TrainedOn`` keeps of their distribution.
+# Shares of the tables; what ``TrainingDomain`` keeps of their distribution.
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _REMEDY = "Train the model again."
 
 
 @dataclass(frozen=True)
-class TrainedOn:
+class TrainingDomain:
     """The training data of a model, as the smallest and the largest that occurred."""
 
     # Origin of the measurements (``costs.Provenance``).
@@ -73,7 +72,9 @@ class TrainedOn:
     optimizer: str = SGD  # of the measured backward passes
 
     @staticmethod
-    def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:
+    def of(
+        measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()
+    ) -> TrainingDomain:
         """What ``measured``, which must not be empty, holds.
 
         Args:
@@ -94,7 +95,7 @@ class TrainedOn:
             for shard in one.placement.shards()
             if shard
         ]
-        return TrainedOn(
+        return TrainingDomain(
             hardware=_join_values(one.provenance.hardware for one in measured),
             link=_join_values(one.provenance.link for one in measured),
             versions=_join_values(one.provenance.versions for one in measured),
@@ -229,7 +230,7 @@ class TrainedOn:
             draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
-    def load(path: Path) -> TrainedOn:
+    def load(path: Path) -> TrainingDomain:
         """Reads what ``save`` wrote.
 
         Raises:
@@ -237,8 +238,8 @@ class TrainedOn:
         """
         with reading_saved(path, "description of training data", _REMEDY):
             content = load_json(path.read_bytes())
-            found = record_of(TrainedOn, content)
-            missing = {field.name for field in fields(TrainedOn)} - {*content}
+            found = record_of(TrainingDomain, content)
+            missing = {field.name for field in fields(TrainingDomain)} - {*content}
             if missing:  # a default would speak of the code that reads
                 raise ValueError(f"missing: {', '.join(sorted(missing))}")
             if problem := found.problem():
@@ -247,7 +248,7 @@ class TrainedOn:
 
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
-_RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
+_RANGES = tuple(field.name for field in fields(TrainingDomain) if field.type == "SeenRange")
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.studies.trainings import measure_random_shards
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net, predict_shards
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import FitConfig
