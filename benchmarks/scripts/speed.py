@@ -75,8 +75,8 @@ def made_up(task: ShardingTask, rng: np.random.Generator) -> MeasuredPlacement:
     for table, device in zip(task.tables, placement.device_of_table, strict=True):
         lookups[device] += table.pooling_factor / 10
     cost = PlacementCost(tuple(DeviceCost(x, 1.0, 1.0, 2 * x) for x in lookups.tolist()), "made up")
-    return MeasuredPlacement.whole(
-        "", 1, "random", task, placement, cost, Provenance("simulated: made up", "", "", "", 0, 0)
+    return MeasuredPlacement(
+        "", 1, "random", task, placement.parts(task.tables), cost, Provenance("simulated: made up", "", "", "", 0, 0)
     )
 
 

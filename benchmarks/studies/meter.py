@@ -89,7 +89,7 @@ class Meter:
         """Those of one task in one group: they are measured right after each other."""
         self._num_calls += 1
         return [
-            Job.whole(f"{self._num_calls}-{number}", task, placement, 0, "bench", task.task_id)
+            Job(f"{self._num_calls}-{number}", task, placement.parts(task.tables), 0, "bench", task.task_id)
             for number, (task, placement) in enumerate(jobs)
         ]
 

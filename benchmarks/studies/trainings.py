@@ -104,7 +104,7 @@ def train_dreamshard(
         who = "dreamshard" if sharder else "random"
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"round{number}-{len(measured):05d}"
-            measured.append(MeasuredPlacement.whole(name, number, who, task, placement, cost, provenance))
+            measured.append(MeasuredPlacement(name, number, who, task, placement.parts(task.tables), cost, provenance))
         this_round, known = Round(number, config.num_rounds), dreamshard_fit.whole_placements(measured)
         cost_net = dreamshard_fit.cost_net_round(cost_net, known, fit, this_round, generator).checkpoint
         policy, _ = reinforce.policy_round(policy, cost_net.net, tasks, learn, this_round, generator)
@@ -156,8 +156,14 @@ def measure_random_shards(
     )
     placements = [alone(shard) for shard in shards]
     return [
-        MeasuredPlacement.whole(
-            shard.task_id, 0, RANDOM_SHARD, shard, placement, hardware.measure(shard, placement), hardware.provenance
+        MeasuredPlacement(
+            shard.task_id,
+            0,
+            RANDOM_SHARD,
+            shard,
+            placement.parts(shard.tables),
+            hardware.measure(shard, placement),
+            hardware.provenance,
         )
         for shard, placement in zip(shards, placements, strict=True)
     ]
@@ -241,7 +247,9 @@ def train_evenshard(
     def add(jobs: Sequence[tuple[ShardingTask, Placement]], who: str) -> None:
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"{who}-{len(added):05d}"
-            added.append(MeasuredPlacement.whole(name, round_number, who, task, placement, cost, provenance))
+            added.append(
+                MeasuredPlacement(name, round_number, who, task, placement.parts(task.tables), cost, provenance)
+            )
 
     if config.num_shards:
         shards = _sample_shards(tasks, config.num_shards, rng)

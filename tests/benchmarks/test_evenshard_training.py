@@ -41,7 +41,7 @@ def known() -> list[MeasuredPlacement]:
     rng = np.random.default_rng(0)
     jobs = [(one, random_placement(one, rng)) for one in TASKS * 3]
     return [
-        MeasuredPlacement.whole(f"m{n}", 1 + n // 9, "random", one, placement, cost, PROVENANCE)
+        MeasuredPlacement(f"m{n}", 1 + n // 9, "random", one, placement.parts(one.tables), cost, PROVENANCE)
         for n, ((one, placement), cost) in enumerate(zip(jobs, measure(jobs), strict=True))
     ]
 

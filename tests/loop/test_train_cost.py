@@ -36,7 +36,7 @@ CONFIG = loop.TrainCostConfig(num_updates=3, convex_updates=3)
 def run_of(of_task: ShardingTask, placement: Placement, who: str, number: int, round_number: int) -> MeasuredPlacement:
     of_cost = FakeHardware().measure(of_task, placement)
     name = f"{who}-{round_number}-{number}"
-    return MeasuredPlacement.whole(name, round_number, who, of_task, placement, of_cost, PROVENANCE)
+    return MeasuredPlacement(name, round_number, who, of_task, placement.parts(of_task.tables), of_cost, PROVENANCE)
 
 
 def placements(who: str = "random", count: int = 5, round_number: int = 1) -> list[MeasuredPlacement]:

@@ -33,7 +33,8 @@ from evenshard.placement.task import ShardingTask
 
 task = ShardingTask.whole("t", load_tables(Path(sys.argv[1])), 2, 10**9, 16)
 config = MeasureConfig(hardware="cpu", repeats=1, warmup=0)
-jobs = [Job.whole(sharder.name, task, sharder.place(task), 0, sharder.name, "t") for sharder in expert_sharders()]
+placed = {one.name: one.place(task).parts(task.tables) for one in expert_sharders()}
+jobs = [Job(name, task, parts, 0, name, "t") for name, parts in placed.items()]
 with Journal(Path(sys.argv[2])) as journal:
     measured = measure_jobs(open_hardware(config), jobs, config, journal)
     assert from_journal(jobs, config, journal) == measured

@@ -38,7 +38,7 @@ from support.builders import PROVENANCE, ROOMY, FakeHardware, every_placement, t
 CONFIG = MeasureConfig(visits=2, repeats=4, seed=5)
 TASKS = [task(working(1.0, 2.0, 4.0), task_id=name) for name in "abc"]
 JOBS = [
-    Job.whole(f"{of_task.task_id}{number}", of_task, placement, 1, "random", of_task.task_id)
+    Job(f"{of_task.task_id}{number}", of_task, placement.parts(of_task.tables), 1, "random", of_task.task_id)
     for of_task in TASKS
     for number, placement in enumerate(every_placement(of_task)[:4])
 ]
@@ -326,14 +326,14 @@ def test_without_hardware_each_job_comes_from_where_it_was_measured_last(journal
 @given(num_jobs=st.integers(0, 40), num_controls=st.integers(0, 3), repeats=st.integers(1, 6))
 def test_controls_are_spread_evenly_and_nothing_is_lost(num_jobs: int, num_controls: int, repeats: int) -> None:
     jobs = [replace_job(JOBS[0], measurement_id=f"m{number}", group=str(number)) for number in range(num_jobs)]
-    controls = [(of_task, Placement((0, 1, 0), 2)) for of_task in TASKS[:num_controls]]
+    controls = [(of_task, Placement((0, 1, 0), 2).parts(of_task.tables)) for of_task in TASKS[:num_controls]]
     together = with_controls(jobs, controls, repeats)
     assert [job for job in together if job.proposed_by != CONTROL] == jobs
     assert len({job.measurement_id for job in together}) == len(together) == num_jobs + num_controls * repeats
-    for of_task, placement in controls:
+    for of_task, parts in controls:
         places = [place for place, job in enumerate(together) if job.proposed_by == CONTROL and job.task == of_task]
         assert len(places) == repeats
-        assert all(together[place].placement == placement for place in places)
+        assert all(together[place].parts == parts for place in places)
         between = [sum(job in jobs for job in together[low:high]) for low, high in pairwise(places)]
         assert not between or max(between) - min(between) <= 1
         if repeats > 1:
@@ -350,7 +350,7 @@ def test_controls_are_measured_in_between_and_say_what_they_are(journal: Journal
     """A job to each group: four jobs, and the control before, in the middle of and after them."""
     jobs = [replace_job(job, round=4, group=job.measurement_id) for job in JOBS[:4]]
     control = (TASKS[2], Placement((1, 1, 0), 2))
-    together = with_controls(jobs, [control], repeats=3)
+    together = with_controls(jobs, [(control[0], control[1].parts(control[0].tables))], repeats=3)
     hardware = FakeHardware()
     measured = measure_jobs(hardware, together, CONFIG, journal)
     assert [call == control for call in hardware.calls] == [True, False, False, True, False, False, True] * 2
@@ -360,7 +360,8 @@ def test_controls_are_measured_in_between_and_say_what_they_are(journal: Journal
 
 # Keys ----------------------------------------------------------------------------------------------------------------
 
-KEYED = Job.whole("m0", task([table("ads"), table("users")], devices=2), Placement((0, 1), 2), 1, "random", "g")
+KEYED_TASK = task([table("ads"), table("users")], devices=2)
+KEYED = Job("m0", KEYED_TASK, Placement((0, 1), 2).parts(KEYED_TASK.tables), 1, "random", "g")
 
 
 def with_task(**changes: Any) -> Job:

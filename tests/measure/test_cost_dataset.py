@@ -133,7 +133,9 @@ def test_parts_that_make_no_type_are_refused(tmp_path: Path) -> None:
 )
 def test_every_field_comes_back_from_parquet(rows: list[Any]) -> None:
     saved = tuple(
-        MeasuredPlacement.whole(f"m{number}", round_number, who, TASK, placement, of_cost, provenance, measured_at)
+        MeasuredPlacement(
+            f"m{number}", round_number, who, TASK, placement.parts(TASK.tables), of_cost, provenance, measured_at
+        )
         for number, (round_number, who, placement, of_cost, provenance, measured_at) in enumerate(rows)
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -18,8 +18,17 @@ from support.builders import some_tables, table, task
 
 TABLES = (*some_tables(3), Table("uncounted", 10, 4, 0.1), table("half", bits=16))
 JOBS = [
-    Job.whole("round2-00000", task(TABLES, 3, task_id="a"), Placement((0, 2, 2, 1, 0), 3), 2, "dreamshard", "0"),
-    Job.whole("shard-1", task(TABLES[1:3], 1, cap=12345, task_id="b"), Placement((0, 0), 1), 2, "random_shard", "s"),
+    Job(
+        "round2-00000", task(TABLES, 3, task_id="a"), Placement((0, 2, 2, 1, 0), 3).parts(TABLES), 2, "dreamshard", "0"
+    ),
+    Job(
+        "shard-1",
+        task(TABLES[1:3], 1, cap=12345, task_id="b"),
+        Placement((0, 0), 1).parts(TABLES[1:3]),
+        2,
+        "random_shard",
+        "s",
+    ),
 ]
 CONFIG = MeasureConfig(hardware="cuda", repeats=7, keep_cache_warm=True, seed=3)
 

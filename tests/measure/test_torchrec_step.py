@@ -30,7 +30,7 @@ from evenshard.measure.torchrec_step import (
     local_batch,
 )
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import Span, TablePart, whole_tables
+from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -320,6 +320,6 @@ def test_deduplicated_tables_are_refused_where_they_cannot_be_measured() -> None
 
 def test_a_whole_table_is_placed_as_a_part() -> None:
     one = table("t", ROWS, DIM)
-    parts = tuple(replace(part, devices=(1,)) for part in whole_tables((one,)))
+    parts = (whole_part(one, (1,)),)
     model, plan = MeasureParts((one,), MACHINE, BATCH_SIZE, parts).plan("cpu")
     assert list(model) == ["0"] and plan.plan["0"]["t0"].ranks == [1]

@@ -18,7 +18,6 @@ from evenshard.placement.placement import (
     allowed_together,
     apart_groups,
     canonical_devices,
-    placement_of_whole,
 )
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
@@ -208,7 +207,7 @@ def searched(model: Additive, starts: Sequence[Placement], changes: int = 2_000)
     """The candidates of a search, the answer first."""
     search = PlanSearch(model.costs, PlanSearchEffort(changes))
     result = search.run([start.parts(model.task.tables) for start in starts])
-    return [placement_of_whole(model.task, parts) for parts in result.candidates]
+    return [Placement.of(model.task, parts) for parts in result.candidates]
 
 
 @pytest.mark.slow

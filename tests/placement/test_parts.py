@@ -31,7 +31,7 @@ from evenshard.placement.parts import (
     replica_table,
     storages_of,
     tables_of_parts,
-    whole_tables,
+    whole_part,
 )
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
@@ -42,8 +42,8 @@ from support.builders import column_parts, parts_of, table, task
 
 def test_a_whole_table_is_one_part_and_its_own_table() -> None:
     one = table("a", rows=100, dim=8)
-    assert whole_tables([one]) == (TablePart("a", Span(0, 100), Span(0, 8)),)
-    assert tables_of_parts(whole_tables([one]), [one]) == (one,)
+    assert whole_part(one) == TablePart("a", Span(0, 100), Span(0, 8))
+    assert tables_of_parts([whole_part(one)], [one]) == (one,)
 
 
 def test_parts_keep_rows_and_lookups_and_share_the_dims_and_the_bytes() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import Span, TablePart, whole_tables
+from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -201,7 +201,7 @@ def test_memory_of_parts_by_hand() -> None:
 
 
 def whole_parts(one: Table, device: int) -> list[TablePart]:
-    return [replace(whole, devices=(device,)) for whole in whole_tables([one])]
+    return [whole_part(one, (device,))]
 
 
 def test_a_device_that_would_hold_too_much_is_named() -> None:

@@ -99,7 +99,9 @@ def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_pa
     task = asked.task()
     hardware, placement = open_hardware(MeasureConfig(f"simulated:{profile}")), Placement((0, 1), 2)
     cost = hardware.measure(task, placement)
-    save_costs([MeasuredPlacement.whole("a", 1, "random", task, placement, cost, hardware.provenance)], costs)
+    save_costs(
+        [MeasuredPlacement("a", 1, "random", task, placement.parts(task.tables), cost, hardware.provenance)], costs
+    )
     write_profile(profile_path("v100"), {}, "", [], profile)
     TrainingDomain.of(load_costs(costs, task.tables)).save(tmp_path / "trained_on.json")
     learned = replace(untrained(), trained_on=TrainingDomain.load(tmp_path / "trained_on.json"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import evenshard
-from evenshard.placement.parts import whole_tables
+from evenshard.placement.parts import whole_part
 from evenshard.planner.pricing import interval_factors, widening_note
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.step import PredictedDevice
@@ -30,9 +30,7 @@ def factors(
     learned: TrainingDomain = LEARNED,
 ) -> tuple[float, float]:
     request = PlacementRequest(tables, (10**12,) * len(devices), batch_size, hardware="simulated:h100")
-    parts = tuple(
-        replace(part, devices=(device,)) for part, device in zip(whole_tables(tables), device_of_table, strict=True)
-    )
+    parts = tuple(whole_part(table, (device,)) for table, device in zip(tables, device_of_table, strict=True))
     return interval_factors(request, learned, parts, devices, alone_ms)
 
 

@@ -61,7 +61,9 @@ def test_a_calibration_knows_the_optimizer_and_takes_one_alone() -> None:
     of = task(some_tables(6), devices=2, batch_size=65536)
     placement, start = Placement((0, 1, 0, 1, 0, 1), 2), gpu_profile("v100")
     sgd, adam = (
-        MeasuredPlacement.whole(name, 1, "random", of, placement, hardware.measure(of, placement), hardware.provenance)
+        MeasuredPlacement(
+            name, 1, "random", of, placement.parts(of.tables), hardware.measure(of, placement), hardware.provenance
+        )
         for name in ("sgd", "adam")
         for hardware in [SimulatedHardware(MeasureConfig("simulated:h200", optimizer=name))]
     )

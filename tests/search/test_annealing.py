@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import COLUMN_WISE
 from evenshard.search import annealing
 from evenshard.search.annealing import (
@@ -51,7 +51,7 @@ def chains_at(of: GreedyStarts, *placements: tuple[int, ...]) -> Chains:
 def devices_of(of: GreedyStarts, best: Best) -> tuple[int, ...]:
     """The devices of whole tables in the first placement."""
     choices = choices_from(of.table, best.option_NG[0], best.place_NGS[0])
-    return placement_of_whole(of.space.task, parts_of(of.space, choices)).device_of_table
+    return Placement.of(of.space.task, parts_of(of.space, choices)).device_of_table
 
 
 def energies(chains: Chains, mean: float = 0.0, overflow: float = 0.0) -> list[float]:

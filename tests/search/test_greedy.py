@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS
-from evenshard.placement.placement import placement_of_whole
+from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -104,7 +104,7 @@ def test_starts_of_whole_tables_are_legal_where_memory_suffices(of_task: Shardin
     starts = starts_of(Additive.drawn(of_task).costs)
     for one in starts.all():
         if not one.overflow:
-            assert is_legal(of_task, placement_of_whole(of_task, parts_of_start(starts, one)))
+            assert is_legal(of_task, Placement.of(of_task, parts_of_start(starts, one)))
 
 
 def test_a_start_that_breaks_a_rule_is_none() -> None:
@@ -123,7 +123,7 @@ def test_pinned_tables_are_placed_first() -> None:
     of_task = limited(task(sized(2, 2, 1), 2, 4 * 4), allowed=(None, None, only(0)), room_bytes=(4 * 2, 4 * 4))
     starts = starts_of(Additive(of_task, (9.0, 8.0, 1.0)).costs)
     one = placed(starts, whole(starts))
-    assert placement_of_whole(of_task, parts_of_start(starts, one)).device_of_table == (1, 1, 0)
+    assert Placement.of(of_task, parts_of_start(starts, one)).device_of_table == (1, 1, 0)
 
 
 def test_devices_get_tables_as_long_as_they_have_memory() -> None:

@@ -15,7 +15,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.moves import larger_machine, shared_pieces
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_tables
+from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_part
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -63,8 +63,7 @@ def drifted(seed: int, count: int = 6) -> tuple[Table, ...]:
 
 
 def placed(tables: Sequence[Table], devices: Sequence[int]) -> list[TablePart]:
-    wholes = zip(whole_tables(tables), devices, strict=True)
-    return [replace(part, devices=(device,)) for part, device in wholes]
+    return [whole_part(table, (device,)) for table, device in zip(tables, devices, strict=True)]
 
 
 def earlier(parts: Sequence[TablePart], devices: int, optimizer: str = "sgd") -> EarlierPlacement:

@@ -102,7 +102,9 @@ def measured(
     round_number: int = 1,
 ) -> MeasuredPlacement:
     placement = Placement(tuple(device_of_table), of_task.num_devices)
-    return MeasuredPlacement.whole(measurement_id, round_number, "random", of_task, placement, of_cost, PROVENANCE)
+    return MeasuredPlacement(
+        measurement_id, round_number, "random", of_task, placement.parts(of_task.tables), of_cost, PROVENANCE
+    )
 
 
 def split_by(placement: Placement) -> set[tuple[int, ...]]:

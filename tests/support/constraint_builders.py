@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.memory import STATE_NUMBERS, state_bytes
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import WHOLE, ShardingTask
 from evenshard.search.legal_parts import legal_parts
 from evenshard.tables.table import Table
@@ -56,7 +56,7 @@ def is_legal(of_task: ShardingTask, placement: Placement) -> bool:
 
 def any_placement(of_task: ShardingTask, **more: Any) -> Placement:
     """Some legal placement of whole tables; arguments and errors of ``legal_parts``."""
-    return placement_of_whole(of_task, legal_parts(of_task.as_whole, **more))
+    return Placement.of(of_task, legal_parts(of_task.as_whole, **more))
 
 
 def legal_placements(of_task: ShardingTask) -> list[Placement]:

@@ -146,7 +146,7 @@ def _made() -> Path:
     write_costs(folder / "costs.parquet", Lineage())
     write_model(folder / "model")
     save_answer(answer(), folder / "placement.json")
-    job = Job.whole("m1", task(POOL), Placement((0, 1, 0, 1), 2), 1, "random", "")
+    job = Job("m1", task(POOL), Placement((0, 1, 0, 1), 2).parts(POOL), 1, "random", "")
     save_measure_plan([job], MeasureConfig("simulated:h200"), folder / "plan.json")
     with Journal(folder / "journal.jsonl") as journal:
         for number in range(3):

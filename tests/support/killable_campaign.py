@@ -29,7 +29,7 @@ POOL = tuple(Table(f"t{number}", 10 + number, 4, 1.0) for number in range(6))
 def _job(number: int) -> Job:
     task = ShardingTask.whole(f"task-{number % 20}", POOL, num_devices=3, memory_cap_bytes=10**9, batch_size=64)
     placement = Placement(tuple(number // 3**position % 3 for position in range(len(POOL))), 3)
-    return Job.whole(f"m{number}", task, placement, 1, "random", task.task_id)
+    return Job(f"m{number}", task, placement.parts(task.tables), 1, "random", task.task_id)
 
 
 JOBS = [_job(number) for number in range(600)]

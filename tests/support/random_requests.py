@@ -9,7 +9,7 @@ import numpy as np
 
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE, whole_tables
+from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE, whole_part
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import memory_of_part
 from evenshard.planner.request import PlacementRequest
@@ -54,8 +54,7 @@ def random_request(seed: int) -> PlacementRequest:
 def _needed(asked: PlacementRequest) -> int:
     """Device memory of all tables, whole."""
     task = asked.task()
-    wholes = zip(asked.tables, whole_tables(asked.tables), strict=True)
-    return sum(memory_of_part(task, table, whole).device_bytes for table, whole in wholes)
+    return sum(memory_of_part(task, table, whole_part(table)).device_bytes for table in asked.tables)
 
 
 def _table(rng: np.random.Generator, name: str) -> Table:

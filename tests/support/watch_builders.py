@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import evenshard
-from evenshard.placement.parts import whole_tables
+from evenshard.placement.parts import whole_part
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.planner.pricing import reprice_answer
@@ -29,7 +28,7 @@ def traced_job(folder: Path) -> PlacementAnswer:
     The slowest rank takes 0.9 ms: 150 us forward, 200 us backward, and what its exchanges take.
     """
     best = evenshard.place(TABLES, 2, 64.0, model=MODEL, batch_size=BATCH, optimizer="rowwise_adagrad")
-    parts = [replace(part, devices=(n // 2,)) for n, part in enumerate(whole_tables(TABLES))]
+    parts = [whole_part(table, (n // 2,)) for n, table in enumerate(TABLES)]
     answer = reprice_answer(best, parts, DeviceModel(MODEL))
     for name in ("in_use", "traces"):
         (folder / name).mkdir()

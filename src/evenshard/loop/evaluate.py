@@ -144,7 +144,10 @@ def _single_costs(
 ) -> dict[str, float]:
     """Forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
-    jobs = [Job.whole(task.task_id, task, alone(task), 0, "single_table", "single tables") for task in tables.values()]
+    jobs = [
+        Job(task.task_id, task, alone(task).parts(task.tables), 0, "single_table", "single tables")
+        for task in tables.values()
+    ]
     log.info("timing %d test tables one by one for single_cost_greedy", len(jobs))
     once = replace(measure, visits=1)
     show = partial(progress, description="single tables")

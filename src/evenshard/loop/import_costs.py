@@ -158,12 +158,12 @@ def _measurement_of(
     except BadConfig as error:
         raise BadFile(path, reason_of(error), "Correct it.", f"shard {number}") from None
     unknown, optimizer = (config.hardware, UNKNOWN, UNKNOWN, NO_LINK), config.optimizer
-    return MeasuredPlacement.whole(
+    return MeasuredPlacement(
         measurement_id=name,
         round=1,
         proposed_by=RANDOM_SHARD,
         task=task,
-        placement=alone(task),
+        parts=alone(task).parts(task.tables),
         cost=PlacementCost((DeviceCost.of_total(total_ms),), "modelled"),
         provenance=Provenance(*unknown, seed=0, repeats=0, optimizer=optimizer),
     )

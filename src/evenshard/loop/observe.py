@@ -14,8 +14,7 @@ from evenshard.loop.commands import ObserveInputs
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.memory import STATE_NUMBERS, optimizer_problem
-from evenshard.placement.parts import TablePart, tables_of_parts, whole_tables
-from evenshard.placement.placement import Placement
+from evenshard.placement.parts import TablePart, tables_of_parts, whole_part
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import model_lineage
@@ -118,7 +117,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
     else:
         tables, parts = load_tables(source, inputs.columns), ()
         if observation.world_size == 1:
-            parts = tuple(replace(part, devices=(0,)) for part in whole_tables(tables))
+            parts = tuple(whole_part(table, (0,)) for table in tables)
     if observation.batch_size is None:
         raise BadConfig("the traces do not say the batch size. Record them with record_shapes=True.")
     model = _model(inputs.model, observation)
@@ -282,18 +281,19 @@ def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining
         raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
-    return MeasuredPlacement.whole(
+    tables = tables_of_parts(placed.parts, by_name.values())
+    return MeasuredPlacement(
         measurement_id=name,
         round=0,
         proposed_by=OBSERVED,
         task=ShardingTask.whole(
             name,
-            tables_of_parts(placed.parts, by_name.values()),
+            tables,
             observation.world_size,
             max(placed.request.rooms_bytes),
             placed.request.batch_size,
         ),
-        placement=Placement(tuple(part.device for part in placed.parts), observation.world_size),
+        parts=tuple(whole_part(table, part.devices) for table, part in zip(tables, placed.parts, strict=True)),
         cost=PlacementCost(tuple(map(_device_cost, observation.ranks)), "measured"),
         provenance=Provenance(
             hardware=HardwareName.of(*(("cuda", gpu) if gpu else ("cpu", "unknown"))).provenance,

@@ -18,12 +18,13 @@ from evenshard.base.messages import brief
 from evenshard.base.params import require
 from evenshard.base.process import one_thread
 from evenshard.loop.sharder_comparison import Answer
-from evenshard.measure.campaign import Job, measure_jobs, with_controls
+from evenshard.measure.campaign import Job, Placed, measure_jobs, with_controls
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.torchrec_step import ShardedJob
 from evenshard.placement.nodes import Nodes
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
@@ -102,8 +103,8 @@ def placement_jobs(
     if not proposals:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
     return [
-        Job.whole(f"round{round_number}-{number:05d}", task, placement, round_number, proposed_by, str(number))
-        for number, (task, placement, proposed_by) in enumerate(proposals)
+        Job(f"round{round_number}-{number:05d}", task, parts, round_number, proposed_by, str(number))
+        for number, (task, parts, proposed_by) in enumerate(proposals)
     ]
 
 
@@ -144,13 +145,13 @@ def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Place
 
 def _fill_with_random(
     tasks: Sequence[ShardingTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
-) -> Iterator[tuple[ShardingTask, Placement, str]]:
+) -> Iterator[tuple[ShardingTask, tuple[TablePart, ...], str]]:
     for task, (placement, who) in zip(tasks, proposed, strict=True):
         if placement is not None:
-            yield task, placement, who
+            yield task, placement.parts(task.tables), who
             continue
         try:
-            yield task, random_placement(task, rng), "random"
+            yield task, random_placement(task, rng).parts(task.tables), "random"
         except InfeasibleTask as error:
             log.warning("skipped: %s", error)
 
@@ -160,7 +161,14 @@ def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_numb
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
     return [
-        Job.whole(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
+        Job(
+            f"round{round_number}-{task.task_id}",
+            task,
+            alone(task).parts(task.tables),
+            round_number,
+            RANDOM_SHARD,
+            task.task_id,
+        )
         for task in shards
     ]
 
@@ -230,14 +238,15 @@ def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: 
     Controls are random placements of the first tasks that have one. They do not depend on the round, so that the same
     placements come back in every run and tell how much a run differs from the next.
     """
-    controls: list[tuple[ShardingTask, Placement]] = []
+    controls: list[Placed] = []
     for number, task in enumerate(tasks):
         if len(controls) == measure.controls:
             break
         try:
-            controls.append((task, random_placement(task, np.random.default_rng([measure.seed, number]))))
+            placement = random_placement(task, np.random.default_rng([measure.seed, number]))
         except InfeasibleTask:
             continue
+        controls.append((task, placement.parts(task.tables)))
     return with_controls(jobs, controls, measure.control_repeats)
 
 
@@ -251,7 +260,7 @@ def measure_answers(
 ) -> list[MeasuredPlacement]:
     """Measure the placements of answers, by their measurement ids, with the controls of the train tasks among them."""
     jobs = [
-        Job.whole(name, one.task, one.placement, 0, one.sharder, one.task.task_id)
+        Job(name, one.task, one.placement.parts(one.task.tables), 0, one.sharder, one.task.task_id)
         for name, one in answers.items()
         if one.placement is not None
     ]

@@ -20,7 +20,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.price.costs import (
     CONTROL,
@@ -30,6 +30,7 @@ from evenshard.price.costs import (
     combine_visits,
 )
 
+Placed = tuple[ShardingTask, tuple[TablePart, ...]]
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
 
 
@@ -54,16 +55,9 @@ class Job:
     proposed_by: str
     group: str
 
-    @staticmethod
-    def whole(
-        measurement_id: str, task: ShardingTask, placement: Placement, round: int, proposed_by: str, group: str
-    ) -> Job:
-        """A placement of whole tables."""
-        return Job(measurement_id, task, placement.parts(task.tables), round, proposed_by, group)
-
     @cached_property
     def key(self) -> str:
-        """Names the job in a journal: another table, device or batch size gives another key."""
+        """The name of the job in a journal: another table, device or batch size gives another key."""
         what = repr(self.task), repr(self.parts)
         if self.task.is_whole:
             what = whole_task_text(self.task), repr(self.placement.device_of_table)
@@ -73,20 +67,20 @@ class Job:
     @property
     def placement(self) -> Placement:
         """The devices of its tables, all of which are whole."""
-        return placement_of_whole(self.task, self.parts)
+        return Placement.of(self.task, self.parts)
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """One visit; ``ShardedJob`` measures tables that are not whole."""
+        """Measure whole tables once; ``ShardedJob`` measures others."""
         return hardware.measure(self.task, self.placement)
 
 
-def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[ShardingTask, Placement]], repeats: int) -> list[Job]:
-    """The jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
+def with_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int) -> list[Job]:
+    """Return the jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
     round_number = jobs[0].round if jobs else 0
     extra = [
-        Job.whole(f"control-{number}-{repeat}", task, placement, round_number, CONTROL, f"control-{repeat}")
+        Job(f"control-{number}-{repeat}", task, parts, round_number, CONTROL, f"control-{repeat}")
         for repeat in range(repeats)
-        for number, (task, placement) in enumerate(controls)
+        for number, (task, parts) in enumerate(controls)
     ]
     positions = np.repeat(np.linspace(0, len(jobs), repeats).round().astype(int), len(controls))
     result = list(jobs)

@@ -13,8 +13,8 @@ from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_rows import REMEDY, TIMES, is_total, read_rows, save_rows
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import TablePart, part_called, part_table, whole_tables
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.parts import TablePart, part_called, part_table, whole_part
+from evenshard.placement.placement import alone
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
@@ -119,12 +119,12 @@ def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
             measured.task.memory_cap_bytes,
             measured.task.batch_size,
         )
-        yield MeasuredPlacement.whole(
+        yield MeasuredPlacement(
             f"{measured.measurement_id}-device{device}",
             measured.round,
             RANDOM_SHARD,
             task,
-            alone(task),
+            alone(task).parts(task.tables),
             PlacementCost(
                 (replace(cost, fwd_all_to_all_ms=0.0, bwd_all_to_all_ms=0.0, fwd_wait_ms=0.0, input_dist_ms=0.0),),
                 measured.cost.all_to_all,
@@ -185,8 +185,7 @@ def _read_placement(path: Path, numbered: _Numbered, by_name: Mapping[str, Table
             task = ShardingTask.whole(
                 first["task_id"], tables, first["num_devices"], first["memory_cap_bytes"], first["batch_size"]
             )
-            device_of_table = tuple(devices_of[whole][0] for whole in whole_tables(tables))
-            parts = Placement(device_of_table, task.num_devices).parts(tables)
+            parts = tuple(whole_part(table, tuple(devices_of[whole_part(table)])) for table in tables)
     except BadConfig as error:
         raise BadFile(path, reason_of(error), REMEDY, f"measurement {first['measurement_id']}") from None
     return MeasuredPlacement(

@@ -115,6 +115,6 @@ def _job(record: _Record, tables: Sequence[Table]) -> Job:
         raise ValueError(f"{of}: batch_size {problem}")
     if task.memory_cap_bytes < 1 or not task.tables:
         raise ValueError(f"{of} has no tables, or devices without memory")
-    placement = Placement(record.device_of_table, task.num_devices)
-    parts_by_table(task, placement.parts(task.tables))
-    return Job.whole(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)
+    parts = Placement(record.device_of_table, task.num_devices).parts(task.tables)
+    parts_by_table(task, parts)
+    return Job(record.measurement_id, task, parts, record.round, record.proposed_by, record.group)

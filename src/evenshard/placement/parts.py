@@ -148,11 +148,6 @@ def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = O
     return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices, storage)
 
 
-def whole_tables(tables: Iterable[Table]) -> tuple[TablePart, ...]:
-    """Each table as one part."""
-    return tuple(map(whole_part, tables))
-
-
 def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tuple[Table, ...]:
     """Return each part as a table with its columns, called after them: for placing, measuring and predicting.
 

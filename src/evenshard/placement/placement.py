@@ -22,15 +22,16 @@ from evenshard.tables.table import Table
 
 @dataclass(frozen=True)
 class Placement:
-    """The answer to a task whose tables stay whole.
+    """The answer of a sharder to a task whose tables stay whole; ``parts`` is all that other modules see of it."""
 
-    Attributes:
-        device_of_table: device id of each table, in the order of ``task.tables``.
-        num_devices: devices of the task; some may hold no table.
-    """
+    device_of_table: tuple[int, ...]  # device id of each table, in the order of ``task.tables``
+    num_devices: int  # of the task; some may hold no table
 
-    device_of_table: tuple[int, ...]
-    num_devices: int
+    @staticmethod
+    def of(task: ShardingTask, parts: Sequence[TablePart]) -> Placement:
+        """Return the devices of parts that are the whole tables of a task, in their order."""
+        assert [part.table for part in parts] == [table.name for table in task.tables], "parts are whole, and in order"
+        return Placement(tuple(part.device for part in parts), task.num_devices)
 
     def shards(self) -> tuple[tuple[int, ...], ...]:
         """Table positions (indices into ``task.tables``) of each device, by device id."""
@@ -40,7 +41,7 @@ class Placement:
         return tuple(tuple(shard) for shard in shards)
 
     def parts(self, tables: Sequence[Table]) -> tuple[TablePart, ...]:
-        """Each table as one part on its device.
+        """Return each table as one part on its device.
 
         Raises:
             BadConfig: if the placement is of another number of tables.
@@ -51,12 +52,6 @@ class Placement:
                 f"Give the tables of its task, in their order."
             )
         return tuple(whole_part(table, (device,)) for table, device in zip(tables, self.device_of_table, strict=True))
-
-
-def placement_of_whole(task: ShardingTask, parts: Sequence[TablePart]) -> Placement:
-    """The devices of parts that are the whole tables of a task, in their order."""
-    assert [part.table for part in parts] == [table.name for table in task.tables], "parts are whole, and in order"
-    return Placement(tuple(part.device for part in parts), task.num_devices)
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:

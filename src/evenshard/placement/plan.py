@@ -77,9 +77,9 @@ def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
 
 
 def check_placement(task: ShardingTask, placement: Placement) -> None:
-    """Raises InfeasibleTask if whole tables on these devices break the task's memory, or its rules of devices."""
+    """Raise InfeasibleTask, which names the task, if whole tables on these devices break its memory or rules."""
     try:
-        check_sharding(task.as_whole, placement.parts(task.tables))
+        check_sharding(task, placement.parts(task.tables))
     except InfeasibleTask as error:
         raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
 

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.limits import MAX_TOTAL_BYTES, RANGES
@@ -14,7 +14,7 @@ from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.memory import SGD, PartMemory, part_memory
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_tables
+from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_part
 from evenshard.placement.sharding import (
     ALWAYS_CUT_COLUMNS,
     CUT_COLUMNS,
@@ -124,12 +124,11 @@ class ShardingTask:
         machine, rooms = Nodes.one_node(num_devices), (memory_cap_bytes,) * num_devices
         return ShardingTask(tables, machine, rooms, batch_size, limits=(WHOLE,) * len(tables), task_id=task_id)
 
-    @cached_property
+    @property
     def as_whole(self) -> ShardingTask:
-        """The task in which every table stays whole, in the memory of the devices that its rules allow."""
+        """The task for a sharder of whole tables: every table whole, in the memory of the devices it may live on."""
         limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
-        is_whole = self.limits == limits and self.kernels == (FUSED,)
-        return self if is_whole else replace(self, limits=limits, kernels=(FUSED,))
+        return replace(self, limits=limits, kernels=(FUSED,))
 
     @property
     def num_devices(self) -> int:
@@ -143,7 +142,7 @@ class ShardingTask:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rules leave every table whole."""
+        """True if the rules leave every table whole."""
         return bool(self.limits) and all(limits.types == WHOLE.types for limits in self.limits)
 
     @cached_property
@@ -153,7 +152,7 @@ class ShardingTask:
         Raises:
             BadConfig: if all together are more than numpy's whole numbers can add up.
         """
-        sizes = tuple(map(partial(part_bytes, self), self.tables, whole_tables(self.tables)))
+        sizes = tuple(part_bytes(self, table, whole_part(table)) for table in self.tables)
         _check_total("the tables", sizes)
         return sizes
 

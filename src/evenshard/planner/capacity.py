@@ -10,7 +10,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.limits import RANGES
 from evenshard.base.units import BYTES_PER_GB, gb_text, gb_to_bytes
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_tables
+from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_part
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
@@ -112,9 +112,9 @@ def _enough_gb(request: PlacementRequest) -> float | None:
 
 def _most_bytes(task: ShardingTask, position: int) -> int:
     """Device memory of a table's largest part: of all of it, wherever it is kept."""
-    table, (whole,) = task.tables[position], whole_tables((task.tables[position],))
-    kept = [replace(whole, devices=(0,), storage=Storage(kernel)) for kernel in task.kernels_of(position)]
-    replica = replace(whole, devices=tuple(range(task.num_devices)))
+    table = task.tables[position]
+    kept = [whole_part(table, (0,), Storage(kernel)) for kernel in task.kernels_of(position)]
+    replica = whole_part(table, tuple(range(task.num_devices)))
     return max(part_bytes(task, table, part) for part in (*kept, replica))
 
 
@@ -127,7 +127,7 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
         machine = replace(request.nodes, host_bytes=(gb * BYTES_PER_GB,) * request.nodes.num_nodes)
         return replace(request, machine=machine).task()
 
-    wholes = (replace(one, devices=(0,), storage=Storage(FUSED_UVM)) for one in whole_tables(request.tables))
+    wholes = (whole_part(table, (0,), Storage(FUSED_UVM)) for table in request.tables)
     task = request.task()
     most = sum(memory_of_part(task, *one).host_bytes for one in zip(task.tables, wholes, strict=True))
     parts = _parts(task := task_with(most // BYTES_PER_GB + 1))

@@ -270,7 +270,7 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
                 yield best_rule(costs)
             else:
                 resources = Resources(hardware=request.hardware, link=request.nodes.intra or AUTO)
-                found = sharder(name, resources).place(request.task())
+                found = sharder(name, resources).place(request.task().as_whole)
                 yield Rival(name, None), found.parts(request.tables)
         except InfeasibleTask as error:
             yield Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")), None

@@ -19,7 +19,7 @@ from evenshard.base.errors import BadInput, MeasurementFailed
 from evenshard.base.messages import brief
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import is_simulated, provenance_problem
@@ -304,21 +304,6 @@ class MeasuredPlacement:
     provenance: Provenance
     measured_at: float = 0.0
 
-    @staticmethod
-    def whole(
-        measurement_id: str,
-        round: int,
-        proposed_by: str,
-        task: ShardingTask,
-        placement: Placement,
-        cost: PlacementCost,
-        provenance: Provenance,
-        measured_at: float = 0.0,
-    ) -> MeasuredPlacement:
-        """The measurement of a placement of whole tables."""
-        parts = placement.parts(task.tables)
-        return MeasuredPlacement(measurement_id, round, proposed_by, task, parts, cost, provenance, measured_at)
-
     @property
     def is_control(self) -> bool:
         """True for a repeated control placement, which tells about the noise and not about a sharder."""
@@ -327,7 +312,7 @@ class MeasuredPlacement:
     @cached_property
     def placement(self) -> Placement:
         """The devices of its tables, all of which are whole."""
-        return placement_of_whole(self.task, self.parts)
+        return Placement.of(self.task, self.parts)
 
 
 def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:

@@ -1,8 +1,8 @@
 """Why a task has no placement: plain reasons, with numbers and what to do. Nothing is searched here.
 
 What a reason says holds for every placement. Memory is counted as if each table could be spread as its types allow: a
-table that may be cut takes the least that all its parts can take. Where all tables stay whole
-(``ShardingTask.as_whole``), none may be cut.
+table that may be cut takes the least that all its parts can take. Of a task whose tables
+stay whole (``ShardingTask.is_whole``), none may be cut.
 
 Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
 end say so with the other errors below, and ``legal_parts`` finds out whether there is a way around it.
@@ -54,8 +54,9 @@ def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) 
 
 def require_room(task: ShardingTask) -> PackedItems:
     """Return the whole tables of a task as items; raise InfeasibleTask if they have no placement for a plain reason."""
-    items = PackedItems.of(task.as_whole)
-    if (why := reason(task.as_whole, items)) is not None:
+    assert task.is_whole, "a sharder of whole tables is given task.as_whole"
+    items = PackedItems.of(task)
+    if (why := reason(task, items)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
     return items
 
@@ -101,11 +102,6 @@ def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]
         problem = "the devices with room hold tables that must stay apart from it."
         remedy = "Raise num_devices or drop that rule."
     return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
-
-
-def no_placement_found(task: ShardingTask, why: str) -> InfeasibleTask:
-    """The error of a sharder of whole tables that knows no placement at all; see ``no_parts_found``."""
-    return no_parts_found(task.as_whole, f"{shortened(task.task_id)}: {why}")
 
 
 def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:

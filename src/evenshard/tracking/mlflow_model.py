@@ -87,7 +87,7 @@ class ServedModel(PythonModel):
             dense_bytes=gb_to_bytes(dense_gb or 0.0),
             training_pipeline=training_pipeline,
         )
-        return self._policy.place(request.task()).parts(known.tables)
+        return self._policy.place(request.task().as_whole).parts(known.tables)
 
 
 set_model(ServedModel())

@@ -57,7 +57,9 @@ def measured(directory: Path, placements: int = 80) -> tuple[MeasuredPlacement, 
         task = make_task(tables, devices=3, task_id=f"task-{number}", batch_size=batch_size)
         placement = Placement(tuple(rng.integers(0, 3, 12).tolist()), 3)
         cost, origin = hardware.measure(task, placement), hardware.provenance
-        found.append(MeasuredPlacement.whole(f"m{number}", 1, "random", task, placement, cost, origin, 1.7e9))
+        found.append(
+            MeasuredPlacement(f"m{number}", 1, "random", task, placement.parts(task.tables), cost, origin, 1.7e9)
+        )
     return tuple(found)
 
 

@@ -74,8 +74,14 @@ class AdditiveLimits:
                 map(_compute_ms, shards), exchange, factors.tolist(), strict=True
             )
         )
-        return MeasuredPlacement.whole(
-            f"m{seed}", 1, "random", of_task, placement, PlacementCost(devices, "by hand"), PROVENANCE
+        return MeasuredPlacement(
+            f"m{seed}",
+            1,
+            "random",
+            of_task,
+            placement.parts(of_task.tables),
+            PlacementCost(devices, "by hand"),
+            PROVENANCE,
         )
 
 
@@ -189,7 +195,7 @@ class BatchesMatter(AdditiveLimits):
             moved = sum(t.pooling_factor * t.embedding_dim * size**1.2 for t in shard) / 1e6
             devices.append(DeviceCost((0.1 + moved + len(shard) * size / 1e4) * (len(shard) > 0), 0.0, 0.0, 0.0))
         cost_of = PlacementCost(tuple(replace(one, bwd_compute_ms=2 * one.fwd_compute_ms) for one in devices), "none")
-        return MeasuredPlacement.whole(f"m{seed}", 1, "random", of_task, placement, cost_of, PROVENANCE)
+        return MeasuredPlacement(f"m{seed}", 1, "random", of_task, placement.parts(of_task.tables), cost_of, PROVENANCE)
 
 
 def at_batches(pool: Sequence[Table], sizes: Sequence[int], count: int = 120) -> list[MeasuredPlacement]:

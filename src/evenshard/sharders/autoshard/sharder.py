@@ -155,7 +155,7 @@ class AutoShardSharder:
 
 def is_feasible(task: ShardingTask) -> bool:
     """Whether every table fits a device, and all of them together the devices."""
-    return reason(task.as_whole) is None
+    return reason(task) is None
 
 
 def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: ShardingTask) -> Placement | InfeasibleTask:

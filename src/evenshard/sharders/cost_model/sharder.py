@@ -15,7 +15,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.base.messages import cut
 from evenshard.placement.moves import device_kinds
-from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
+from evenshard.placement.placement import Placement, canonical_devices
 from evenshard.placement.plan import check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.price.step import PartCosts, PredictedParts
@@ -102,7 +102,7 @@ class EvenshardSharder:
             result = search.run([one.parts(task.tables) for one in best_starts])
         except InfeasibleTask as error:
             raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
-        found = [placement_of_whole(task, parts) for parts in result.candidates]
+        found = [Placement.of(task, parts) for parts in result.candidates]
         candidates = distinct([*found, *starts], kinds)
         predicted |= _predict_placements(costs, [one for one in candidates if one not in predicted])
         candidates.sort(key=lambda one: predicted[one].predicted_ms)
@@ -116,7 +116,7 @@ class EvenshardSharder:
         if self._policy is None:
             return []
         sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
-        return [one for one in sampled if is_legal_sharding(task.as_whole, one.parts(task.tables))]
+        return [one for one in sampled if is_legal_sharding(task, one.parts(task.tables))]
 
 
 def _predict_placements(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:

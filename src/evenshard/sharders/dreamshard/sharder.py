@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from evenshard.base.messages import cut
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import no_placement_found, require_room
+from evenshard.search.infeasibility import no_parts_found, require_room
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
     CostNet,
@@ -162,7 +163,7 @@ class DreamShardSharder:
             if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
                 best, episode = sampled, lowest
         if not best.finished_B[episode]:
-            raise no_placement_found(task, f"no placement found in {1 + num_rollouts} rollouts")
+            raise no_parts_found(task, f"{cut(task.task_id)}: no placement found in {1 + num_rollouts} rollouts")
         placement = best.placement(episode, task)
         check_placement(task, placement)
         return placement

@@ -37,6 +37,7 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType
 
 from evenshard.base.errors import InfeasibleTask
+from evenshard.base.messages import cut
 from evenshard.placement.memory import PREFETCH, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
@@ -53,7 +54,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
-from evenshard.search.infeasibility import no_placement_found, require_room
+from evenshard.search.infeasibility import no_parts_found, require_room
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.cache_statistics import TableStatistics
 from evenshard.torchrec.baseline.topology import (
@@ -313,8 +314,8 @@ class TorchRecSharder:
         try:
             parts = self.planner(task).plan(PlannerSetting(sort_by=self._sort_by)).parts
         except InfeasibleTask:
-            raise no_placement_found(task, "TorchRec's planner found no plan") from None
-        placement = Placement(tuple(part.device for part in parts), task.num_devices)
+            raise no_parts_found(task, f"{cut(task.task_id)}: TorchRec's planner found no plan") from None
+        placement = Placement.of(task, parts)
         check_parts_memory(task, placement.parts(task.tables))
         return placement
 

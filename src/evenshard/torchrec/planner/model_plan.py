@@ -15,7 +15,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from evenshard.base.errors import EvenshardError, InfeasibleTask
 from evenshard.base.messages import cut, reason_of
 from evenshard.base.units import gb_to_bytes, pct_text, size_text
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.comparison import MOST_SHARDS
@@ -231,11 +231,10 @@ def _placed_by_torchrec(plan: ShardingPlan) -> str:
 
 def _fits_in_all(request: PlacementRequest) -> bool:
     task = request.task()
-    whole = zip(request.tables, whole_tables(request.tables), strict=True)
     rooms = sum(request.rooms_bytes)
     if task.may_offload:
         rooms += sum(request.nodes.host_bytes)
-    return sum(part_bytes(task, table, part) for table, part in whole) <= rooms
+    return sum(part_bytes(task, table, whole_part(table)) for table in request.tables) <= rooms
 
 
 def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
@@ -243,7 +242,7 @@ def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
 
 
 def _place_by_sharder(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
-    task = replace(request.task(), task_id="the model")
+    task = replace(request.task().as_whole, task_id="the model")
     placement = sharder.place(task)
     check_placement(task, placement)
     return placement.parts(request.tables)
