@@ -22,7 +22,7 @@ from evenshard.base.extras import named_packages
 from evenshard.base.messages import one_line
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
-from evenshard.cli.help import GroupedCommands
+from evenshard.cli.help import OTHERS, GroupedCommands
 from evenshard.version import __version__
 
 # The commands by heading of the help, each with the module that declares it.
@@ -36,7 +36,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "hardware": "costs",
     },
     "the loop: measure and learn": {
-        **dict.fromkeys(("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"), "stages"),
+        OTHERS: "stages",
         **dict.fromkeys(("import-costs", "merge-costs", "describe", "observe"), "costs"),
         **dict.fromkeys(("calibrate-link", "calibrate-device"), "costs"),
     },

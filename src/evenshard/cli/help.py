@@ -11,13 +11,15 @@ from evenshard.base.messages import brief, did_you_mean
 _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
 # Stands for a command in a parser's help and messages.
 COMMAND = "COMMAND"
+# Stands for the commands that no group of the help names: the stages of the loop, by their declarations.
+OTHERS = "*"
 
 
 class GroupedCommands(argparse.HelpFormatter):
     """Lists the commands of a parser under headings.
 
     Args:
-        groups: names of commands by heading; those of none come last.
+        groups: names of commands by heading, where ``OTHERS`` stands for those that no group names.
     """
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
@@ -29,11 +31,12 @@ class GroupedCommands(argparse.HelpFormatter):
             return super()._format_action(action)
         known = {one.dest: one for one in action._choices_actions}  # argparse has no public name for them
         grouped = {name for names in self._groups.values() for name in names}
-        rest = tuple(name for name in known if name not in grouped)
+        others = [name for name in known if name not in grouped]
         blocks = []
         self._indent()
-        for heading, names in {**self._groups, **({"more": rest} if rest else {})}.items():
-            lines = "".join(super(GroupedCommands, self)._format_action(known[name]) for name in names)
+        for heading, names in self._groups.items():
+            listed = [one for name in names for one in (others if name == OTHERS else (name,))]
+            lines = "".join(super(GroupedCommands, self)._format_action(known[name]) for name in listed)
             blocks.append(f"  {heading}:\n{lines}")
         self._dedent()
         return "\n".join(blocks)
