@@ -8,6 +8,7 @@ from evenshard.planner.comparison import RIVALS, TORCHREC
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.sharders.learned import LEARNED
 from support.builders import cost_net, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
 
@@ -20,7 +21,7 @@ ALL = Resources(
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.name != "autoshard" and not one.is_full_space])
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(ALL) and not one.is_full_space])
 def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
     built = sharder(name, ALL)
     assert built.name == name
@@ -32,9 +33,9 @@ def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
     assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "best_rule_of_thumb") == RIVALS
     in_loop = [one.name for one in SHARDERS if one.in_loop]
-    assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "autoshard", "evenshard"]
+    assert in_loop == [*HEURISTICS, "single_cost_greedy", *LEARNED, "evenshard"]
     assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]
-    assert [one.name for one in SHARDERS if one.is_learned] == ["dreamshard", "autoshard", "evenshard"]
+    assert [one.name for one in SHARDERS if one.is_learned] == [*LEARNED, "evenshard"]
 
 
 def test_a_sharder_without_what_it_needs_takes_no_part() -> None:
