@@ -14,11 +14,7 @@ WRITERS = {name: stage for stage in STAGES for name, one in uses_of(stage.output
 
 @dataclass(frozen=True)
 class LoopStep:
-    """One run of a stage.
-
-    Attributes:
-        round: number of the round, from 1; 0 before all rounds, and the last one after them.
-    """
+    """One run of a stage, in a round from 1; in round 0 before all rounds, and in the last one after them."""
 
     stage: Stage
     round: int
@@ -30,12 +26,12 @@ class LoopStep:
 
     @property
     def reads(self) -> Mapping[str, tuple[Artifact, ...]]:
-        """The artifacts behind each of its inputs: none, one, or one of each round so far."""
+        """Return the artifacts of each input: none, one, or one of each round so far."""
         return {name: self._behind(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
 
     @property
     def writes(self) -> tuple[Artifact, ...]:
-        """What it leaves for other stages and for people."""
+        """Return its outputs for other stages and for people."""
         return tuple(Artifact(name, self.round) for name in uses_of(self.stage.outputs, Writes) if name in WRITERS)
 
     def _behind(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
@@ -51,7 +47,7 @@ class LoopStep:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a step has written, named as in ``LoopStep``."""
+    """An output of a step, in a round as of ``LoopStep``."""
 
     name: str
     round: int
@@ -63,20 +59,16 @@ class Artifact:
 
     @property
     def path(self) -> str:
-        """Where the loop of dvc.yaml has it; "" if it has none."""
+        """Return its path in the loop of dvc.yaml; "" if it has none."""
         return uses_of(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
 
 
 def steps(num_rounds: int) -> list[LoopStep]:
-    """All runs of stages in a loop, in their order."""
-    of_rounds = [number for number, stage in enumerate(STAGES) if stage.per_round]
-    before, during, after = (
-        STAGES[: of_rounds[0]],
-        STAGES[of_rounds[0] : of_rounds[-1] + 1],
-        STAGES[of_rounds[-1] + 1 :],
-    )
+    """Return all runs of stages in a loop, in order."""
+    during = [number for number, stage in enumerate(STAGES) if stage.per_round]
+    first, end = during[0], during[-1] + 1
     return [
-        *(LoopStep(stage, 0) for stage in before),
-        *(LoopStep(stage, number) for number in range(1, num_rounds + 1) for stage in during),
-        *(LoopStep(stage, num_rounds) for stage in after),
+        *(LoopStep(stage, 0) for stage in STAGES[:first]),
+        *(LoopStep(stage, number) for number in range(1, num_rounds + 1) for stage in STAGES[first:end]),
+        *(LoopStep(stage, num_rounds) for stage in STAGES[end:]),
     ]

@@ -31,11 +31,9 @@ class WhichRound(Enum):
 
 @dataclass(frozen=True)
 class Reads:
-    """Use of a path that a stage reads: the output of the same name, of the stage that has one.
+    """Use of a path that a stage reads: the output of the same name, written in round ``of``.
 
-    Attributes:
-        of: round of the stage that wrote it.
-        role: role in MLflow, for a cost dataset.
+    ``role`` is the role of a cost dataset in MLflow.
     """
 
     of: WhichRound = WhichRound.SAME
@@ -47,9 +45,8 @@ class Writes:
     """Use of a path that a stage writes.
 
     Attributes:
-        output: rule of what it may replace.
         path: path in the loop of dvc.yaml; "" if it has none.
-        artifact: its kind in Kubeflow Pipelines; "" for one that pods do not write.
+        artifact: kind in Kubeflow Pipelines; "" for an output that pods do not write.
         uploaded: True if MLflow gets it.
         roles: roles of cost datasets in MLflow, by their names inside the folder, or "" for the file itself.
         tables: CSV files inside that MLflow gets as tables.
@@ -109,11 +106,9 @@ class Outcome:
     """A stage's report about its own work.
 
     Attributes:
-        metrics: metrics by name.
-        curve: the loss of every update, the predicted cost of every update, or the measured cost of every placement,
-            in order; empty where there is none.
+        curve: losses or predicted costs of all updates, or measured costs of all placements, in order.
         text: summary for people.
-        curve_name: the curve's name in MLflow; "" for that of the stage.
+        curve_name: name of the curve in MLflow; "" for that of the stage.
     """
 
     metrics: dict[str, float]
@@ -132,21 +127,17 @@ class Stage:
 
     Attributes:
         name: name of its module, its section of params.yaml, its component and its runs in MLflow.
-        what: its purpose, in a sentence.
-        config: dataclass of its section; a field may be overridden by a flag.
-        inputs, outputs: dataclasses whose fields are declared.
-        about: more than ``what``.
-        usage: purpose of its flags.
+        what, about, usage: its purpose in a sentence, more about it, and the purpose of its flags.
+        config, inputs, outputs: dataclasses of its section and of its files.
         metrics: meaning of its metrics.
-        tags: tags of its component.
-        measures: whether it takes section ``measure``, too. Under torchrun it measures on all devices at once.
-        takes_lineage: whether ``run`` takes a ``Lineage``, for what it writes.
-        curve: the name in MLflow of its outcome's curve; "" for none.
+        measures: True if it takes section ``measure``, too. Under torchrun it measures on all devices at once.
+        takes_lineage: True if ``run`` takes a ``Lineage``.
+        curve: name of its outcome's curve in MLflow; "" for none.
         learned_from: the input whose network names the data that this stage has learned from.
-        concludes: whether it ends the loop: its metrics go to the loop's own run as well, and the networks that it has
+        concludes: True if it ends the loop: its metrics go to the loop's own run as well, and the networks that it has
             read become versions of the registered models.
-        needs_params: whether its command needs params.yaml.
-        tracked: whether MLflow gets a run with these inputs and outputs.
+        needs_params: True if its command needs params.yaml.
+        tracked: returns True if MLflow gets a run with these inputs and outputs.
     """
 
     name: str
@@ -168,7 +159,7 @@ class Stage:
 
     @property
     def run(self) -> Callable[..., Outcome]:
-        """Its code: ``run(config[, measure], inputs, outputs[, lineage])``."""
+        """Return its code, ``run(config[, measure], inputs, outputs[, lineage])``."""
         code: Callable[..., Outcome] = import_module(f"evenshard.loop.{self.name}").run
         return code
 
@@ -179,7 +170,7 @@ class Stage:
 
     @property
     def per_round(self) -> bool:
-        """Whether it runs once per round."""
+        """True if it runs once per round."""
         return "round" in plain_inputs(self.inputs)
 
     @property
@@ -188,10 +179,10 @@ class Stage:
         return (self.name, "measure") if self.measures else (self.name,)
 
     def settings(self, params: dict[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Its sections as dataclasses.
+        """Return its sections as dataclasses.
 
         Args:
-            overrides: overrides by section and key; those that are None count as not given.
+            overrides: overrides by section and key; None counts as not given.
 
         Raises:
             BadConfig: if a section makes no sense.
@@ -200,6 +191,6 @@ class Stage:
         return {name: section(params, name, kinds[name], **overrides.get(name, {})) for name in self.sections}
 
     def run_name(self, inputs: Any) -> str:
-        """The name of its run in MLflow, such as ``benchmark_2_part_1``."""
+        """Return the name of its run in MLflow, such as ``benchmark_2_part_1``."""
         name = f"{self.name}_{inputs.round}" if self.per_round else self.name
         return f"{name}_part_{inputs.part}" if getattr(inputs, "num_parts", 1) > 1 else name
