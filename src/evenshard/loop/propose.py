@@ -45,14 +45,10 @@ MEASURED_LINK = "measured"
 
 @dataclass(frozen=True)
 class Proposers:
-    """The previous round's networks, which propose placements; none before round 1.
+    """The previous round's networks, which propose placements; none before round 1."""
 
-    Attributes:
-        policy: samples placements; None for random placements.
-        cost_model: model of the search that proposes ``searched_share`` (0 to 1) of the placements; None for no search.
-    """
-
-    policy: TrainedSharder | None = None
+    policy: TrainedSharder | None = None  # samples placements; None for random placements
+    # Model of the search that proposes ``searched_share`` (0 to 1) of the placements; None for no search.
     cost_model: CostModel | None = None
     searched_share: float = 0.0
 

@@ -36,23 +36,15 @@ MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_c
 
 @dataclass(frozen=True)
 class Job:
-    """One placement to measure.
+    """One placement to measure."""
 
-    Attributes:
-        measurement_id: unique within a campaign.
-        task: the task of the placement.
-        parts: of its tables, with their devices.
-        round: round of the loop; 0 for an evaluation.
-        proposed_by: the sharder that made the placement, or ``costs.CONTROL``.
-        group: jobs of one group are measured right after each other, in random order, so that slow drift hits all that
-            will be compared alike.
-    """
-
-    measurement_id: str
+    measurement_id: str  # unique within a campaign
     task: ShardingTask
-    parts: tuple[TablePart, ...]
-    round: int
-    proposed_by: str
+    parts: tuple[TablePart, ...]  # of its tables, with their devices
+    round: int  # round of the loop; 0 for an evaluation
+    proposed_by: str  # the sharder that made the placement, or ``costs.CONTROL``
+    # Jobs of one group are measured right after each other, in random order, so that slow drift hits all that will be
+    # compared alike.
     group: str
 
     @cached_property

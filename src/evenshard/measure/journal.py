@@ -44,36 +44,24 @@ def is_journal(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a visit was measured on, and how.
-
-    Attributes:
-        provenance: provenance of the measurements.
-        settings: the measuring settings that change what a visit means, by name.
-    """
+    """Hardware and settings of a visit."""
 
     provenance: Provenance
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # the measuring settings that change what a visit means, by name
 
 
 @dataclass(frozen=True)
 class Visit:
     """One finished measurement of a job.
 
-    Attributes:
-        job: key of the job (see ``Job.key``).
-        number: 0 for the job's first visit.
-        cost: the measured cost.
-        measured_at: end of the visit, seconds since 1970 UTC.
-        origin: the hardware and settings of the visit.
-
     Raises:
         MeasurementFailed: if a number is impossible, as where a clock is wrong by centuries.
     """
 
-    job: str
-    number: int
+    job: str  # key of the job (see ``Job.key``)
+    number: int  # 0 for the job's first visit
     cost: PlacementCost
-    measured_at: float
+    measured_at: float  # end of the visit, seconds since 1970 UTC
     origin: Origin
 
     def __post_init__(self) -> None:

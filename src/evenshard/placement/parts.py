@@ -44,14 +44,10 @@ class Storage:
         fused_uvm            host memory, read and written by the device over its link to the host
         key_value            SSD, with a cache in device memory
         host                 host memory, looked up and updated by the host's processor
-
-    Attributes:
-        kernel: one of ``COMPUTE_KERNELS``.
-        load_factor: rows that the cache holds, as a share of all; 1 where there is no cache.
     """
 
-    kernel: str = FUSED
-    load_factor: float = 1.0
+    kernel: str = FUSED  # one of ``COMPUTE_KERNELS``
+    load_factor: float = 1.0  # rows that the cache holds, as a share of all; 1 where there is no cache
 
     def __post_init__(self) -> None:
         """Raises BadConfig if it makes no sense."""
@@ -115,21 +111,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePart:
-    """Rows and columns of a table that live together.
+    """Rows and columns of a table that live together."""
 
-    Attributes:
-        table: name of the whole table.
-        rows: that it has.
-        columns: that it has.
-        devices: id of its device (TorchRec: rank), or of each one that holds a replica; none before it is placed.
-        storage: where its weights are kept; the same for all parts of a table.
-    """
-
-    table: str
-    rows: Span
-    columns: Span
+    table: str  # name of the whole table
+    rows: Span  # that it has
+    columns: Span  # that it has
+    # Id of its device (TorchRec: rank), or of each one that holds a replica; none before it is placed.
     devices: tuple[int, ...] = ()
-    storage: Storage = ON_DEVICE
+    storage: Storage = ON_DEVICE  # where its weights are kept; the same for all parts of a table
 
     @property
     def device(self) -> int:

@@ -35,25 +35,15 @@ DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
 
 @dataclass(frozen=True)
 class ShardingType:
-    """One of the ways to shard a table.
+    """One of the ways to shard a table."""
 
-    Attributes:
-        name: TorchRec's word.
-        scope: where the rows of some columns live: DEVICE, NODE, EVERYWHERE or REPLICA.
-        cuts_columns: whether columns are cut.
-        within: what all parts of a table are among: the devices of a NODE, or EVERYWHERE.
-        call: the type whose kernel calls and exchanges it shares where lookups are pooled; "" for its own.
-        within_node: the type that its parts are of, too, where they live on one node; "" if there is none.
-        of_sequences: whether TorchRec can do it with the tables of an ``EmbeddingCollection``.
-    """
-
-    name: str
-    scope: str
+    name: str  # TorchRec's word
+    scope: str  # where the rows of some columns live: DEVICE, NODE, EVERYWHERE or REPLICA
     cuts_columns: bool = False
-    within: str = EVERYWHERE
-    call: str = ""
-    within_node: str = ""
-    of_sequences: bool = False
+    within: str = EVERYWHERE  # devices that all parts of a table are among: those of a NODE, or EVERYWHERE
+    call: str = ""  # the type whose kernel calls and exchanges it shares where lookups are pooled; "" for its own
+    within_node: str = ""  # the type that its parts are of, too, where they live on one node; "" if there is none
+    of_sequences: bool = False  # TorchRec has it for the tables of an ``EmbeddingCollection``
 
     @property
     def cuts_rows(self) -> bool:
@@ -164,15 +154,10 @@ REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class Communication:
-    """Data types in which embeddings and their gradients travel (TorchRec: qcomms).
+    """Data types in which embeddings and their gradients travel (TorchRec: qcomms)."""
 
-    Attributes:
-        forward: of outputs.
-        backward: of their gradients.
-    """
-
-    forward: str = "fp32"
-    backward: str = "fp32"
+    forward: str = "fp32"  # of outputs
+    backward: str = "fp32"  # of their gradients
 
     @staticmethod
     def of(data_types: Sequence[str]) -> Communication:

@@ -41,19 +41,13 @@ TASK_ID = "placement"
 
 @dataclass(frozen=True)
 class TableLimits:
-    """Rules of one table.
+    """Rules of one table."""
 
-    Attributes:
-        types: the ways it may be sharded.
-        devices: the devices that it may live on; None for any. Where it lives on several, all must be among them.
-        min_columns: columns of the narrowest part of a table that is cut.
-        kernels: where its weights may be kept; None for wherever those of all tables may.
-    """
-
-    types: frozenset[str] = frozenset(SHARDING_TYPES)
+    types: frozenset[str] = frozenset(SHARDING_TYPES)  # the ways it may be sharded
+    # The devices that it may live on; None for any. Where it lives on several, all must be among them.
     devices: frozenset[int] | None = None
-    min_columns: int = COLUMN_STEP
-    kernels: frozenset[str] | None = None
+    min_columns: int = COLUMN_STEP  # columns of the narrowest part of a table that is cut
+    kernels: frozenset[str] | None = None  # where its weights may be kept; None for wherever those of all tables may
 
     @property
     def min_column_steps(self) -> int:
@@ -68,42 +62,29 @@ NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
 class ShardingTask:
     """Tables to shard over the devices of a machine, in any way, or in those that the rules leave.
 
-    Attributes:
-        tables: whole, with distinct names.
-        machine: their devices and links.
-        room_bytes: what each device may hold, by device id.
-        batch_size: global batch, samples.
-        optimizer: one of ``STATE_NUMBERS``.
-        table_optimizers: the same of tables that have one of their own, by name: their state is counted.
-        communication: data types on the way.
-        limits: rules of each table; empty for none.
-        together: groups of tables, by position, that live on one device, whole.
-        apart: groups of tables, by position, of which a device holds one at most.
-        pipeline: training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone.
-        kernels: where weights may be kept, of ``COMPUTE_KERNELS``.
-        means_of_rows: MEAN tables of ``may_go_in_rows`` may have rows whatever the other tables have; a search takes
-            care that its answer is right.
-        max_columns: columns of the widest table or part that a device trains. No part of ``repr``, as ``task_id``.
-        task_id: unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.
-
     Raises:
         BadConfig: if the bytes of the tables or of the devices are more than numpy's whole numbers can add up.
     """
 
-    tables: tuple[Table, ...]
-    machine: Nodes
-    room_bytes: tuple[int, ...]
-    batch_size: int
-    optimizer: str = SGD
-    communication: Communication = field(default_factory=Communication)
-    limits: tuple[TableLimits, ...] = ()
-    together: tuple[tuple[int, ...], ...] = ()
-    apart: tuple[tuple[int, ...], ...] = ()
-    pipeline: str = ""
-    kernels: tuple[str, ...] = (FUSED,)
+    tables: tuple[Table, ...]  # whole, with distinct names
+    machine: Nodes  # their devices and links
+    room_bytes: tuple[int, ...]  # what each device may hold, by device id
+    batch_size: int  # global batch, samples
+    optimizer: str = SGD  # one of ``STATE_NUMBERS``
+    communication: Communication = field(default_factory=Communication)  # data types on the way
+    limits: tuple[TableLimits, ...] = ()  # rules of each table; empty for none
+    together: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that live on one device, whole
+    apart: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, of which a device holds one at most
+    pipeline: str = ""  # training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone
+    kernels: tuple[str, ...] = (FUSED,)  # where weights may be kept, of ``COMPUTE_KERNELS``
+    # The same of tables that have one of their own, by name: their state is counted.
     table_optimizers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # MEAN tables of ``may_go_in_rows`` may have rows whatever the other tables have; a search takes care that its
+    # answer is right.
     means_of_rows: bool = False
+    # Columns of the widest table or part that a device trains. No part of ``repr``, as ``task_id``.
     max_columns: int = field(default=sys.maxsize, repr=False)
+    # Unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.
     task_id: str = field(default=TASK_ID, repr=False)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ from evenshard.search.infeasibility import require_sharding_room, require_types
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.near_placement import NearSearch
 from evenshard.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, effort_called
-from evenshard.sharders.learned import proposals
+from evenshard.sharders.learned import rollouts
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import Assumption, approximations
 from evenshard.tables.table import Table
@@ -202,7 +202,7 @@ def _starts(
     """Return the legal ones of known placements, and a learned policy's where all tables may be whole."""
     on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
     are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
-    placements = proposals(model.policy, request.task(), seed) if model.policy is not None and are_whole else ()
+    placements = rollouts(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
     found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
     return [parts for parts in found if is_legal_sharding(task, parts)]
 

@@ -38,33 +38,23 @@ LAST_MOMENT = 253_402_300_799.0
 
 @dataclass(frozen=True)
 class DeviceCost:
-    """Times of one device in one training step, ms: medians over repeats.
+    """Times of one device in one training step, ms: medians over repeats."""
 
-    Attributes:
-        fwd_compute_ms: the shard's fused embedding lookup and pooling; None where only ``fwd_bwd_compute_ms`` is known.
-        fwd_all_to_all_ms: exchange of pooled embeddings before the dense part.
-        bwd_all_to_all_ms: exchange of their gradients after it.
-        bwd_compute_ms: fused gradient and optimizer update; None where only ``fwd_bwd_compute_ms`` is known.
-        fwd_compute_spread_ms: distance between the 25th and 75th percentile, of the repeats of one visit or between
-            visits, whichever is larger.
-        bwd_compute_spread_ms: the same distance, backward.
-        fwd_wait_ms: start skew: from the end of its own forward to the slowest device's, when the exchange can begin.
-            No part of the device's times (docs/decisions/0009).
-        status: "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then.
-        fwd_bwd_compute_ms: forward and backward compute together, where they were timed as one; else None.
-        input_dist_ms: exchange of the indices before the lookups; 0 where it was not taken, as in DreamShard.
-    """
-
+    # The shard's fused embedding lookup and pooling; None where only ``fwd_bwd_compute_ms`` is known.
     fwd_compute_ms: float | None
-    fwd_all_to_all_ms: float
-    bwd_all_to_all_ms: float
-    bwd_compute_ms: float | None
+    fwd_all_to_all_ms: float  # exchange of pooled embeddings before the dense part
+    bwd_all_to_all_ms: float  # exchange of their gradients after it
+    bwd_compute_ms: float | None  # fused gradient and optimizer update; None where only ``fwd_bwd_compute_ms`` is known
+    # Distance between the 25th and 75th percentile, of the repeats of one visit or between visits, whichever is larger.
     fwd_compute_spread_ms: float = 0.0
-    bwd_compute_spread_ms: float = 0.0
+    bwd_compute_spread_ms: float = 0.0  # the same distance, backward
+    # Start skew: from the end of its own forward to the slowest device's, when the exchange can begin. No part of the
+    # device's times (docs/decisions/0009).
     fwd_wait_ms: float = 0.0
-    status: str = OK
+    status: str = OK  # "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then
+    # Forward and backward compute together, where they were timed as one; else None.
     fwd_bwd_compute_ms: float | None = None
-    input_dist_ms: float = 0.0
+    input_dist_ms: float = 0.0  # exchange of the indices before the lookups; 0 where it was not taken, as in DreamShard
 
     @staticmethod
     def of_total(fwd_bwd_compute_ms: float) -> DeviceCost:
@@ -156,15 +146,12 @@ def _number_problem(name: str, value: object, most: float, what: str) -> str | N
 class PlacementCost:
     """The measured cost of a placement.
 
-    Attributes:
-        devices: one cost per device, by device id.
-        all_to_all: "modelled" where a link model gave the all-to-all times, "measured" where devices really exchanged.
-
     Raises:
         MeasurementFailed: if a device's cost is impossible.
     """
 
-    devices: tuple[DeviceCost, ...]
+    devices: tuple[DeviceCost, ...]  # by device id
+    # "modelled" where a link model gave the all-to-all times, "measured" where devices really exchanged.
     all_to_all: str
 
     def __post_init__(self) -> None:
@@ -284,25 +271,16 @@ class Provenance:
 
 @dataclass(frozen=True)
 class MeasuredPlacement:
-    """One measured placement of one task.
+    """One measured placement of one task."""
 
-    Attributes:
-        measurement_id: unique within a dataset.
-        round: the round of the loop it was measured in; 0 for an evaluation.
-        proposed_by: the sharder that made the placement; "control" for one that is repeated to watch the noise.
-        task: its tables, and the machine.
-        parts: of the tables, with their devices.
-        measured_at: end of its last visit, seconds since 1970 UTC.
-    """
-
-    measurement_id: str
-    round: int
-    proposed_by: str
-    task: ShardingTask
-    parts: tuple[TablePart, ...]
+    measurement_id: str  # unique within a dataset
+    round: int  # the round of the loop it was measured in; 0 for an evaluation
+    proposed_by: str  # the sharder that made the placement; "control" for one that is repeated to watch the noise
+    task: ShardingTask  # its tables, and the machine
+    parts: tuple[TablePart, ...]  # of the tables, with their devices
     cost: PlacementCost
     provenance: Provenance
-    measured_at: float = 0.0
+    measured_at: float = 0.0  # end of its last visit, seconds since 1970 UTC
 
     @property
     def is_control(self) -> bool:

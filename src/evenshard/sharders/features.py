@@ -84,6 +84,6 @@ class FeatureNormalizer:
     def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
         """The numbers of the distinct tables of tasks that share one batch size, and their features, [P, F] float32."""
         batch_sizes = {task.batch_size for task in tasks}
-        assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
+        assert len(batch_sizes) == 1, "tasks that are seen together share the batch size"
         distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}
         return distinct, self(list(distinct), batch_sizes.pop())

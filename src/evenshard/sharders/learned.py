@@ -146,16 +146,10 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
 MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
 
 
-def proposals(sharder: TrainedSharder, task: ShardingTask, seed: int) -> list[Placement]:
-    """Sampled placements of a task; they keep to the memory."""
+def rollouts(sharder: TrainedSharder, task: ShardingTask, seed: int, count: int = MOST_PROPOSALS) -> list[Placement]:
+    """Return ``count`` sampled placements, fewer if tables and devices are many, without those out of memory."""
     import torch
 
-    return rollouts(sharder, task, torch.Generator().manual_seed(seed))
-
-
-def rollouts(
-    sharder: TrainedSharder, task: ShardingTask, generator: torch.Generator, count: int = MOST_PROPOSALS
-) -> list[Placement]:
-    """Sampled placements: ``count``, or fewer if tables and devices are many, without those that found no room."""
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))
-    return [one for one in sharder.sample([task] * min(count, most), generator) if one is not None]
+    sampled = sharder.sample([task] * min(count, most), torch.Generator().manual_seed(seed))
+    return [one for one in sampled if one is not None]

@@ -76,13 +76,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A simulated device as a model: nothing is learned, its own times are what is predicted.
+    """A simulated device as a model: nothing is learned, its own times are what is predicted."""
 
-    Attributes:
-        hardware: simulated:<profile>.
-    """
-
-    hardware: str
+    hardware: str  # simulated:<profile>
     registered: None = None
     trained_on: None = None
     policy: None = None

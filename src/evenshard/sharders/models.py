@@ -36,23 +36,15 @@ COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 
 @dataclass(frozen=True)
 class PlacementModel:
-    """What places tables.
-
-    Attributes:
-        cost_model: predicts what placements cost.
-        policy: proposes some; None where there is none.
-        trained_on: training data of the cost model.
-        source: origin of the model: its folder, or its name in MLflow.
-        digest: SHA-256 of its files (``digest_of``).
-        registered: identity in MLflow, if it came from there: name, version, model_id, run_id, and the names of its
-            policy's own version.
-    """
+    """A learned model of placement times, with the policy that proposes placements where there is one."""
 
     cost_model: CostModel
     policy: TrainedSharder | None
     trained_on: TrainingDomain
-    source: str
-    digest: str
+    source: str  # origin of the model: its folder, or its name in MLflow
+    digest: str  # SHA-256 of its files (``digest_of``)
+    # Identity in MLflow, if it came from there: name, version, model_id, run_id, and the names of its policy's own
+    # version.
     registered: Mapping[str, Any] | None = None
 
     @property

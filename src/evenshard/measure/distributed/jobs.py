@@ -113,18 +113,13 @@ class MeasurePlacement(PlacementJob):
 
 @dataclass(frozen=True)
 class TimeExchanges:
-    """Every rank times the same exchanges; the answer is the median duration of each on that rank, ms.
+    """Every rank times the same exchanges; the answer is the median duration of each on that rank, ms."""
 
-    Attributes:
-        exchanges: for each, how many values every rank sends to each of its peers, by sender.
-        tier: a rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, itself included, all nodes at once; or
-            ``BETWEEN_NODES``, those of other nodes.
-        devices_per_node: ranks of a node.
-    """
-
-    exchanges: tuple[tuple[int, ...], ...]
+    exchanges: tuple[tuple[int, ...], ...]  # for each, how many values every rank sends to each of its peers, by sender
+    # A rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, itself included, all nodes at once; or
+    # ``BETWEEN_NODES``, those of other nodes.
     tier: str = EVERYONE
-    devices_per_node: int = 0
+    devices_per_node: int = 0  # ranks of a node
     ANSWER: ClassVar[Any] = tuple[float, ...]
 
     def check(self, num_ranks: int) -> None:

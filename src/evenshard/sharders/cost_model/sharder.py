@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.base.messages import cut
@@ -43,17 +41,12 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Placements that the search found.
+    """Placements that the search found."""
 
-    Attributes:
-        candidates: all placements that were considered, the lowest predicted cost first; the first is the answer.
-        best: the prediction of the answer, with the 90 % interval of the cost model alone.
-        lower_bound_ms: no placement that the task allows is predicted to cost less.
-    """
-
+    # All placements that were considered, the lowest predicted cost first; the first is the answer.
     candidates: tuple[Placement, ...]
-    best: PredictedParts
-    lower_bound_ms: float
+    best: PredictedParts  # the prediction of the answer, with the 90 % interval of the cost model alone
+    lower_bound_ms: float  # no placement that the task allows is predicted to cost less
 
 
 class EvenshardSharder:
@@ -90,9 +83,8 @@ class EvenshardSharder:
         """
         require_room(task)
         costs, kinds = whole_costs(self.model, task), device_kinds(task)
-        generator = torch.Generator().manual_seed(self._config.seed)
         experts = _experts(task)
-        starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
+        starts = distinct([*known, *experts, *self._rollouts(task)], kinds)
         predicted = _predict_placements(costs, [*starts, *experts])
         best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
         config = self._config
@@ -111,11 +103,11 @@ class EvenshardSharder:
         bound_ms = min(lower_bound_ms(search.space, best.predicted_ms), best.predicted_ms)
         return SearchResult(tuple(candidates), best, bound_ms)
 
-    def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
+    def _rollouts(self, task: ShardingTask) -> list[Placement]:
         """Keep the legal placements of the policy, which knows memory but no other rule."""
         if self._policy is None:
             return []
-        sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
+        sampled = rollouts(self._policy, task, self._config.seed, self._config.num_rollouts)
         return [one for one in sampled if is_legal_sharding(task, one.parts(task.tables))]
 
 

@@ -26,7 +26,6 @@ import torch
 
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.features import FeatureNormalizer
 
 NUM_COSTS = 3
@@ -62,23 +61,14 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """What B episodes have to place; shorter tasks are padded.
+    """Tables and devices of B episodes; shorter tasks are padded."""
 
-    Attributes:
-        features_PF: normalised features of the distinct tables.
-        table_BT: number of the table, of P, at each position of each task; 0 in the padding.
-        present_BT: False in the padding.
-        size_BT: sizes of the tables, bytes.
-        device_mask_BD: False for devices a task does not have.
-        cap_BD: memory of the devices, bytes; less than nothing where a task has no device.
-    """
-
-    features_PF: torch.Tensor
-    table_BT: torch.Tensor
-    present_BT: torch.Tensor
-    size_BT: torch.Tensor
-    device_mask_BD: torch.Tensor
-    cap_BD: torch.Tensor
+    features_PF: torch.Tensor  # normalised features of the distinct tables
+    table_BT: torch.Tensor  # number of the table, of P, at each position of each task; 0 in the padding
+    present_BT: torch.Tensor  # False in the padding
+    size_BT: torch.Tensor  # bytes
+    device_mask_BD: torch.Tensor  # False for devices a task does not have
+    cap_BD: torch.Tensor  # memory of the devices, bytes; less than nothing where a task has no device
 
     @property
     def memory_cap_B(self) -> torch.Tensor:
@@ -91,8 +81,7 @@ class EpisodeBatch:
 
         Of the constraints it knows the memory of devices and what tables take of it.
         """
-        assert len({task.batch_size for task in tasks}) == 1, "tasks of one batch share the batch size"
-        distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}
+        distinct, features_PF = normalizer.of_tasks(tasks)
         longest = max(len(task.tables) for task in tasks)
         shape = (len(tasks), longest)
         table_BT = torch.zeros(shape, dtype=torch.int64)
@@ -109,7 +98,7 @@ class EpisodeBatch:
         for row, task in enumerate(tasks):
             cap_BD[row, : task.num_devices] = torch.tensor(task.room_bytes)
         return EpisodeBatch(
-            features_PF=normalizer(list(distinct), tasks[0].batch_size),
+            features_PF=features_PF,
             table_BT=table_BT,
             present_BT=present_BT,
             size_BT=size_BT,
@@ -130,27 +119,16 @@ class EpisodeBatch:
 
 @dataclass(frozen=True)
 class Episodes:
-    """What happened in B episodes. Steps are in placing order, not in the order of ``task.tables``.
+    """Choices and costs of B episodes. Steps are in placing order, not in the order of ``task.tables``."""
 
-    Attributes:
-        position_BT: position in ``task.tables`` that was placed at each step.
-        table_BT: number of that table among the P distinct ones.
-        device_BT: the device it went to; 0 in the padding and from a dead end on.
-        taken_BT: True where a table was really placed.
-        new_costs_BTC: predicted costs of that device with the table; meaningless where nothing was placed.
-        empty_costs_BC: predicted costs of a device without tables.
-        finished_B: False where some table found no legal device.
-        predicted_ms_B: predicted overall cost; infinite where the episode did not finish.
-    """
-
-    position_BT: torch.Tensor
-    table_BT: torch.Tensor
-    device_BT: torch.Tensor
-    taken_BT: torch.Tensor
-    new_costs_BTC: torch.Tensor
-    empty_costs_BC: torch.Tensor
-    finished_B: torch.Tensor
-    predicted_ms_B: torch.Tensor
+    position_BT: torch.Tensor  # position in ``task.tables`` that was placed at each step
+    table_BT: torch.Tensor  # number of that table among the P distinct ones
+    device_BT: torch.Tensor  # the device it went to; 0 in the padding and from a dead end on
+    taken_BT: torch.Tensor  # True where a table was really placed
+    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless where nothing was placed
+    empty_costs_BC: torch.Tensor  # predicted costs of a device without tables
+    finished_B: torch.Tensor  # False where some table found no legal device
+    predicted_ms_B: torch.Tensor  # predicted overall cost; infinite where the episode did not finish
 
     def placement(self, episode: int, task: ShardingTask) -> Placement:
         """The placement that a finished episode built."""

@@ -58,25 +58,18 @@ def cost_net_round(
 
 @dataclass(frozen=True)
 class CostTensors:
-    """Measured placements, ready for learning.
+    """Measured placements, ready for learning."""
 
-    Attributes:
-        features_PF: normalised features of the distinct tables.
-        holds_NDP: 1 where a device holds a table, float32. Summing representations is then one product, however many
-            placements share a table, and each table is encoded once per update.
-        device_mask_ND: False for devices a placement does not have.
-        costs_NDC: measured forward compute, backward all-to-all, backward compute, ms; the first and the last are NaN
-            where only ``compute_ND`` is known.
-        compute_ND: measured forward and backward compute together, ms.
-        overall_N: measured cost of the slowest device, ms.
-    """
-
-    features_PF: torch.Tensor
+    features_PF: torch.Tensor  # normalised features of the distinct tables
+    # 1 where a device holds a table, float32. Summing representations is then one product, however many placements
+    # share a table, and each table is encoded once per update.
     holds_NDP: torch.Tensor
-    device_mask_ND: torch.Tensor
+    device_mask_ND: torch.Tensor  # False for devices a placement does not have
+    # Measured forward compute, backward all-to-all, backward compute, ms; the first and the last are NaN where only
+    # ``compute_ND`` is known.
     costs_NDC: torch.Tensor
-    compute_ND: torch.Tensor
-    overall_N: torch.Tensor
+    compute_ND: torch.Tensor  # measured forward and backward compute together, ms
+    overall_N: torch.Tensor  # measured cost of the slowest device, ms
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> CostTensors:
