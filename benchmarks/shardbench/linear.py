@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 
 from benchmarks.references.others_measurements import BATCH_SIZE, default_folder, read, read_rows
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import (
     GRADIENT_BYTES,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
 from evenshard.tables.table import Table

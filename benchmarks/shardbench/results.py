@@ -19,7 +19,7 @@ from benchmarks.shardbench.timed import KERNEL_TIMES, KernelTimes, kernel_times_
 from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadInput, EvenshardError, InfeasibleTask
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.plan import broken_rule, check_parts_memory, parts_by_table
+from evenshard.placement.placement import broken_rule, check_parts_memory, parts_by_table
 from evenshard.placement.task import used_bytes
 from evenshard.planner.pricing import part_costs
 from evenshard.price.step import PartCosts

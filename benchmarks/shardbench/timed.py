@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.shardbench.loads import Load, key_of, loads_of
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, exchange_times, volumes_of
 from evenshard.price.step_time import Phases, step_ms

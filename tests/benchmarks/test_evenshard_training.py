@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.trainings import EvenshardConfig, TrainedEvenshard, train_evenshard
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
 from evenshard.sharders.cost_model import fit as evenshard_loop

@@ -24,7 +24,7 @@ from benchmarks.shardbench.time_loads import Timer, dense_error, repeats_in_time
 from benchmarks.shardbench.timed import KernelTimes
 from evenshard.base.errors import BadInput
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import exchange_times, volumes_of
 from evenshard.tables.reuse import feasible_reuse_bins

@@ -30,7 +30,7 @@ from benchmarks.shardbench.results import (
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
 from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import whole_part
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table

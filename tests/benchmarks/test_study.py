@@ -19,7 +19,7 @@ from benchmarks.studies.settings import STUDIES, Setting, ground_of
 from benchmarks.studies.study import run_study
 from benchmarks.studies.table import markdown, study_text
 from benchmarks.studies.units import Store, Unit
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import check_placement
 from evenshard.price.costs import DeviceCost, PlacementCost
 from evenshard.sharders.cost_model import fit as evenshard_loop
 from evenshard.sharders.cost_model.fit import CostModelFitConfig

@@ -19,8 +19,7 @@ from benchmarks.studies.trainings import (
 )
 from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.hardware import Measure
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import MeasuredPlacement, PlacementCost
 from evenshard.sharders.autoshard.env import AutoShardCostNet

@@ -18,7 +18,7 @@ from evenshard.loop.propose import (
 )
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
-from evenshard.placement.plan import check_placement, check_sharding
+from evenshard.placement.placement import check_placement, check_sharding
 from evenshard.placement.tasks import sample_shards
 from evenshard.price.costs import CONTROL, RANDOM_SHARD
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig

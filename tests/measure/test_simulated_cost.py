@@ -16,8 +16,7 @@ from evenshard.measure.placements import simulated_cost
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, part_table, replica_table
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import Placement, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, exchange_times, volumes_of
 from evenshard.price.costs import PlacementCost

@@ -18,8 +18,8 @@ from evenshard.placement.placement import (
     allowed_together,
     apart_groups,
     canonical_devices,
+    check_placement,
 )
-from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_room, reason
 from evenshard.search.items import PackedItems, Room

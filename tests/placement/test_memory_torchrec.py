@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES
 from support.torchrec_memory import (
     NOTHING,

@@ -33,8 +33,7 @@ from evenshard.placement.parts import (
     tables_of_parts,
     whole_part,
 )
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import grouped_parts, parts_by_table
+from evenshard.placement.placement import Placement, grouped_parts, parts_by_table
 from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thinned_reuse_bins
 from support.builders import column_parts, parts_of, table, task

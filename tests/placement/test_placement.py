@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.placement import Placement, legal_mask
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement, legal_mask
 from evenshard.search.infeasibility import no_room, require_room
 from support.builders import capped, sized, table, task
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, whole_part
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,

@@ -17,7 +17,7 @@ from evenshard.base.units import BYTES_PER_GB as GB
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request

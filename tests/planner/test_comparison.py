@@ -11,7 +11,7 @@ import torch
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, whole_part
-from evenshard.placement.plan import check_parts_memory
+from evenshard.placement.placement import check_parts_memory
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival

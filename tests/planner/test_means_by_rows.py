@@ -12,7 +12,7 @@ import pytest
 import evenshard
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_means_of_rows
 from evenshard.planner.explain import explain

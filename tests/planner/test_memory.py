@@ -11,7 +11,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.memory import part_memory
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import DEVICE_COMPONENTS, DeviceMemory, NodeMemory, brim_warnings
 from support.answer_builders import answer

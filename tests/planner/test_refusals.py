@@ -13,7 +13,7 @@ import evenshard
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     ROW_WISE,

@@ -12,7 +12,7 @@ import evenshard
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import MAX_GPU_COLUMNS, whole_part
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.planner.request import PlacementRequest

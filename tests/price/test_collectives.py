@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     GRID_SHARD,

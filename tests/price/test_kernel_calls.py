@@ -8,7 +8,7 @@ import pytest
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Span, Storage, TablePart
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts, lookups_of, part_lookups
 from evenshard.tables.table import Table

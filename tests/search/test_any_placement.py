@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search import legal_parts as packing
 from evenshard.search.items import PackedItems

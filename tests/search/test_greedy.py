@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import Placement, check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,

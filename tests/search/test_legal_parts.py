@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.plan import broken_rule, check_sharding, parts_by_table
+from evenshard.placement.placement import broken_rule, check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     BY_COLUMNS,
     DATA_PARALLEL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenshard.placement.plan import check_sharding, is_legal_sharding, means_in_rows, parts_by_table
+from evenshard.placement.placement import check_sharding, is_legal_sharding, means_in_rows, parts_by_table
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_means_of_rows
 from evenshard.price.step import PartCosts, PredictedParts

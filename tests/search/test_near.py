@@ -16,7 +16,7 @@ from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.moves import larger_machine, shared_pieces
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_part
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links

@@ -11,8 +11,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.placements import simulated_cost
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import TableLimits, used_bytes, used_host_bytes
 from evenshard.price.gpu_profile import gpu_profile

@@ -10,7 +10,7 @@ import pytest
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.search.annealing import _keep_apart

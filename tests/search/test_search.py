@@ -10,8 +10,7 @@ import pytest
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import whole_part
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import Placement, check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,

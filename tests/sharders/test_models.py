@@ -14,7 +14,7 @@ import pytest
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.outputs import MODEL_PARTS
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import model_of
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost

@@ -10,7 +10,7 @@ import pytest
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.simple import possible_types, random_sharding

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.tasks import single_table_task
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evenshard.placement.parts import CACHED_KERNELS, COMPUTE_KERNELS, FUSED, Span, Storage, TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,

@@ -26,7 +26,7 @@ from evenshard.placement.memory import (
 )
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart, part_table
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     SHARDING_TYPES,

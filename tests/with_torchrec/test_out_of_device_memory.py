@@ -31,7 +31,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.task import memory_of_part, used_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request

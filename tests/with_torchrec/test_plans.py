@@ -15,8 +15,7 @@ from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.placements import simulated_cost
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, whole_part
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import Placement, parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.collectives import Links

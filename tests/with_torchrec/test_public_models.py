@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 import evenshard
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, sharding_type
 from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of

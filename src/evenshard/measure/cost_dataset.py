@@ -14,8 +14,7 @@ from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_rows import REMEDY, TIMES, is_total, read_rows, save_rows
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, part_called, part_table, whole_part
-from evenshard.placement.placement import alone
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import alone, parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import (

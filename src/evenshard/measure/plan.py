@@ -20,8 +20,7 @@ from evenshard.base.messages import brief, reason_of
 from evenshard.base.typed import record_of
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import Placement, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from evenshard.measure.hardware import Hardware
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import Placement, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import ExchangeTimes, Links, all_to_all_ms, exchange_times, volumes_of
 from evenshard.price.costs import OK, DeviceCost, PlacementCost

@@ -1,11 +1,11 @@
-"""Placements of whole tables, and the rules of tables that a placement moves as one.
+"""Placements of whole tables, and the ONLY rule of which placements are legal: within a task's memory and its rules.
 
 Legend: D devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,11 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.base.errors import BadConfig
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import brief, cut, printable
 from evenshard.base.units import gb_text
-from evenshard.placement.parts import TablePart, whole_part
-from evenshard.placement.task import ShardingTask
-from evenshard.tables.table import Table
+from evenshard.placement.parts import ON_DEVICE, TablePart, whole_part
+from evenshard.placement.sharding import ROWS_ALONE, sharding_problem, sharding_type, ways_of
+from evenshard.placement.task import (
+    ShardingTask,
+    cut_by_rows,
+    ruled_out,
+    used_bytes,
+    used_host_bytes,
+    used_ssd_bytes,
+    width_problem,
+)
+from evenshard.tables.table import MEAN, Table
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,171 @@ class Placement:
         return tuple(whole_part(table, (device,)) for table, device in zip(tables, self.device_of_table, strict=True))
 
 
-def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
-    """True where a table may still go; elementwise on bytes: numbers, NumPy arrays or torch tensors that broadcast."""
-    return used_bytes + table_bytes <= memory_cap_bytes
-
-
 def alone(task: ShardingTask) -> Placement:
     """All tables on the first device."""
     return Placement((0,) * len(task.tables), task.num_devices)
+
+
+# Legality -------------------------------------------------------------------------------------------------------------
+
+
+def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, tuple[TablePart, ...]]:
+    """The parts of each table by columns, then rows; table after table in the order of the task.
+
+    Raises:
+        BadConfig: if a part is of no table, on no device of the machine, or a table's parts make none of the types.
+    """
+    found = grouped_parts(task.tables, task.num_devices, parts)
+    for table in task.tables:
+        if problem := sharding_problem(found[table.name], table, task.machine):
+            raise BadConfig(f"table {brief(table.name)} {problem}")
+    return found
+
+
+def grouped_parts(
+    tables: Sequence[Table], num_devices: int, parts: Sequence[TablePart]
+) -> dict[str, tuple[TablePart, ...]]:
+    """Parts of each table by columns, then rows, whatever they make.
+
+    Raises:
+        BadConfig: if a part is of no table, or on a device that there is not.
+    """
+    found: dict[str, list[TablePart]] = {table.name: [] for table in tables}
+    for part in parts:
+        if part.table not in found:
+            raise BadConfig(
+                f"a part is of the table {brief(part.table)}, which is not among the tables. Correct its name."
+            )
+        wrong = next((device for device in part.devices if not 0 <= device < num_devices), None)
+        if wrong is not None:
+            raise BadConfig(
+                f"table {brief(part.table)} is on device {wrong}, but the devices are 0 to {num_devices - 1}. "
+                f"Place it again."
+            )
+        found[part.table].append(part)
+    return {name: tuple(sorted(own, key=lambda part: (part.columns, part.rows))) for name, own in found.items()}
+
+
+def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
+    """Raises InfeasibleTask if the parts break the task's memory or rules; BadConfig if they are ill-formed."""
+    by_table = parts_by_table(task, parts)
+    if (broken := broken_rule(task, by_table)) is not None:
+        raise InfeasibleTask(f"{broken}. Place it again.")
+    check_parts_memory(task, parts)
+
+
+def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
+    """Return True if parts keep the task's rules, fit, and are of a kind that evenshard knows."""
+    try:
+        check_sharding(task, parts)
+    except (BadConfig, InfeasibleTask):
+        return False
+    return True
+
+
+def check_placement(task: ShardingTask, placement: Placement) -> None:
+    """Raise InfeasibleTask, which names the task, if whole tables on these devices break its memory or rules."""
+    try:
+        check_sharding(task, placement.parts(task.tables))
+    except InfeasibleTask as error:
+        raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
+
+
+def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
+    """Raises InfeasibleTask if a device, or a host, would hold more than its room; rules are left aside."""
+    for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
+        if used > room:
+            raise InfeasibleTask(
+                f"device {device} would hold {gb_text(used)}, but has {gb_text(room)}. Raise "
+                f"memory_cap_gb or num_devices."
+            )
+    if all(part.storage == ON_DEVICE for part in parts):
+        return
+    machine = task.machine
+    for what, knob, all_used, rooms in (
+        ("memory", "host_memory_gb", used_host_bytes(task, parts), machine.host_bytes),
+        ("SSDs", "ssd_gb", used_ssd_bytes(task, parts), machine.ssd_bytes),
+    ):
+        for node, used in enumerate(all_used):
+            if used > (room := rooms[node] if rooms else 0):
+                raise InfeasibleTask(
+                    f"host {node} would hold {gb_text(used)} in its {what}, but has "
+                    f"{gb_text(room)}. Raise {knob} or num_devices."
+                )
+
+
+def means_in_rows(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> set[tuple[str, bool, bool]]:
+    """Return the collections with MEAN tables of which a placement cuts all tables by rows alone."""
+    collections = {table.collection for table in task.tables if table.pooling == MEAN and task.num_devices > 1}
+    for at, table in enumerate(task.tables):
+        if table.collection in collections:
+            ways = ways_of(by_table[table.name], table, task.machine)
+            if not ways & task.limits_of(at).types & {*ROWS_ALONE}:
+                collections.discard(table.collection)
+    return collections
+
+
+def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
+    """Return the task in which collections with MEAN tables that a placement has in rows must stay in rows.
+
+    In it such a placement is legal, and no other type of a table of such a collection is.
+    """
+    return cut_by_rows(task, means_in_rows(task, by_table))
+
+
+def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:
+    """The first rule that parts break, memory left aside, as a clause; None if they break none."""
+    task = as_cut(task, by_table)
+    devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
+    for position, table in enumerate(task.tables):
+        if (broken := broken_limit(task, position, by_table[table.name])) is not None:
+            return broken
+    for group in task.together:
+        if len({tuple(sorted(devices_of[position])) for position in group}) > 1:
+            return f"tables {_names(task, group)} are not together"
+    for group in task.apart:
+        if len(set().union(*(devices_of[position] for position in group))) < sum(len(devices_of[p]) for p in group):
+            return f"tables {_names(task, group)} are not apart"
+    return None
+
+
+def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:
+    """The first limit of a table that its parts, by columns and rows, break, as a clause; None if they break none."""
+    table, limits = task.tables[position], task.limits_of(position)
+    if problem := width_problem(task, max(part.columns.size for part in parts)):
+        whole = "" if problem == width_problem(task, table.embedding_dim) else "a part of "
+        return f"{whole}table {brief(table.name)} cannot be trained: {problem}"
+    ways = ways_of(parts, table, task.machine)
+    if not ways & limits.types:
+        way = sharding_type(parts, table, task.machine)
+        return f"table {brief(table.name)} is sharded {way}, allowed are {', '.join(sorted(limits.types))}"
+    if not ways & task.types[position]:
+        way = min(ways & limits.types)
+        return f"table {brief(table.name)} is sharded {way}, but {ruled_out(task, position)[way]}"
+    kernel = parts[0].storage.kernel
+    if kernel not in task.kernels_of(position):
+        return f"table {brief(table.name)} is kept as {kernel}, allowed are {', '.join(task.kernels_of(position))}"
+    allowed = range(task.num_devices) if limits.devices is None else limits.devices
+    if wrong := [device for part in parts for device in part.devices if device not in allowed]:
+        listed = brief(sorted(allowed)) if allowed else "none"
+        return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {listed}"
+    narrowest = min(part.columns.size for part in parts)
+    if narrowest < min(limits.min_columns, table.embedding_dim):
+        asked = f"where at least {limits.min_columns} are asked"
+        return f"table {brief(table.name)} has a part of {narrowest} columns, {asked}"
+    return None
+
+
+def _names(task: ShardingTask, group: Sequence[int]) -> str:
+    return cut(printable(", ".join(task.tables[position].name for position in group)))
+
+
+# Tables that a placement moves as one ---------------------------------------------------------------------------------
+
+
+def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
+    """True where a table may still go; elementwise on bytes: numbers, NumPy arrays or torch tensors that broadcast."""
+    return used_bytes + table_bytes <= memory_cap_bytes
 
 
 def caps_text(room_bytes: Sequence[int]) -> str:

@@ -370,7 +370,7 @@ def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> Sharding
 def allow_means_of_rows(task: ShardingTask) -> ShardingTask:
     """Return the task of a search. Rows of MEAN tables are allowed, and required where a rule leaves no other type.
 
-    Only a placement that ``plan.check_sharding`` allows is an answer to it.
+    Only a placement that ``placement.check_sharding`` allows is an answer to it.
     """
     if not task.may_go_in_rows:
         return task

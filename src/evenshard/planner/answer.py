@@ -11,7 +11,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.parts import Storage, TablePart
-from evenshard.placement.plan import as_cut, parts_by_table
+from evenshard.placement.placement import as_cut, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.planner.memory import (

@@ -11,7 +11,7 @@ from evenshard.base.limits import RANGES
 from evenshard.base.units import BYTES_PER_GB, gb_text, gb_to_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_part
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.hosts import own_link

@@ -24,7 +24,7 @@ from evenshard.base.providers import provided
 from evenshard.placement.memory import SGD
 from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import broken_rule, parts_by_table
+from evenshard.placement.placement import broken_rule, parts_by_table
 from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import (
     Nearness,

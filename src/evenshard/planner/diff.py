@@ -22,7 +22,7 @@ from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.planner.answer import PlacementAnswer, PricedParts, Saving, model_lineage
 from evenshard.planner.comparison import pieces_of_both, saving, shared_work
 from evenshard.planner.difference import (

@@ -20,7 +20,7 @@ from evenshard.base.messages import brief, cut, names_text
 from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
 from evenshard.placement.parts import TablePart, part_table, storages_of
-from evenshard.placement.plan import is_legal_sharding
+from evenshard.placement.placement import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text

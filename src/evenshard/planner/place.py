@@ -16,7 +16,7 @@ from evenshard.base.process import one_thread
 from evenshard.base.units import ms_text
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
-from evenshard.placement.plan import check_sharding, is_legal_sharding, parts_by_table
+from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, allow_means_of_rows
 from evenshard.planner.answer import PlacementAnswer

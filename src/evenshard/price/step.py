@@ -17,8 +17,7 @@ import numpy as np
 
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share, whole_part
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import means_in_rows, parts_by_table
+from evenshard.placement.placement import Placement, means_in_rows, parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import (

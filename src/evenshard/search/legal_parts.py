@@ -10,8 +10,7 @@ import numpy.typing as npt
 from evenshard.base.errors import MissingPackage
 from evenshard.base.extras import require_package
 from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
-from evenshard.placement.placement import joined_groups
-from evenshard.placement.plan import is_legal_sharding
+from evenshard.placement.placement import is_legal_sharding, joined_groups
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.search.cuts import Cut, Devices, Grid
 from evenshard.search.infeasibility import no_parts_found, require_sharding_room, require_types

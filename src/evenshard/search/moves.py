@@ -22,7 +22,7 @@ from evenshard.placement.memory import SGD, state_bytes
 from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, row_spans
-from evenshard.placement.plan import broken_limit, parts_by_table
+from evenshard.placement.placement import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
 from evenshard.price.loads import Indices, repeat_numbers
 from evenshard.search.program import IntegerProgram

@@ -20,7 +20,7 @@ from evenshard.base.messages import brief
 from evenshard.base.process import on_interrupt
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import is_legal_sharding
+from evenshard.placement.placement import is_legal_sharding
 from evenshard.price.loads import Indices
 from evenshard.price.step import PredictedParts
 from evenshard.price.step_time import without_last_digits

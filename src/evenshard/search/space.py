@@ -26,8 +26,7 @@ from evenshard.placement.parts import (
     storages_of,
     whole_part,
 )
-from evenshard.placement.placement import allowed_together, apart_groups, joined_groups
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import allowed_together, apart_groups, joined_groups, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
 from evenshard.search.infeasibility import no_room, require_room

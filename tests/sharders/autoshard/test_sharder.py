@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from evenshard.base.errors import BadFile, InfeasibleTask
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.simple import expert_sharders

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.env import (
     Choose,

@@ -12,7 +12,7 @@ import pytest
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links

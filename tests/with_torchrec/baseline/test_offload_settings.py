@@ -10,7 +10,7 @@ import pytest
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import ON_DEVICE, USUAL_KERNELS, Storage
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.placement import check_sharding
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import check_placement
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS

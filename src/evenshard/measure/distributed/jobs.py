@@ -24,8 +24,7 @@ from evenshard.measure.distributed.exchange import Finding, Worker, measure_shar
 from evenshard.measure.distributed.ranks import Splits
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import broken_rule, parts_by_table
+from evenshard.placement.placement import Placement, broken_rule, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_room, reason, require_room
 from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation

@@ -13,8 +13,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.base.messages import cut
 from evenshard.placement.moves import device_kinds
-from evenshard.placement.placement import Placement, canonical_devices
-from evenshard.placement.plan import check_placement, is_legal_sharding
+from evenshard.placement.placement import Placement, canonical_devices, check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.search.infeasibility import require_room

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from evenshard.base.messages import cut
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_parts_found, require_room
 from evenshard.sharders.dreamshard.env import (

@@ -41,8 +41,7 @@ from evenshard.base.messages import cut
 from evenshard.placement.memory import PREFETCH, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import check_parts_memory, parts_by_table
+from evenshard.placement.placement import Placement, check_parts_memory, parts_by_table
 from evenshard.placement.sharding import (
     GRIDS,
     IN_ROWS,

@@ -16,8 +16,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
-from evenshard.placement.placement import Placement
-from evenshard.placement.plan import grouped_parts, parts_by_table
+from evenshard.placement.placement import Placement, grouped_parts, parts_by_table
 from evenshard.placement.sharding import REPLICATED, tiling_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer

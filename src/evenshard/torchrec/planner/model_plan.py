@@ -16,7 +16,7 @@ from evenshard.base.errors import EvenshardError, InfeasibleTask
 from evenshard.base.messages import cut, reason_of
 from evenshard.base.units import gb_to_bytes, pct_text, size_text
 from evenshard.placement.parts import TablePart, whole_part
-from evenshard.placement.plan import check_placement
+from evenshard.placement.placement import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.comparison import MOST_SHARDS
 from evenshard.planner.place import PlaceConfig, place_request
