@@ -222,7 +222,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def is_total(row: Mapping[str, Any]) -> bool:
-    """Whether the row is of a shard that was alone on a device and was timed as a whole."""
+    """Return True if the row is of a shard that was alone on a device and was timed as a whole."""
     other_times = (value for column, value in row.items() if column in TIMES and column != "max_device_ms")
     alone = row["num_devices"] == 1 and row["max_device_ms"] is not None
     return alone and all(row[part] is None for part in _PARTS) and not any(other_times)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def journal_beside(output: Path) -> Path:
-    """Where the journal of an output lies while no other place is named."""
+    """Return the path of an output's journal while no other is named."""
     return output.with_name(f".{output.name}.journal")
 
 

@@ -41,7 +41,7 @@ def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) ->
 
 
 def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
-    """How long each device waits, after its own forward, until the slowest device can join the exchange, ms.
+    """Return the wait of each device, after its own forward, until the slowest can join the exchange, ms.
 
     All of it counts. On 4 x RTX 2080 Ti an exchange ends only 0.91 to 0.98 ms later for each ms of it: devices that
     are ready exchange what they have.

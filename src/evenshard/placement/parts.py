@@ -200,7 +200,7 @@ def lookup_share(table: Table, rows: Span) -> float:
 
 
 def row_starts(num_rows: int, devices: int) -> range:
-    """Where equal blocks of rows begin, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter."""
+    """Return the starts of equal blocks of rows, as TorchRec cuts them: ceil(rows / devices), the last one shorter."""
     return range(0, num_rows, -(-num_rows // devices))
 
 

@@ -65,7 +65,7 @@ class Placement:
 
 
 def alone(task: ShardingTask) -> Placement:
-    """All tables on the first device."""
+    """Return the placement with all tables on the first device."""
     return Placement((0,) * len(task.tables), task.num_devices)
 
 
@@ -73,7 +73,7 @@ def alone(task: ShardingTask) -> Placement:
 
 
 def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, tuple[TablePart, ...]]:
-    """The parts of each table by columns, then rows; table after table in the order of the task.
+    """Return the parts of each table by columns, then rows; table after table in the order of the task.
 
     Raises:
         BadConfig: if a part is of no table, on no device of the machine, or a table's parts make none of the types.
@@ -88,7 +88,7 @@ def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, 
 def grouped_parts(
     tables: Sequence[Table], num_devices: int, parts: Sequence[TablePart]
 ) -> dict[str, tuple[TablePart, ...]]:
-    """Parts of each table by columns, then rows, whatever they make.
+    """Return the parts of each table by columns, then rows, whatever they make.
 
     Raises:
         BadConfig: if a part is of no table, or on a device that there is not.
@@ -110,7 +110,7 @@ def grouped_parts(
 
 
 def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
-    """Raises InfeasibleTask if the parts break the task's memory or rules; BadConfig if they are ill-formed."""
+    """Raise InfeasibleTask if the parts break the task's memory or rules; BadConfig if they are ill-formed."""
     by_table = parts_by_table(task, parts)
     if (broken := broken_rule(task, by_table)) is not None:
         raise InfeasibleTask(f"{broken}. Place it again.")
@@ -135,7 +135,7 @@ def check_placement(task: ShardingTask, placement: Placement) -> None:
 
 
 def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
-    """Raises InfeasibleTask if a device, or a host, would hold more than its room; rules are left aside."""
+    """Raise InfeasibleTask if a device, or a host, would hold more than its room; rules are left aside."""
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             raise InfeasibleTask(
@@ -177,7 +177,7 @@ def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> S
 
 
 def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:
-    """The first rule that parts break, memory left aside, as a clause; None if they break none."""
+    """Return the first rule that parts break, memory left aside, as a clause; None if they break none."""
     task = as_cut(task, by_table)
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
@@ -193,7 +193,7 @@ def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]])
 
 
 def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:
-    """The first limit of a table that its parts, by columns and rows, break, as a clause; None if they break none."""
+    """Return the first limit that a table's parts, by columns and rows, break, as a clause; None if they break none."""
     table, limits = task.tables[position], task.limits_of(position)
     if problem := width_problem(task, max(part.columns.size for part in parts)):
         whole = "" if problem == width_problem(task, table.embedding_dim) else "a part of "
@@ -232,7 +232,7 @@ def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
 
 
 def caps_text(room_bytes: Sequence[int]) -> str:
-    """What the devices may hold."""
+    """Return the available memory of the devices as a clause."""
     least, most = min(room_bytes), max(room_bytes)
     return f"cap {gb_text(most)} each" if least == most else f"caps {gb_text(least)} to {gb_text(most)}"
 

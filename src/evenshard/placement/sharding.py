@@ -47,17 +47,17 @@ class ShardingType:
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether rows are cut: its devices then hold partial sums of all samples' bags."""
+        """True if rows are cut: its devices then hold partial sums of all samples' bags."""
         return self.scope not in (DEVICE, REPLICA)
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device holds the whole table; its gradients are averaged, and nothing else is exchanged."""
+        """True if every device holds the whole table; its gradients are averaged, and nothing else is exchanged."""
         return self.scope == REPLICA
 
     @property
     def may_be_whole(self) -> bool:
-        """Whether a whole table on one device is a case of it."""
+        """True if a whole table on one device is a case of it."""
         return self.scope == DEVICE and (self.within != EVERYWHERE or not self.cuts_columns)
 
     def span(self, machine: Nodes) -> int:
@@ -81,11 +81,11 @@ class ShardingType:
         return self.home_span(machine) // self.span(machine)
 
     def covers(self, machine: Nodes) -> bool:
-        """Whether all of its placements take every device of a machine."""
+        """True if all of its placements take every device of a machine."""
         return self.scope != DEVICE and not self.cuts_columns and self.span(machine) == machine.num_devices
 
     def is_distinct_on(self, machine: Nodes) -> bool:
-        """Whether it is no other type's case on a machine: with one device, all are one, and nodes must be several."""
+        """True if it is no other type's case on a machine: with one device, all are one, and nodes must be several."""
         narrow = {self.scope, self.within} - {DEVICE, EVERYWHERE, REPLICA}
         if narrow:
             return all(1 < _size(machine, one) < machine.num_devices for one in narrow)
@@ -289,7 +289,7 @@ def _is_whole_on_one_device(parts: Sequence[TablePart], table: Table) -> bool:
 
 
 def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
-    """Whether rows are on every one of so many devices; or equal blocks end before the last ones, as TorchRec's may."""
+    """Return True if rows are on each of so many devices, or in equal blocks that end before the last ones."""
     if len(parts) == num_devices:
         return True
     blocks = row_starts(table.num_rows, num_devices)

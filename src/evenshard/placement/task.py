@@ -68,7 +68,7 @@ class ShardingTask:
 
     tables: tuple[Table, ...]  # whole, with distinct names
     machine: Nodes  # their devices and links
-    room_bytes: tuple[int, ...]  # what each device may hold, by device id
+    room_bytes: tuple[int, ...]  # available memory of each device, by device id
     batch_size: int  # global batch, samples
     optimizer: str = SGD  # one of ``STATE_NUMBERS``
     communication: Communication = field(default_factory=Communication)  # data types on the way
@@ -118,7 +118,7 @@ class ShardingTask:
 
     @property
     def memory_cap_bytes(self) -> int:
-        """What the largest device may hold."""
+        """Available memory of the largest device."""
         return max(self.room_bytes)
 
     @property
@@ -128,7 +128,7 @@ class ShardingTask:
 
     @cached_property
     def table_bytes(self) -> tuple[int, ...]:
-        """What each table takes of a device's memory where it is whole.
+        """Device memory of each table where it is whole.
 
         Raises:
             BadConfig: if all together are more than numpy's whole numbers can add up.
@@ -167,7 +167,7 @@ class ShardingTask:
         return frozenset(at for at, types in enumerate(self.types) if types and types <= {*REPLICATED})
 
     def kernels_of(self, position: int) -> tuple[str, ...]:
-        """Where a table's weights may be kept, and the machine has memory for it."""
+        """Return the kernels that a table may have and the machine has memory for."""
         limits = self.limits_of(position).kernels
         missing = {
             *(() if self.machine.host_bytes else HOST_KERNELS),
@@ -194,7 +194,7 @@ class ShardingTask:
 
     @cached_property
     def may_offload(self) -> bool:
-        """Whether a table may be kept outside of device memory."""
+        """True if a table may be kept outside of device memory."""
         return any(set(self.kernels_of(position)) != {FUSED} for position in range(len(self.tables)))
 
     @cached_property
@@ -215,7 +215,7 @@ def _check_total(what: str, sizes: Sequence[int]) -> None:
 
 
 def whole_task_text(task: ShardingTask) -> str:
-    """What tells apart measurements of whole tables: journals and simulated noise are keyed by this text."""
+    """Return the text by which journals and simulated noise tell tasks of whole tables apart."""
     return (
         f"PlacementTask(task_id={task.task_id!r}, tables={task.tables!r}, num_devices={task.num_devices!r}, "
         f"memory_cap_bytes={task.memory_cap_bytes!r}, batch_size={task.batch_size!r})"
@@ -223,13 +223,13 @@ def whole_task_text(task: ShardingTask) -> str:
 
 
 def common_kernels(task: ShardingTask, positions: Sequence[int]) -> tuple[str, ...]:
-    """Where the weights of tables may be kept that are kept alike, as those that stay together are."""
+    """Return the kernels that all of some tables may have, as tables that stay together have one."""
     first, *others = (task.kernels_of(position) for position in positions)
     return tuple(one for one in first if all(one in kernels for kernels in others))
 
 
 def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMemory:
-    """What a part takes on each of its devices."""
+    """Return the memory of a part on each of its devices."""
     return part_memory(
         part,
         table,
@@ -241,22 +241,22 @@ def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMem
 
 
 def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
-    """Memory of a part on each of its devices."""
+    """Return the device memory of a part, on each of its devices."""
     return memory_of_part(task, table, part).device_bytes
 
 
 def used_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
-    """What the parts take of each device."""
+    """Return the device memory of the parts, by device id."""
     return _sum_memory(task, parts, "device_bytes")
 
 
 def used_host_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
-    """What the parts take of each host's memory."""
+    """Return the host memory of the parts, by node."""
     return _of_nodes(task, _sum_memory(task, parts, "host_bytes"))
 
 
 def used_ssd_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
-    """What the parts take of each host's SSDs."""
+    """Return the SSD memory of the parts, by node."""
     return _of_nodes(task, _sum_memory(task, parts, "ssd_weights"))
 
 

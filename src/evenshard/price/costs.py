@@ -175,7 +175,7 @@ class PlacementCost:
         return float(step_ms(self._phases, pipeline)) if self.fits else math.inf
 
     def device_ms(self, pipeline: str) -> tuple[float, ...]:
-        """What each device does in a step, waits left aside; infinite if it ran out of memory."""
+        """Return the time of each device in a step without waits; infinite if it ran out of memory."""
         if not self.fits:
             return tuple(device.total_ms for device in self.devices)
         return tuple(device_ms(self._phases, pipeline).tolist())
@@ -191,7 +191,7 @@ class PlacementCost:
 
     @property
     def fits(self) -> bool:
-        """Whether every device could hold and run its shard."""
+        """True if every device could hold and run its shard."""
         return all(device.status == OK for device in self.devices)
 
 
@@ -227,7 +227,7 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a measurement comes from: the columns every row repeats so that no row can lose its origin.
+    """The origin of a measurement: columns that every row repeats, so that no row can lose it.
 
     Attributes:
         hardware: kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
@@ -262,7 +262,7 @@ class Provenance:
 
     @property
     def device_error(self) -> DeviceError | None:
-        """How far a simulated device is from the real one; None for real hardware."""
+        """The error of a simulated device against the real one; None for real hardware."""
         if not is_simulated(self.hardware):
             return None
         stated = DeviceError(self.device_error_percent, self.device_error_points)

@@ -1,4 +1,4 @@
-"""Why a task has no placement: plain reasons, with numbers and what to do. Nothing is searched here.
+"""Plain reasons that a task has no placement, with numbers and a remedy. Nothing is searched here.
 
 What a reason says holds for every placement. Memory is counted as if each table could be spread as its types allow: a
 table that may be cut takes the least that all its parts can take. Of a task whose tables

@@ -65,7 +65,7 @@ class Entry:
         return self.needs in ("policy", "cost_model")
 
     def can_use(self, resources: Resources) -> bool:
-        """Whether what it needs is there; the package aside."""
+        """True if the resources that it needs are there; its package does not count."""
         if self.needs == "policy":
             return resources.policy is not None and resources.policy.name == self.name
         return not self.needs or getattr(resources, self.needs) is not None
@@ -119,7 +119,7 @@ def sharder(name: str, resources: Resources) -> Sharder:
 
 
 def label_of(name: str) -> str:
-    """What a reader would call a sharder, those that are no longer in the table included."""
+    """Return the name of a sharder for a reader, also of one that is no longer in the table."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
 

@@ -30,7 +30,7 @@ class Network(nn.Module):
     """A network of a learned sharder."""
 
     kind: ClassVar[str]
-    """What its folder is called by, such as dreamshard_policy."""
+    """The kind that its folder names, such as dreamshard_policy."""
 
 
 Net = TypeVar("Net", bound=Network)
@@ -59,7 +59,7 @@ class Checkpoint(Generic[Net]):
 
     @property
     def is_new(self) -> bool:
-        """Whether no round has trained the network."""
+        """True if no round has trained the network."""
         return self.round == 0
 
 

@@ -61,34 +61,26 @@ DREAMSHARD = "dreamshard"
 
 @dataclass(frozen=True)
 class LearnedSharder:
-    """A learned sharder.
+    """A learned sharder."""
 
-    Attributes:
-        name: name of its sharder, and of ``train_policy.method``.
-        cost_net, policy: classes of its two networks.
-        settings: dataclass of its policy's training, a part of section ``train_policy``.
-        examples: the measurements that its cost network learns from, among all that fit their devices.
-        fit_round: one round of the cost network, which is trained in place.
-        train_round: one round of the policy, which is trained in place; and how well it did in every update, NaN where
-            nothing is known.
-        sharder: the sharder of the trained networks; it compares so many sampled placements, if it can.
-        objective: name of what its training reports, such as predicted_ms.
-    """
-
-    name: str
+    name: str  # of its sharder, and of ``train_policy.method``
     cost_net: type[Network]
     policy: type[Network]
-    settings: type
+    settings: type  # dataclass of its policy's training, a part of section ``train_policy``
+    # Selects the measurements that its cost network learns from, among all that fit their devices.
     examples: Callable[[Iterable[MeasuredPlacement]], list[MeasuredPlacement]]
+    # One round of the cost network, which is trained in place.
     fit_round: Callable[
         [Checkpoint[Any], Sequence[MeasuredPlacement], FitConfig, Round, torch.Generator, Track], FittedCostNet[Any]
     ]
+    # One round of the policy, which is trained in place; and its success in every update, NaN where it is unknown.
     train_round: Callable[
         [Checkpoint[Any], Any, Sequence[ShardingTask], Any, Round, torch.Generator, Track],
         tuple[Checkpoint[Any], list[float]],
     ]
+    # Builds the sharder of the trained networks, which compares so many sampled placements, if it can.
     sharder: Callable[[Any, Any, Any, int], TrainedSharder]
-    objective: str
+    objective: str  # name of what its training reports, such as predicted_ms
 
     def settings_of(self, config: Any) -> Any:
         """Its settings: the fields of ``config`` that it has, and those of ``config.settings``, which win.

@@ -1,4 +1,4 @@
-"""What predicts the times of placements: the interface of a model, and the device model of simulated hardware.
+"""The interface of a model that predicts the times of placements, and the device model of simulated hardware.
 
 A learned model (``models``) is the other implementation; only that needs torch.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a device model has learned from nothing
 
 @runtime_checkable
 class Model(Protocol):
-    """What predicts the times of placements on some hardware."""
+    """A model that predicts the times of placements on its hardware."""
 
     @property
     def hardware(self) -> str:
@@ -38,7 +38,7 @@ class Model(Protocol):
 
     @property
     def source(self) -> str:
-        """Where it comes from, which an answer names it by."""
+        """Its origin, by which an answer names it."""
 
     @property
     def digest(self) -> str:
@@ -50,7 +50,7 @@ class Model(Protocol):
 
     @property
     def trained_on(self) -> TrainingDomain | None:
-        """What it learned from; None of a device model, which learned from nothing."""
+        """Its training domain; None of a device model, which learned from nothing."""
 
     @property
     def policy(self) -> TrainedSharder | None:
@@ -62,7 +62,7 @@ class Model(Protocol):
 
     @property
     def device_error(self) -> DeviceError | None:
-        """How far a simulated device is from the real one; None for real hardware."""
+        """The error of a simulated device against the real one; None for real hardware."""
 
     def require_hardware(self, hardware: str) -> None:
         """Raises BadConfig if it is of other hardware than this, in any spelling."""
@@ -94,7 +94,7 @@ class DeviceModel:
 
     @property
     def source(self) -> str:
-        """What an answer names it by."""
+        """The name by which an answer refers to it."""
         return self.hardware
 
     @cached_property
@@ -109,7 +109,7 @@ class DeviceModel:
 
     @property
     def device_error(self) -> DeviceError:
-        """How far it is from the real device."""
+        """Its error against the real device."""
         return self.profile.error
 
     def require_hardware(self, hardware: str) -> None:

@@ -59,7 +59,7 @@ class PlacementModel:
 
     @property
     def device_error(self) -> DeviceError | None:
-        """How far the simulated device of its training data is from the real one; None for real hardware."""
+        """The error of the simulated device of its training data against the real one; None for real hardware."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:

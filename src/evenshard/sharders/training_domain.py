@@ -75,7 +75,7 @@ class TrainingDomain:
     def of(
         measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()
     ) -> TrainingDomain:
-        """What ``measured``, which must not be empty, holds.
+        """Return the domain of measured placements, which must not be empty.
 
         Args:
             git_commit: commit of the code (``lineage.git_commit``).
@@ -193,7 +193,7 @@ class TrainingDomain:
         return found
 
     def table_factor(self, table: Table) -> float:
-        """How many times beyond the training data a table is, over all that its time may depend on; 1 if it is not.
+        """Return the factor by which a table is beyond the training data, over all that its time depends on; 1 inside.
 
         Twice the rows and half the dim of any table there are a factor of 4.
         """
@@ -203,7 +203,7 @@ class TrainingDomain:
         return min(factor, MOST_FACTOR)
 
     def load_factor(self, tables: Sequence[Table], num_devices: int, batch_size: int) -> float:
-        """How many times beyond the training data the batch, and what lies on a mean device, are; 1 if they are not."""
+        """Return the factor by which the batch and the load of a mean device are beyond the training data; 1 inside."""
         factor = _factor(batch_size, self.batch_size)
         for value, (_, high) in zip(
             _loads(tables, num_devices), (self.tables_per_device, self.dims_per_device), strict=True
@@ -212,7 +212,7 @@ class TrainingDomain:
         return min(factor, MOST_FACTOR)
 
     def exchange_factor(self, num_devices: int) -> float:
-        """How many times beyond the training data the number of devices is, which is all that concerns exchanges."""
+        """Return the factor by which the number of devices, on which exchanges depend, is beyond the training data."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def missing_measurements(self, num_devices: int) -> list[str]:

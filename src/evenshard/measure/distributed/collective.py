@@ -79,7 +79,7 @@ def local_world_size() -> int:
 
 
 def is_follower() -> bool:
-    """Whether this process only serves rank 0."""
+    """Return True if this process only serves rank 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
@@ -279,7 +279,7 @@ class CollectiveHardware:
 
 
 def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
-    """What all ranks found, by rank, as costs: medians over the steps after ``warmup``."""
+    """Return the findings of all ranks as costs, by rank: medians over the steps after ``warmup``."""
     timed = [finding.steps[warmup:] for finding in findings]
     # The last rank at a barrier waits for no other: what it spends there is the barrier's own cost.
     barriers_ms = [min(step.wait_ms for step in steps) for steps in zip(*filter(None, timed), strict=True)]

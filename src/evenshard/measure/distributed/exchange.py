@@ -148,7 +148,7 @@ def run_together(worker: Worker, steps: Callable[[], tuple[Step, ...]]) -> tuple
 
 
 def attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
-    """What became of steps."""
+    """Run steps, and return their times or their problem."""
     try:
         return Finding(run())
     except OutOfDeviceMemory:
@@ -203,7 +203,7 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
 
 
 def time_work(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, float]:
-    """What the work returns, and how long the device took for it, ms."""
+    """Run the work; return its result and the time that the device took for it, ms."""
     watch = Stopwatch(device)
     watch.mark()
     result = work()

@@ -66,7 +66,7 @@ class OthersStopped(Exception):
 
 @dataclass(frozen=True)
 class Splits:
-    """How many values one rank sends to, and receives from, every rank (itself included), by rank."""
+    """Numbers of values that one rank sends to, and receives from, every rank (itself included), by rank."""
 
     sent: tuple[int, ...]
     received: tuple[int, ...]

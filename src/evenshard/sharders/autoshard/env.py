@@ -75,7 +75,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Transition:
-    """What a step brought to every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 elsewhere."""
+    """The outcome of a step in every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 elsewhere."""
 
     reward_B: torch.Tensor
     done_B: torch.Tensor
@@ -124,7 +124,7 @@ class BalanceEnv:
             per_device[slots_B] = 0
 
     def observe(self) -> Observation:
-        """What every slot shows now; copies, which later steps do not change."""
+        """Return the observation of every slot as copies, which later steps do not change."""
         length_B = self._length_K[self.task_B]
         table_B = self._table_KT[self.task_B, self._row_B()]
         return Observation(

@@ -23,7 +23,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """What the cost network learns from: every shard that was timed, alone or in a placement, without controls."""
+    """Return the examples of the cost network: every shard that was timed, alone or in a placement; no controls."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
 

@@ -153,7 +153,7 @@ class AutoShardSharder:
 
 
 def is_feasible(task: ShardingTask) -> bool:
-    """Whether every table fits a device, and all of them together the devices."""
+    """True if every table fits a device, and all of them together the devices."""
     return reason(task) is None
 
 

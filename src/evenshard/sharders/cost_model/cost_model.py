@@ -58,7 +58,7 @@ class ExchangeTime:
 
     @property
     def takes_time(self) -> bool:
-        """Whether any time is known of it; where no exchange was measured, none is."""
+        """True if any time is known of it; where no exchange was measured, none is."""
         return any(astuple(self))
 
     def link(self, source: str) -> Link:
@@ -77,7 +77,7 @@ class ExchangeTime:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far to trust the prediction of a placement: 90 % of the held-out ones lay within ``factor`` deviations.
+    """The width of the interval around a prediction: 90 % of the held-out ones lay within ``factor`` deviations.
 
     A deviation, of the logarithm of the cost, is the members' spread and ``floor`` together, as independent errors.
     """
@@ -95,18 +95,12 @@ class Calibration:
         return (spread_N.square() + self.floor**2).sqrt()
 
     def half_width_N(self, spread_N: torch.Tensor) -> torch.Tensor:
-        """[N] what the interval has to either side, of the logarithm of the cost."""
+        """Return the half-width of the 90 % interval of log cost, [N]."""
         return (self.factor * self.deviation_N(spread_N)).clamp(min=LEAST_HALF_WIDTH)
 
 
 class CostModel(nn.Module):
-    """The times of devices: the network of their compute, their exchanges, and how sure both are.
-
-    Attributes:
-        net: the compute times.
-        exchange: the all-to-all times.
-        calibration: of the intervals.
-    """
+    """The times of devices: the network of their compute, their exchanges, and the calibration of intervals."""
 
     def __init__(
         self, sizes: EnsembleSizes, normalizer: FeatureNormalizer, generator: torch.Generator | None = None

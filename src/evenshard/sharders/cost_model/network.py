@@ -93,7 +93,7 @@ LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, wh
 
 @dataclass(frozen=True)
 class EnsembleSizes:
-    """How wide the ensemble is.
+    """Sizes of the ensemble.
 
     Raises:
         ValueError: if one of them is below 1, or the ensemble too wide.
@@ -192,7 +192,7 @@ class ConvexNet(nn.Module):
         self.lane_weight.clamp_(min=0)
 
     def is_convex(self) -> bool:
-        """Whether ``project`` would change nothing, but for an overhead below the least."""
+        """True if ``project`` would change nothing, but for an overhead below the least."""
         owned = (
             (self.factor_weight, self.own_factors),
             (self.piece_weight, self.own_pieces),
@@ -206,7 +206,7 @@ class ConvexNet(nn.Module):
         )
 
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A].
+        """Return the inputs of ``encode``: normalised features [T, F] and scaled additive work [T, A].
 
         Across batches, the logarithms of the scaled work follow the features, and so do, where they are seen, the
         shares of hot rows side by side.

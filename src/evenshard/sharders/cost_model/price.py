@@ -60,7 +60,7 @@ class LearnedPrice(DevicePrice):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Whether the training data had tables of both kinds."""
+        """True if the training data had tables of both kinds."""
         return self._model.net.sizes.sees_hot_rows
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class LearnedPrice(DevicePrice):
 
 
 class SharedPasses(SharedSteps):
-    """What the passes of the sort take on all devices together at least, as work of tables.
+    """A lower bound of the time that the passes of the sort take on all devices together, as work of tables.
 
     A pass is saved on the devices with less than so many rows. Together these have room for that many rows each (all
     but one of them, if the tables have too many rows for all). The most lookups that fit in there are a knapsack. It
@@ -215,7 +215,7 @@ def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None
 
 
 def predict_whole(model: CostModel, placed: Iterable[tuple[ShardingTask, Placement]]) -> list[PredictedParts]:
-    """What the model predicts of placements of whole tables, in their order; those of a task are predicted at once."""
+    """Predict placements of whole tables, in their order; those of one task are predicted at once."""
     price, jobs = LearnedPrice(model), list(placed)
     numbers_of: dict[ShardingTask, list[int]] = {}
     for number, (task, _) in enumerate(jobs):

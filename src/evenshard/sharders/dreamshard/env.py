@@ -72,7 +72,7 @@ class EpisodeBatch:
 
     @property
     def memory_cap_B(self) -> torch.Tensor:
-        """What the largest device of each task may hold."""
+        """Memory of the largest device of each task, bytes."""
         return self.cap_BD.amax(dim=1)
 
     @staticmethod

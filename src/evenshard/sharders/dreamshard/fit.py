@@ -21,7 +21,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """What the cost network learns from: placements that fit their devices, without controls and lone shards.
+    """Return the examples of the cost network: placements that fit their devices, no controls and no lone shards.
 
     A control would count several times, and a shard alone exchanges nothing; it counts where nothing else was measured.
     """
