@@ -41,9 +41,8 @@ class OneDeviceInTurn:
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """Measures each device's shard; the all-to-all times come from the link model."""
-        shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
-        computes = [self._shard_cost(shard, task.batch_size) for shard in shards]
+        """Measure each device's shard; the all-to-all times come from the link model."""
+        computes = [self._shard_cost(shard, task.batch_size) for shard in placement.shards_of(task.tables)]
         return whole_tables_cost(task, placement, computes, self._link)
 
     def close(self) -> None:

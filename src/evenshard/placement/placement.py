@@ -50,6 +50,10 @@ class Placement:
             shards[device].append(position)
         return tuple(tuple(shard) for shard in shards)
 
+    def shards_of(self, tables: Sequence[Table]) -> tuple[tuple[Table, ...], ...]:
+        """Return the tables of each device, by device id."""
+        return tuple(tuple(tables[position] for position in shard) for shard in self.shards())
+
     def parts(self, tables: Sequence[Table]) -> tuple[TablePart, ...]:
         """Return each table as one part on its device.
 

@@ -24,6 +24,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import is_simulated, provenance_problem
 from evenshard.price.step_time import Phases, device_ms, step_ms
+from evenshard.tables.table import Table
 
 OK = "ok"
 OUT_OF_MEMORY = "out_of_memory"
@@ -291,6 +292,11 @@ class MeasuredPlacement:
     def placement(self) -> Placement:
         """The devices of its tables, all of which are whole."""
         return Placement.of(self.task, self.parts)
+
+    @cached_property
+    def shards(self) -> tuple[tuple[Table, ...], ...]:
+        """The tables of each device, all of which are whole, by device id."""
+        return self.placement.shards_of(self.task.tables)
 
 
 def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:

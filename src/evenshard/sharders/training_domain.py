@@ -89,12 +89,7 @@ class TrainingDomain:
         counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
         reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
         device_errors = {error for one in measured if (error := one.provenance.device_error) is not None}
-        shards = [
-            [one.task.tables[position] for position in shard]
-            for one in measured
-            for shard in one.placement.shards()
-            if shard
-        ]
+        shards = [shard for one in measured for shard in one.shards if shard]
         return TrainingDomain(
             hardware=_join_values(one.provenance.hardware for one in measured),
             link=_join_values(one.provenance.link for one in measured),

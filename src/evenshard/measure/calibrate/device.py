@@ -232,10 +232,9 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
     groups: dict[tuple[frozenset[Table], int], int] = {}
     shards, times, group_of = [], [], []
     for one in measured:
-        for positions, device in zip(one.placement.shards(), one.cost.devices, strict=True):
-            if not positions or not _has_times(device):
+        for tables, device in zip(one.shards, one.cost.devices, strict=True):
+            if not tables or not _has_times(device):
                 continue
-            tables = [one.task.tables[position] for position in positions]
             shards.append((tables, one.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
             group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))

@@ -162,7 +162,7 @@ def attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
 
 
 def _steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
-    shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
+    shards = placement.shards_of(task.tables)
     ranks, own = worker.ranks, shards[worker.ranks.rank]
     with _load_shard(worker, own, task.batch_size) as loaded:
         exchange = None

@@ -65,10 +65,10 @@ class ShardTensors:
         """
         distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         shards = [
-            ([distinct[one.task.tables[position]] for position in positions], cost.compute_ms)
+            ([distinct[table] for table in shard], cost.compute_ms)
             for one in measured
-            for positions, cost in zip(one.placement.shards(), one.cost.devices, strict=True)
-            if positions and cost.status == OK
+            for shard, cost in zip(one.shards, one.cost.devices, strict=True)
+            if shard and cost.status == OK
         ]
         assert shards, "no shard has tables and a time"
         holds_SP = torch.zeros(len(shards), len(distinct))

@@ -97,10 +97,9 @@ class DeviceRows:
         times: list[tuple[float, float, float]] = []
         placements: list[int] = []
         for number, one in enumerate(measured):
-            pair_of = [numbers[table, one.task.batch_size] for table in one.task.tables]
-            for shard, cost in zip(one.placement.shards(), one.cost.devices, strict=True):
+            for shard, cost in zip(one.shards, one.cost.devices, strict=True):
                 if shard and cost.status == OK:
-                    held.extend((len(times), pair_of[position]) for position in shard)
+                    held.extend((len(times), numbers[table, one.task.batch_size]) for table in shard)
                     times.append((*cost.split_ms, cost.compute_ms))
                     placements.append(number)
         tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
@@ -280,7 +279,7 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
 
 def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
     """Return bytes of each device's busier direction, of the busiest device, and of all devices."""
-    dims = [float(sum(one.task.tables[p].embedding_dim for p in shard)) for shard in one.placement.shards()]
+    dims = [float(sum(table.embedding_dim for table in shard)) for shard in one.shards]
     moved = whole_table_bytes(dims, one.task.batch_size)
     slowest, total = float(moved.intra_sent.max()), float(moved.intra_sent.sum())
     return [(own, slowest, total) for own in moved.intra.tolist()]
