@@ -30,6 +30,17 @@ def test_shards_hold_every_table_exactly_once_where_it_was_put(case: tuple[int, 
     assert all(device_of_table[p] == device for device, shard in enumerate(shards) for p in shard)
 
 
+@given(st.integers(1, 5).flatmap(lambda d: st.tuples(st.just(d), st.lists(st.integers(0, d - 1), max_size=8))))
+def test_parts_and_back_is_the_same_placement(case: tuple[int, list[int]]) -> None:
+    num_devices, device_of_table = case
+    of_task = task(sized(*range(1, 1 + len(device_of_table))), num_devices)
+    placement = Placement(tuple(device_of_table), num_devices)
+    parts = placement.parts(of_task.tables)
+    assert Placement.of(of_task, parts) == placement
+    held = [[part.table for part in parts if part.device == device] for device in range(num_devices)]
+    assert [[one.name for one in shard] for shard in placement.shards_of(of_task.tables)] == held
+
+
 @pytest.mark.parametrize(("used", "legal"), [(0, True), (59, True), (60, True), (61, False), (100, False)])
 def test_a_table_that_fills_the_device_to_the_last_byte_is_legal(used: int, legal: bool) -> None:
     assert legal_mask(used, 40, 100) is legal
