@@ -87,7 +87,7 @@ def test_parts_that_are_given_are_checked() -> None:
 @pytest.mark.parametrize("name", [one.name for one in SHARDERS if not one.needs and not one.is_full_space])
 def test_sharders_of_whole_tables_refuse(name: str) -> None:
     with pytest.raises(InfeasibleTask, match=LIMIT):
-        sharder(name, Resources()).place(request().task())
+        sharder(name, Resources()).place(request().task().as_whole)
 
 
 @pytest.mark.parametrize("types", [(COLUMN_WISE,), (GRID_SHARD,)])

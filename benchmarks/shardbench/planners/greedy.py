@@ -14,7 +14,7 @@ from evenshard.tables.table import Table
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:
     """A plan of each that finds room."""
-    task = machine.task(tables)
+    task = machine.task(tables).as_whole
     for expert in expert_sharders():
         with suppress(InfeasibleTask):
             yield expert.name, expert.place(task).parts(task.tables)
