@@ -29,7 +29,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
     ("typed", "offered"),
     [
         (["pla"], {"place"}),
-        (["place", "--host"], {"--host-memory-gb", "--host-bandwidth-gb-s"}),
+        (["place", "--host"], {"--hosts", "--host-memory-gb", "--host-bandwidth-gb-s"}),
         (["place", "m"], {"mine.yaml", "mlperf_dlrm_v2"}),
         (["place", "--rules", "m"], {"mine.yaml"}),
         (["place", "--format", ""], {"json", "torchrec", "torchrec-constraints"}),
