@@ -17,15 +17,16 @@ import pytest
 from evenshard.base.errors import BadConfig, BadFile, StorageFailed
 from evenshard.base.s3 import (
     Address,
+    _fetch,
     content_hash,
     download,
     is_address,
     local,
+    readable_errors,
     remove,
-    transfer,
+    s3_client,
     upload,
 )
-from evenshard.base.s3.client import readable_errors, s3_client
 from support.faulty_network import faulty_network
 from support.http_server import Silent, serving
 from support.learned import LEARNED
@@ -38,7 +39,7 @@ PART = 5 * MIB
 
 @pytest.fixture(autouse=True)
 def _fresh_client_with_small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(transfer, "PART_BYTES", PART)
+    monkeypatch.setattr("evenshard.base.s3.PART_BYTES", PART)
     s3_client.cache_clear()
     yield
     s3_client.cache_clear()
@@ -127,9 +128,9 @@ def test_local_leaves_paths_alone(tmp_path: Path) -> None:
 UPLOAD = f"""
 import sys
 from pathlib import Path
-from evenshard.base.s3 import transfer, upload
-transfer.PART_BYTES = {PART}
-upload(Path(sys.argv[1]), sys.argv[2])
+from evenshard.base import s3
+s3.PART_BYTES = {PART}
+s3.upload(Path(sys.argv[1]), sys.argv[2])
 """
 
 
@@ -368,7 +369,7 @@ def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
     upload(tmp_path / "one", at)
     address = Address.of(at)
     with pytest.raises(StorageFailed, match="the disk here is full"), readable_errors(address, "read"):
-        transfer._fetch(address, Path("/dev/full"), 1)
+        _fetch(address, Path("/dev/full"), 1)
 
 
 @pytest.mark.slow

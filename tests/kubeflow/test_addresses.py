@@ -13,8 +13,7 @@ import yaml
 
 import evenshard
 from evenshard.base.errors import BadFile
-from evenshard.base.s3 import Address, content_hash, upload
-from evenshard.base.s3.client import s3_client
+from evenshard.base.s3 import Address, content_hash, s3_client, upload
 from evenshard.cli import main
 from evenshard.planner.file import load_answer
 from evenshard.tables.files import load_tables

@@ -21,8 +21,7 @@ from kfp import dsl
 
 from evenshard.base.errors import MeasurementFailed, StorageFailed
 from evenshard.base.retry import PAUSES
-from evenshard.base.s3 import remove
-from evenshard.base.s3.client import s3_client
+from evenshard.base.s3 import remove, s3_client
 from evenshard.kubeflow import pod_journal
 from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.measure.journal import Journal, Origin, Visit

@@ -344,7 +344,7 @@ def _read_model(path: Path) -> None:
 
 
 def _read_address(path: Path) -> None:
-    from evenshard.base.s3.client import Address
+    from evenshard.base.s3 import Address
 
     str(Address.of(path.read_text(errors="surrogateescape")).below("x"))
 

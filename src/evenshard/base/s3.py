@@ -1,19 +1,35 @@
-"""boto3's client, addresses on S3, and one clear line for everything that can go wrong there."""
+"""Files and folders on S3, with boto3's transfer manager; the only module that knows boto3.
+
+A file is one object, which appears when all of its parts are there. A folder is what the server lists below its
+address. boto3 and the server check what arrives by checksums. The parts of an upload that was killed stay unseen, until
+a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
+
+Keys, region and endpoint come from where boto3 finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
+AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from os import PathLike
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from evenshard.base.errors import BadConfig, BadFile, StorageFailed
+from evenshard.base.atomic import atomic_path, scratch_folder
+from evenshard.base.console import progress
+from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.base.extras import require_package
 from evenshard.base.messages import brief, reason_of
+from evenshard.base.outputs import ANY_FOLDER, File
 
 SCHEME = "s3://"
 TRIES = 4
@@ -25,6 +41,8 @@ _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRef
 _ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301", "IllegalLocationConstraintException"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "507"}
 _DAMAGED = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+PART_BYTES = 16 << 20
+_ODD = re.compile("[\\\\\0\ud800-\udfff]")  # a lone surrogate is a byte of a name that is not UTF-8
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +55,7 @@ class Address:
 
     @staticmethod
     def of(text: str) -> Address:
-        """Reads ``s3://bucket/key``. Raises BadConfig if it is not such an address."""
+        """Read ``s3://bucket/key``; raise BadConfig for any other text."""
         bucket, _, key = text.removeprefix(SCHEME).partition("/")
         key = key.rstrip("/")
         if not text.startswith(SCHEME) or not bucket or any(part in ("", ".", "..") for part in key.split("/")):
@@ -55,6 +73,150 @@ class Address:
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.bucket}/{self.key}"
+
+
+def is_address(source: str | PathLike[str]) -> bool:
+    """Return True for an address on S3."""
+    return str(source).startswith(SCHEME)
+
+
+@contextmanager
+def local(source: str | PathLike[str]) -> Iterator[Path]:
+    """Give a path to read ``source`` from: within the block a download of an address on S3, else the path itself.
+
+    Raises:
+        BadInput, StorageFailed: see ``download``.
+    """
+    if not is_address(source):
+        yield Path(source)
+        return
+    with scratch_folder() as folder:
+        path = download(str(source), folder / Address.of(str(source)).name)
+        try:
+            yield path
+        except BadInput as error:  # the user knows the address, not where it was fetched to
+            raise BadConfig(str(error).replace(str(path), str(source))) from None
+
+
+def upload(source: Path, to: str) -> None:
+    """Upload a file to ``s3://bucket/key``, where it is visible when all of it has arrived.
+
+    Raises:
+        BadFile: if it cannot be read.
+        BadConfig, StorageFailed: see ``readable_errors``.
+    """
+    address = Address.of(to)
+    with readable_errors(address, "write"), source.open("rb") as body:
+        s3_client().upload_fileobj(
+            body, address.bucket, address.key, ExtraArgs={"ChecksumAlgorithm": "SHA256"}, Config=_in_parts()
+        )
+
+
+def download(source: str, to: Path) -> Path:
+    """Download a file or a folder; ``to`` appears, or is replaced, when all of it is here.
+
+    A folder is every object below the address, as the server lists them now.
+
+    Args:
+        source: s3://bucket/key.
+        to: path of the file or folder, which is also returned.
+
+    Raises:
+        BadFile: if there is nothing at ``source``.
+        BadConfig, StorageFailed: see ``readable_errors``.
+    """
+    address = Address.of(source)
+    with readable_errors(address, "read"):
+        objects = _listing(address)
+        if not objects:
+            head = _head(address)
+            File().require(to)  # before the gigabytes, and again behind them
+            with atomic_path(to) as draft:
+                _fetch(address, draft, head["ContentLength"])
+            return to
+        ANY_FOLDER.require(to, list(objects))
+        with atomic_path(to) as draft:
+            for path, one in progress(list(objects.items()), f"downloading {address}"):
+                (draft / path).parent.mkdir(parents=True, exist_ok=True)
+                _fetch(address.below(path), draft / path, one["Size"])
+        return to
+
+
+def remove(address: str) -> None:
+    """Remove every object of a folder.
+
+    Raises:
+        BadConfig, StorageFailed: see ``readable_errors``.
+    """
+    folder = Address.of(address).below("")
+    with readable_errors(folder, "remove"):
+        for one in _objects_below(folder):
+            s3_client().delete_object(Bucket=folder.bucket, Key=one["Key"])
+
+
+def content_hash(source: str) -> str:
+    """Return a text that changes with the content at an address: the server's tags of its files.
+
+    Raises:
+        BadInput, StorageFailed: see ``download``; but nothing is fetched.
+    """
+    address = Address.of(source)
+    with readable_errors(address, "read"):
+        tags = [(path, one["ETag"]) for path, one in _listing(address).items()]
+        if not tags:
+            return f"etag:{_head(address)['ETag']}"
+        return f"etags:{hashlib.sha256(json.dumps(tags).encode()).hexdigest()}"
+
+
+def _in_parts() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(PART_BYTES, multipart_chunksize=PART_BYTES, preferred_transfer_client="classic")
+
+
+def _fetch(address: Address, path: Path, size_bytes: int) -> None:
+    with path.open("wb") as body:
+        s3_client().download_fileobj(address.bucket, address.key, body, Config=_in_parts())
+    if path.stat().st_size != size_bytes:
+        raise StorageFailed(f"{address}: replaced while it was downloaded. Start again when nothing writes to it.")
+
+
+def _head(address: Address) -> dict[str, Any]:
+    found: dict[str, Any] = s3_client().head_object(Bucket=address.bucket, Key=address.key)
+    return found
+
+
+def _listing(address: Address) -> dict[str, dict[str, Any]]:
+    """Return the objects of a folder, by path and in its order; {} for a file, and for a key that may not list."""
+    from botocore.exceptions import ClientError
+
+    folder = address.below("")
+    try:
+        found = {one["Key"].removeprefix(folder.key): one for one in _objects_below(folder)}
+    except ClientError as error:
+        if code_of(error) in FORBIDDEN:
+            return {}
+        raise
+    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # as consoles mark one
+    if problem := _problem_of_paths(list(objects)):
+        raise BadFile(str(address), problem, "Give that object another key.")
+    return objects
+
+
+def _problem_of_paths(paths: Sequence[str]) -> str | None:
+    files = {*paths}
+    for one in paths:
+        path = PurePosixPath(one)
+        if _ODD.search(one) or str(path) != one or path.is_absolute() or ".." in path.parts:
+            return f"path {brief(one)} is not a plain path below the folder"
+        if files & {str(folder) for folder in path.parents}:
+            return f"path {brief(one)} lies below a file"
+    return None
+
+
+def _objects_below(address: Address) -> Iterator[dict[str, Any]]:
+    pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
+    return (one for page in pages for one in page.get("Contents", ()))
 
 
 @cache
@@ -79,7 +241,7 @@ def s3_client() -> Any:
 
 @contextmanager
 def readable_errors(address: Address, doing: str) -> Iterator[None]:
-    """Turns every error of boto3 in the block into one line that says what to do.
+    """Raise every error of boto3 in the block as one line that says what to do.
 
     Args:
         doing: "read", "write" or "remove".
