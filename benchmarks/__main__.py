@@ -15,9 +15,8 @@ from benchmarks.studies.rows import ROWS
 from benchmarks.studies.settings import Setting
 from benchmarks.studies.study import BenchConfig, run_study
 from benchmarks.studies.table import markdown, study_text
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig
-from evenshard.base.outputs import File, FilesInside
+from evenshard.base.outputs import File, FilesInside, atomic_path
 from evenshard.cli import run_command
 from evenshard.cli.arguments import HARDWARE_NAME, Commands, OneLineParser, at_least, output_flag
 from evenshard.tracking import study_run

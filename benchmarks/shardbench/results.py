@@ -16,8 +16,8 @@ from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.linear import LinearModel
 from benchmarks.shardbench.planners import Planner
 from benchmarks.shardbench.timed import KERNEL_TIMES, KernelTimes, kernel_times_of
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadInput, EvenshardError, InfeasibleTask
+from evenshard.base.outputs import atomic_path
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import broken_rule, check_parts_memory, parts_by_table
 from evenshard.placement.task import used_bytes

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.version import __version__
 
 Result = dict[str, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenshard.base.atomic import atomic_path
+from evenshard.base.outputs import atomic_path
 from evenshard.base.weights import save_weights
 from evenshard.cli import main
 from evenshard.measure.journal import Journal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.base.atomic import scratch_folder
+from evenshard.base.outputs import scratch_folder
 
 
 def test_it_goes_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,25 +1,40 @@
-"""The rule of what a command may replace: only an earlier output of the same kind.
+"""Outputs: paths that a command may replace, and files and folders that appear whole or not at all.
 
-A file takes the place of a file. A folder that is written as a whole takes the place of one without files of other
-names. Devices, pipes and sockets are never replaced. A link stays, and its target is written.
+A command replaces only an earlier output of the same kind: a file takes the place of a file, and a folder the place of
+one without files of other names. Devices, pipes and sockets are never replaced. A link stays, and its target is
+written.
+
+A draft lies beside its path, as ``.evenshard-1a2b3c4d5e6f.cost_net``, until it is whole and on the disk; then it is
+renamed. An older folder is set aside between two renames, as ``.evenshard-7a8b9c0d1e2f-old.cost_net``. A command that
+is killed may leave such names behind, and nothing removes them; between the two renames, both folders are there, whole.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import shutil
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from evenshard.base.errors import BadConfig, BadFile
 
 ELSEWHERE = "Name another path."
 STDOUT = Path("-")
+# Errors of file systems that cannot sync.
+_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+# Errors of a write without space: on the disk, in the quota, or within the largest size of a file.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Output:
-    """What is written to a path. It is an argument type, too."""
+    """The rule of an output path. It is an argument type, too."""
 
     def __call__(self, text: str) -> Path:
         """Called by argparse."""
@@ -30,7 +45,7 @@ class Output:
         return (path,)
 
     def require(self, path: Path) -> None:
-        """Raises BadFile where something stands at the path that must not be replaced."""
+        """Raise BadFile for a path with content that must not be replaced."""
         raise NotImplementedError
 
 
@@ -161,7 +176,7 @@ PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 
 
 def require_place(output: Output, path: Path) -> None:
-    """Raises BadFile where nothing can be written at the path."""
+    """Raise BadFile for a path that nothing can be written at."""
     if isinstance(output, FileOrStdout) and path == STDOUT:
         return
     found = path if isinstance(output, FilesInside) else (follow_links(path) if path.is_symlink() else path).parent
@@ -174,7 +189,7 @@ def require_place(output: Output, path: Path) -> None:
 
 
 def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tuple[Path, ...]]) -> None:
-    """Raises BadConfig where one run would replace what it reads, or what it has just written.
+    """Raise BadConfig for a run that would replace one of its inputs, or one of its own outputs.
 
     Args:
         written: outputs by the user's name for them, such as "--out"; a folder that is replaced as a whole is one path.
@@ -220,3 +235,129 @@ def names_below(folder: Path) -> list[str]:
         if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
     ]
     return sorted(found)
+
+
+# Whole or not at all --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterator[Path]:
+    """Give a temporary path to write to; it becomes ``path`` when the block ends well.
+
+    The temporary name lies in the same folder (made if missing) and ends like ``path``, so that writers that choose
+    a format by suffix choose the same. If the block raises, whatever was written is removed and an older ``path`` stays
+    as it was. The block may also make a folder of the temporary path; it then replaces an older folder as a whole.
+    Where ``path`` is a link, what it leads to is written.
+
+    Args:
+        kind: kind of the folder that the block makes, if it makes one.
+
+    Raises:
+        BadFile: something else stands at ``path`` and would be lost; see the module.
+        FileNotFoundError: the block ended well but wrote nothing.
+        OSError: the disk is full, or something else failed; the error names ``path``.
+    """
+    target = follow_links(Path(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = _beside(target)
+    try:
+        with name_full_disk(path, draft):
+            yield draft
+            if draft.is_dir():
+                kind.require(Path(path), frozenset(names_below(draft)))
+                _flush_folder(draft)
+                _replace_folder(draft, target)
+            else:
+                File().require(Path(path))
+                _flush(draft)
+                os.replace(draft, target)
+            _flush_names(target.parent)
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) == draft:  # the user never sees the temporary name
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                draft.unlink()
+
+
+@contextmanager
+def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
+    """Name the file in the error of a write without space, which libraries bury below errors of their own.
+
+    Args:
+        path: file that the block writes.
+        draft: its temporary name, if it has one.
+
+    Raises:
+        OSError: in place of any error that such an error led to.
+    """
+    try:
+        yield
+    except Exception as error:
+        chain: list[BaseException] = [error]
+        while below := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(below)
+        full = next((one for one in chain if isinstance(one, OSError) and one.errno in _NO_SPACE), None)
+        if full is None:
+            raise
+        named = full.filename
+        if named is None or (draft is not None and Path(named).is_relative_to(draft)):
+            named = str(path)
+        raise OSError(full.errno, os.strerror(full.errno or 0), named) from error
+
+
+def _beside(target: Path, mark: str = "") -> Path:
+    return target.with_name(f".evenshard-{secrets.token_hex(6)}{mark}.{target.name}")
+
+
+def _replace_folder(draft: Path, target: Path) -> None:
+    try:
+        os.rename(draft, target)  # where nothing stands there, or an empty folder
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    old = _beside(target, "-old")
+    os.rename(target, old)
+    try:
+        os.rename(draft, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    for where, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            if not os.path.islink(os.path.join(where, name)):
+                _flush(Path(where, name))
+        _flush_names(Path(where))
+
+
+def _flush_names(folder: Path) -> None:
+    with suppress(PermissionError):  # a folder that may be written but not read
+        _flush(folder)
+
+
+def _flush(path: Path) -> None:
+    """Force content to the disk; else a power cut soon after the rename can leave empty or old content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give an empty folder in the system's temporary folder (TMPDIR), and remove it at the end of the block."""
+    with TemporaryDirectory(prefix="evenshard-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

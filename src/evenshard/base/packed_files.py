@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evenshard.base.atomic import scratch_folder
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import reason_of
+from evenshard.base.outputs import scratch_folder
 
 # Largest content of a gzipped file.
 MAX_UNPACKED_BYTES = 64 * 2**30

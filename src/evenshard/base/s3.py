@@ -24,12 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from evenshard.base.atomic import atomic_path, scratch_folder
 from evenshard.base.console import progress
 from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.base.extras import require_package
 from evenshard.base.messages import brief, reason_of
-from evenshard.base.outputs import ANY_FOLDER, File
+from evenshard.base.outputs import ANY_FOLDER, File, atomic_path, scratch_folder
 
 SCHEME = "s3://"
 TRIES = 4

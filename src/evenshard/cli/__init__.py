@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.console import log_to_stderr
 from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
 from evenshard.base.extras import named_packages
 from evenshard.base.messages import one_line
+from evenshard.base.outputs import atomic_path
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.cli.help import OTHERS, GroupedCommands

@@ -10,8 +10,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, DatasetRefused
+from evenshard.base.outputs import atomic_path
 from evenshard.base.params import section
 from evenshard.cli.arguments import (
     OUTPUT,

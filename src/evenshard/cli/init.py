@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig
+from evenshard.base.outputs import atomic_path
 from evenshard.cli.arguments import Commands
 
 # The files, and what each is for; they stand in templates/, where params.yaml is a link to the one of this repository.

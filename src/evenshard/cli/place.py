@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api import place
-from evenshard.base.atomic import atomic_path
 from evenshard.base.console import best_so_far, without_progress
 from evenshard.base.errors import BadConfig, MissingPackage
-from evenshard.base.outputs import STDOUT
+from evenshard.base.outputs import STDOUT, atomic_path
 from evenshard.cli.arguments import (
     OUTPUT,
     OUTPUT_OR_STDOUT,

@@ -21,11 +21,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from evenshard.base.atomic import scratch_folder
 from evenshard.base.errors import BadConfig, BadFile, PipelineFailed
 from evenshard.base.extras import require_package
 from evenshard.base.installation import checkout
 from evenshard.base.messages import reason_of
+from evenshard.base.outputs import scratch_folder
 from evenshard.base.process import environment
 from evenshard.base.s3 import is_address
 from evenshard.kubeflow.component import image

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.base.limits import read_text
 from evenshard.base.messages import brief
+from evenshard.base.outputs import atomic_path
 from evenshard.base.params import section
 from evenshard.base.provenance import sha256_of
 from evenshard.base.s3 import content_hash, is_address

@@ -15,9 +15,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import scratch_folder
 from evenshard.base.console import log_to_stderr
 from evenshard.base.errors import BadConfig, MeasurementFailed
+from evenshard.base.outputs import scratch_folder
 from evenshard.base.process import environment, on_sigterm, terminate
 from evenshard.base.retry import with_retries
 from evenshard.kubeflow import component

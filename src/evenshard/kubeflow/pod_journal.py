@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evenshard.base.atomic import scratch_folder
 from evenshard.base.errors import BadFile, EvenshardError
+from evenshard.base.outputs import scratch_folder
 from evenshard.base.process import on_sigterm, signal_socket, terminate
 from evenshard.base.retry import with_retries
 from evenshard.base.s3 import download, is_address, remove, upload

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
-from evenshard.base.atomic import atomic_path
 from evenshard.base.messages import reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.kubeflow.remote import ENDPOINT, pod_token_file, run_page
 from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kubernetes_api, tasks_of
 from evenshard.tracking import LOCAL, LOOP_ID

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenshard.base.atomic import name_full_disk
 from evenshard.base.errors import BadFile, MeasurementFailed
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, reason_of
+from evenshard.base.outputs import name_full_disk
 from evenshard.base.typed import record_of
 from evenshard.price.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.json_files import load_json
 from evenshard.base.limits import RANGES
 from evenshard.base.messages import brief, reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import record_of
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig

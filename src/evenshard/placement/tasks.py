@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.json_files import load_json
 from evenshard.base.limits import RANGES, read_text
 from evenshard.base.messages import brief, reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import read_record
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.task import ShardingTask

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, MeasurementFailed, blame_file
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import check_arguments, read_record
 from evenshard.placement.parts import ON_DEVICE, TablePart
 from evenshard.planner.answer import Nearness, PlacementAnswer, Rival

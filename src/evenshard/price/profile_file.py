@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadFile, bad_records, blame_file
 from evenshard.base.limits import Range
 from evenshard.base.messages import brief
+from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import read_record
 from evenshard.base.yaml_files import read_yaml
 from evenshard.price import gpu_rules

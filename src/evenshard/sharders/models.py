@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import how_to_train
-from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER, TRAINED_ON
+from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER, TRAINED_ON, atomic_path
 from evenshard.price.device_price import DevicePrice
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO, HardwareName

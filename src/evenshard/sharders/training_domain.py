@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import reading_saved
 from evenshard.base.json_files import load_json
 from evenshard.base.messages import cut
+from evenshard.base.outputs import atomic_path
 from evenshard.base.provenance import UNKNOWN, sha256_of
 from evenshard.base.typed import record_of
 from evenshard.placement.memory import SGD, optimizer_problem

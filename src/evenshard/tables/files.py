@@ -18,10 +18,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, bad_records, blame_file
 from evenshard.base.limits import MAX_TABLES, RANGES
 from evenshard.base.messages import brief, names_text, reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.tables.assumptions import (
     Assumption,
     TableSet,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.base.extras import require_package
 from evenshard.base.messages import reason_of, root_of, without_credentials
+from evenshard.base.outputs import atomic_path
 from evenshard.base.process import environment, sigterm_waits
 
 EXPERIMENT = "evenshard"

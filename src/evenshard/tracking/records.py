@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
+from evenshard.base.outputs import atomic_path
 from evenshard.base.provenance import params_hash
 from evenshard.tracking.client import address
 from evenshard.tracking.tags import origin_tags

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.base.atomic import scratch_folder
 from evenshard.base.errors import BadConfig, BadFile, BadInput
+from evenshard.base.outputs import scratch_folder
 from evenshard.sharders.model import digest_of
 from evenshard.tracking.client import (
     ask_mlflow,

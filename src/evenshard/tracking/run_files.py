@@ -25,8 +25,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.messages import reason_of
+from evenshard.base.outputs import atomic_path
 from evenshard.tracking.client import (
     address,
     connect,

@@ -14,12 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.console import plain_console, plain_grid
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.installation import how_to_train
 from evenshard.base.json_files import finite
 from evenshard.base.messages import printable
+from evenshard.base.outputs import atomic_path
 from evenshard.base.provenance import Lineage
 from evenshard.base.units import ms_text
 from evenshard.loop.commands import PromoteInputs

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.base.messages import brief
+from evenshard.base.outputs import atomic_path
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware

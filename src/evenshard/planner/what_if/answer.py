@@ -16,9 +16,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
+from evenshard.base.outputs import atomic_path
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer, fullest_device

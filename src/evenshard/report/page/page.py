@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.messages import count_text, printable
+from evenshard.base.outputs import atomic_path
 from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device

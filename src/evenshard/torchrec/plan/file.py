@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
+from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import read_record
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart

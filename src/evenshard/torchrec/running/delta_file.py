@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.messages import brief, cut
+from evenshard.base.outputs import atomic_path
 from evenshard.base.params import check_ranges
 from evenshard.base.typed import read_record
 from evenshard.placement.memory import STATE_NUMBERS

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.base.atomic import atomic_path
 from evenshard.base.errors import BadFile
-from evenshard.base.outputs import Folder
+from evenshard.base.outputs import Folder, atomic_path
 
 PAIR = Folder("a pair", ("a", "deep/1.b", "deep/2.b", "c"))
 
