@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from evenshard.base.outputs import HARDWARE_FILE, REPORTS, FilesInside
-from evenshard.base.params import section
+from evenshard.base.typed import section
 from evenshard.loop.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
 from evenshard.loop.rounds import Artifact, LoopStep, steps
 from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of

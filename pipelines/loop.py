@@ -11,9 +11,9 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.base.errors import BadConfig
+from evenshard.base.errors import BadConfig, require
 from evenshard.base.messages import brief
-from evenshard.base.params import require, section
+from evenshard.base.typed import section
 from evenshard.kubeflow.cluster import MEASURING, Cluster, on_cluster
 from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
 from evenshard.loop.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.base.params import section
+from evenshard.base.typed import section
 from evenshard.kubeflow.cluster import Cluster, on_cluster
 from evenshard.loop.commands import DriftRequest
 from evenshard_components.drift.component import drift

@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.base.params import section
+from evenshard.base.typed import section
 from evenshard.kubeflow.cluster import Cluster, on_cluster
 from evenshard.loop.commands import WatchConfig
 from evenshard_components.watch.component import watch

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from evenshard.base.params import load_params
+from evenshard.base.documents import load_params
 from evenshard_components.generate import written_files
 from evenshard_pipelines.dvc_rounds import dvc_yaml
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
+from evenshard.base.documents import load_yaml
 from evenshard.base.text_table import text_table
-from evenshard.base.yaml_files import load_yaml
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,

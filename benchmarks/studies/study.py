@@ -19,9 +19,8 @@ from benchmarks.studies.runner import run_units
 from benchmarks.studies.settings import STUDIES, Budgets, Setting, Study, ground_of
 from benchmarks.studies.summary import Measured, comparison
 from benchmarks.studies.units import Store
-from evenshard.base.errors import BadConfig
+from evenshard.base.errors import BadConfig, require
 from evenshard.base.messages import brief
-from evenshard.base.params import require
 from evenshard.base.provenance import git_commit
 from evenshard.measure.distributed import collective
 from evenshard.measure.local_hardware import open_hardware

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import Knob, chosen_in, knob, knobs_of
-from evenshard.base.params import check_ranges
+from evenshard.base.knobs import Knob, check_ranges, chosen_in, knob, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.planner.knobs import InUse, Knobs, Sharding, TableSources, Training, group_knobs, groups, place_knobs

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.params import load_params, require, section
+from evenshard.base.documents import load_params
+from evenshard.base.errors import BadConfig, BadFile, require
+from evenshard.base.typed import section
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.base.params import load_params
+from evenshard.base.documents import load_params
 from evenshard.cli import main
 from evenshard.cli.init import TEMPLATES
 from evenshard.loop.commands import ImportCostsConfig

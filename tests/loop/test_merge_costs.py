@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.params import section
 from evenshard.base.provenance import Lineage
+from evenshard.base.typed import section
 from evenshard.cli import main
 from evenshard.loop import benchmark, generate_tables, loop
 from evenshard.loop.import_costs import merge_parts

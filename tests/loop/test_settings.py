@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import knob
-from evenshard.base.limits import SHARE
+from evenshard.base.knobs import SHARE, knob
 from evenshard.cli.arguments import add_flags, flag_values
 from evenshard.loop.loop import TRAIN_COST, TrainCostConfig, TrainCostInputs
 from evenshard_components.generate import component_of

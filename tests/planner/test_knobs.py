@@ -17,8 +17,7 @@ import evenshard
 from evenshard import InUse, Machine, Memory, Search, Training
 from evenshard.api import WhatIf, shared_knobs
 from evenshard.base.errors import BadConfig, BadInput
-from evenshard.base.knobs import knob, knobs_of
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range, knob, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.cli import main
 from evenshard.loop.decisions.requests import place_tables

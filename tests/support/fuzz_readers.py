@@ -228,8 +228,9 @@ def _read_tasks(path: Path) -> None:
 
 
 def _read_params(path: Path) -> None:
-    from evenshard.base.params import load_params, section
+    from evenshard.base.documents import load_params
     from evenshard.base.provenance import params_hash
+    from evenshard.base.typed import section
     from evenshard.loop.loop import STAGES, LoopConfig
     from evenshard.measure.config import MeasureConfig
 

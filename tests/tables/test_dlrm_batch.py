@@ -139,7 +139,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, legacy: bool, zipped: bo
 
 
 def test_a_gzipped_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenshard.base.packed_files.MAX_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.base.documents.MAX_UNPACKED_BYTES", 2**20)
     path = tmp_path / "long.pt.gz"
     path.write_bytes(gzip.compress(bytes(2**22)))
     assert "unpacks to more than 0.00098 GB" in complaint(path)

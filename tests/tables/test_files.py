@@ -442,7 +442,7 @@ def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest
     lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
     assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
     assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
-    monkeypatch.setattr("evenshard.base.limits.MAX_TEXT_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.base.documents.MAX_TEXT_BYTES", 2**20)
     for suffix in (".csv", ".json", ".yaml"):
         assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
 

@@ -140,6 +140,12 @@ class StorageFailed(EvenshardError):
     """Something could not be stored or fetched, and may well be on another try."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raises BadConfig with ``message`` unless the condition holds."""
+    if not condition:
+        raise BadConfig(message)
+
+
 def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a reader of a file that the user named: any unforeseen error of it is the file's fault.
 

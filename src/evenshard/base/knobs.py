@@ -7,23 +7,81 @@
         host_memory_gb: float | None = knob(None, "GB of each host's memory that tables may take")
 
 Flags, keywords, keys of params.yaml and of a request, parameters of components, schemas and docs are made of them.
+
+The ranges are far beyond any placement of today; within them, every sum of bytes stays below 2**63 and no search runs
+for hours because of a typing error. They hold for every way in: files, flags, params.yaml, Python and pipelines.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import reduce
+from numbers import Integral, Real
 from operator import or_
 from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.limits import RANGES, Range
+from evenshard.base.messages import brief
 from evenshard.base.outputs import Output
 
+MAX_TABLES = 100_000
+MAX_TABLE_BYTES = 2**50
+# Most bytes of all tables with their optimizer state, and of all devices together: numpy's whole numbers end at 2**63.
+MAX_TOTAL_BYTES = 2**62
+# Most values in a Parquet file of tables.
+MAX_VALUES = 4_000_000
+
+
+@dataclass(frozen=True)
+class Range:
+    """The allowed values of a number, whole or not, from ``least`` (or ``above`` it) to ``most``."""
+
+    least: float
+    most: float
+    whole: bool = False
+    above: bool = False
+
+    def problem(self, value: Any) -> str | None:
+        """Return None, or the problem as a clause such as "is -1, not a whole number from 1 to 4,096"."""
+        right_kind = isinstance(value, Integral if self.whole else Real) and not isinstance(value, bool)
+        if right_kind and self.least <= value <= self.most and not (self.above and value == self.least):
+            return None
+        limits = f"{'above' if self.above else 'from'} {self.least:,} {'and at most' if self.above else 'to'}"
+        return f"is {brief(value)}, not a {'whole ' * self.whole}number {limits} {self.most:,}"
+
+
+COUNT, COUNT_OR_NONE = Range(1, 2**31 - 1, whole=True), Range(0, 2**31 - 1, whole=True)
+SHARE, POSITIVE, NOT_NEGATIVE = Range(0, 1), Range(0, 1_000_000_000, above=True), Range(0, 1_000_000_000)
+# By the name of the number, for every way in.
+RANGES: Mapping[str, Range] = {
+    "num_devices": Range(1, 4_096, whole=True),
+    "nodes": Range(1, 4_096, whole=True),
+    "devices_per_node": Range(1, 4_096, whole=True),
+    "nodes_per_domain": Range(1, 4_096, whole=True),
+    "batch_size": COUNT,
+    "batch_per_device": COUNT,
+    "dense_batch": COUNT,
+    "dense_ms": NOT_NEGATIVE,
+    "overlap": SHARE,
+    "max_step_ms": POSITIVE,
+    "sync_every": COUNT,
+    "memory_cap_gb": Range(0, 2**20, above=True),
+    "reserved_gb": Range(0, 2**20),
+    "dense_gb": Range(0, 2**20),
+    "host_memory_gb": Range(0, 2**20),
+    "host_bandwidth_gb_s": Range(0, 1_000_000, above=True),
+    "ssd_gb": Range(0, 2**20),
+    "ssd_bandwidth_gb_s": Range(0, 1_000_000, above=True),
+    "seed": COUNT_OR_NONE,
+    "num_rows": Range(1, MAX_TABLE_BYTES, whole=True),
+    "embedding_dim": Range(1, 2**16, whole=True),
+    "pooling_factor": Range(0, 1_000_000),
+    "default_pooling_factor": Range(0, 1_000_000),
+}
 # A number is called after its unit.
 UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
 REQUIRED: Any = MISSING
@@ -156,18 +214,24 @@ def _evaluate(kind: Any, names: Mapping[str, Any]) -> Any:
 
 
 def check_knobs(config: Any, where: str = "") -> None:
-    """Raise BadConfig for the first knob of a dataclass that is out of its range."""
-    if problem := range_problem(config):
+    """Raise BadConfig for the first number of a dataclass that is out of its range."""
+    for problem in range_problems(config):
         raise BadConfig(f"{where}{problem}. Correct it.")
 
 
-def range_problem(config: Any) -> str | None:
-    """Return in one clause the first knob of a dataclass that is out of its range, or None."""
-    for one in knobs_of(type(config)):
-        value = getattr(config, one.name)
-        if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
-            return f"{one.name} {problem}"
-    return None
+def range_problems(config: Any) -> Iterator[str]:
+    """Yield a clause for each number of a dataclass that is out of its range."""
+    for one in fields(config):
+        value, limits = getattr(config, one.name), one.metadata.get("range") or RANGES.get(one.name)
+        if limits and isinstance(value, int | float) and (problem := limits.problem(value)):
+            yield f"{one.name} {problem}"
+
+
+def check_ranges(**values: Any) -> None:
+    """Raise BadConfig for the first value, None apart, that is out of the range of its name in ``RANGES``."""
+    for name, value in values.items():
+        if value is not None and (problem := RANGES[name].problem(value)):
+            raise BadConfig(f"{name} {problem}. Correct it.")
 
 
 def chosen_in(knobs: Any) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""Typed values: records of JSON and YAML, and arguments of public functions, checked by pydantic in strict mode.
+"""Typed values: records of JSON and YAML, settings, and arguments of public functions, checked by pydantic, strictly.
 
 A string is neither a number nor true, and True is not 1; a whole number may stand where a float is stated. Ranges are
-checked by the dataclass or the function that takes the values.
+those of ``knobs``, or checked by the dataclass or the function that takes the values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from evenshard.base.errors import BadConfig, bad_records
-from evenshard.base.knobs import Knob, knobs_of, with_meanings
+from evenshard.base.knobs import Knob, knobs_of, range_problems, with_meanings
 from evenshard.base.messages import brief, cut, did_you_mean, reason_of
 
 if TYPE_CHECKING:  # pydantic takes a tenth of a second to import
@@ -121,6 +121,39 @@ def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], re
         return record_of(kind, content)
     except WrongValues as error:
         raise bad_records(path, error.problems, remedy) from None
+
+
+def section(params: dict[str, Any], name: str, kind: type[_Record], **overrides: Any) -> _Record:
+    """Return a section of params.yaml as its dataclass; ``overrides`` that are not None (command-line flags) win.
+
+    Raises:
+        BadConfig: if a key is unknown or missing, or a value is of the wrong type or not finite; the message names
+            section and key.
+    """
+    values = params.get(name, {})
+    if not isinstance(values, dict):
+        raise BadConfig(f"params section {name} is not a mapping. Write `key: value` lines under it.")
+    values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
+    return settings_of(kind, values, f"params section {name}", "Correct it in params.yaml, or in the file of --params.")
+
+
+def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy: str) -> _Record:
+    """Return settings as their dataclass.
+
+    Args:
+        where: name of the settings, for errors.
+        remedy: advice in errors.
+
+    Raises:
+        BadConfig: as ``section``.
+    """
+    try:
+        config = record_of(kind, values, floats_only=True)
+    except WrongValues as error:
+        raise BadConfig(f"{where}: {error}. {remedy}") from None
+    if problems := "; ".join(range_problems(config)):
+        raise BadConfig(f"{where}: {problems}. {remedy}")
+    return config
 
 
 @cache

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
+from evenshard.base.documents import load_params
 from evenshard.base.knobs import REQUIRED, Knob, knobs_of
 from evenshard.base.messages import brief, one_line
 from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
-from evenshard.base.params import load_params, section
+from evenshard.base.typed import section
 from evenshard.cli.help import COMMAND, clearer, unknown_words
 from evenshard.measure.config import MeasureConfig
 from evenshard.price.hardware import names_in

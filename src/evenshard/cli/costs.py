@@ -12,7 +12,7 @@ from typing import Any
 
 from evenshard.base.errors import BadConfig, DatasetRefused
 from evenshard.base.outputs import atomic_path
-from evenshard.base.params import section
+from evenshard.base.typed import section
 from evenshard.cli.arguments import (
     OUTPUT,
     PATH,

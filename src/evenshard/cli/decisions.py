@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.documents import finite
 from evenshard.base.errors import BadConfig, InfeasibleTask
-from evenshard.base.json_files import finite
 from evenshard.base.outputs import PROMOTION
-from evenshard.base.params import section
 from evenshard.base.provenance import Lineage, params_hash
+from evenshard.base.typed import section
 from evenshard.cli.arguments import (
     A_MODEL,
     OUTPUT,

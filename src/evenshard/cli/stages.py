@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from evenshard.base.params import load_params, section
+from evenshard.base.documents import load_params
+from evenshard.base.typed import section
 from evenshard.cli.arguments import PARAMS, Commands, add_flags, flag_values, metrics_flag, params_flag
 from evenshard.loop.loop import STAGES, LoopConfig
 from evenshard.loop.stage import Stage, loop_settings, set_by

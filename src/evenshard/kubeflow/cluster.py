@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from evenshard.base.errors import BadConfig, blame_file
-from evenshard.base.knobs import REQUIRED, knob
-from evenshard.base.limits import COUNT, COUNT_OR_NONE
+from evenshard.base.documents import load_params
+from evenshard.base.errors import BadConfig, blame_file, require
+from evenshard.base.knobs import COUNT, COUNT_OR_NONE, REQUIRED, knob
 from evenshard.base.messages import brief
-from evenshard.base.params import load_params, require, settings_of
 from evenshard.base.retry import PAUSES
-from evenshard.base.typed import read_record
+from evenshard.base.typed import read_record, settings_of
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
 from evenshard.loop.loop import STAGES

@@ -8,14 +8,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import load_documents, read_text, read_yaml
 from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
-from evenshard.base.limits import read_text
 from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
-from evenshard.base.params import section
 from evenshard.base.provenance import sha256_of
 from evenshard.base.s3 import content_hash, is_address
-from evenshard.base.yaml_files import load_documents, read_yaml
+from evenshard.base.typed import section
 from evenshard.kubeflow.component import is_imported, require_readable
 from evenshard.loop.commands import DriftRequest, WatchConfig
 from evenshard.loop.decisions.requests import place_arguments

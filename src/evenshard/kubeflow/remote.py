@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
-from evenshard.base.knobs import REQUIRED, knob
-from evenshard.base.limits import Range
+from evenshard.base.knobs import REQUIRED, Range, knob
 from evenshard.base.messages import brief, reason_of, without_credentials
 from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, in_brief, status_of, with_pods
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import REQUIRED, check_knobs, knob
-from evenshard.base.limits import COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE
+from evenshard.base.knobs import COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, REQUIRED, check_knobs, knob
 from evenshard.planner.knobs import knob_field
 from evenshard.price.hardware import provenance_problem
 

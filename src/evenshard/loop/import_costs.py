@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.limits import RANGES
+from evenshard.base.errors import BadConfig, BadFile, require
+from evenshard.base.knobs import RANGES
 from evenshard.base.messages import brief, reason_of
-from evenshard.base.params import require
 from evenshard.base.provenance import UNKNOWN, Lineage, git_commit
 from evenshard.loop.commands import ImportCostsConfig
 from evenshard.measure.cost_dataset import save_costs

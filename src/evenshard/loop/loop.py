@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.knobs import REQUIRED, knob
-from evenshard.base.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, SHARE
+from evenshard.base.knobs import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, REQUIRED, SHARE, knob
 from evenshard.base.outputs import MODEL_FOLDER, NETWORK_FOLDER, REPORT, REPORTS
 from evenshard.loop.stage import ARTIFACT, DATASET, HTML, MARKDOWN, MODEL, Stage, WhichRound, reads, writes
 from evenshard.sharders.learned import DREAMSHARD, LEARNED

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
 from evenshard.base.provenance import Lineage
@@ -18,7 +19,7 @@ from evenshard.placement.parts import TablePart, tables_of_parts, whole_part
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import model_lineage
-from evenshard.planner.file import load_answer, read_json
+from evenshard.planner.file import load_answer
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from evenshard.base.console import progress
-from evenshard.base.errors import InfeasibleTask
+from evenshard.base.errors import InfeasibleTask, require
 from evenshard.base.messages import brief
-from evenshard.base.params import require
 from evenshard.base.process import one_thread
 from evenshard.loop.sharder_comparison import Answer
 from evenshard.measure.campaign import Job, Placed, measure_jobs, with_controls

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from evenshard.base.knobs import Knob, knob, knobs_of
 from evenshard.base.outputs import File, Output
-from evenshard.base.params import section
+from evenshard.base.typed import section
 from evenshard.measure.config import MeasureConfig
 
 Use = TypeVar("Use")

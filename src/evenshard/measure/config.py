@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import check_knobs, knob
-from evenshard.base.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range
+from evenshard.base.knobs import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range, check_knobs, knob
 from evenshard.base.messages import brief
 from evenshard.price.hardware import AUTO, CHOICES, HardwareName
 

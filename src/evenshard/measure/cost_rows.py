@@ -15,9 +15,9 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, MeasurementFailed, blame_file
 from evenshard.base.extras import require_package
-from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import record_of

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, MeasurementFailed
-from evenshard.base.json_files import load_json
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import name_full_disk
 from evenshard.base.typed import record_of

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.json_files import load_json
-from evenshard.base.limits import RANGES
+from evenshard.base.knobs import RANGES
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import record_of

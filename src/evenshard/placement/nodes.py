@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evenshard.base.limits import RANGES
+from evenshard.base.knobs import RANGES
 
 
 @dataclass(frozen=True)

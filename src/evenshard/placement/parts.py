@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range
 from evenshard.base.messages import brief
 from evenshard.tables.reuse import deduplicated_reuse, feasible_reuse_bins, thinned_reuse_bins
 from evenshard.tables.table import Table

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.base.knobs import MAX_TOTAL_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.memory import SGD, PartMemory, part_memory

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.json_files import load_json
-from evenshard.base.limits import RANGES, read_text
-from evenshard.base.messages import brief, reason_of
+from evenshard.base.knobs import RANGES
+from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import read_record
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
@@ -137,15 +137,7 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     """
     by_name = {table.name: table for table in pool}
     remedy = "Write it with `evenshard generate-tables`."
-    try:
-        sides = load_json(read_text(path))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", remedy) from None
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {reason_of(error)}", remedy) from None
-    except ValueError as error:
-        raise BadFile(path, str(error), remedy) from None
-    stated = read_record(_TaskFile, sides, path, remedy)
+    stated = read_record(_TaskFile, read_json(path, "a task file", remedy), path, remedy)
 
     def tasks(side: str) -> tuple[ShardingTask, ...]:
         records = getattr(stated, side)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.base.limits import RANGES
+from evenshard.base.knobs import RANGES
 from evenshard.base.units import BYTES_PER_GB, gb_text, gb_to_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_part

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile, MeasurementFailed, blame_file
-from evenshard.base.json_files import load_json
-from evenshard.base.messages import brief, reason_of
+from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import check_arguments, read_record
 from evenshard.placement.parts import ON_DEVICE, TablePart
@@ -234,26 +234,6 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         return _answer(record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
-
-
-def read_json(path: str | Path, what: str, remedy: str) -> Any:
-    """The content of a JSON file.
-
-    Args:
-        what: the file should be, for the message; with its article.
-        remedy: advice in the error message.
-
-    Raises:
-        BadFile: if it cannot be read, or is not JSON within the limits.
-    """
-    try:
-        return load_json(Path(path).read_bytes())
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", remedy) from None
-    except OSError as error:
-        raise BadFile(path, f"cannot be read ({reason_of(error)})", remedy) from None
-    except ValueError as error:
-        raise BadFile(path, f"is not {what}: {reason_of(error)}", remedy) from None
 
 
 # Out -----------------------------------------------------------------------------------------------------------------

@@ -20,12 +20,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.knobs import check_knobs, chosen_in
-from evenshard.base.limits import RANGES
+from evenshard.base.knobs import RANGES, check_knobs, chosen_in
 from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
-from evenshard.base.yaml_files import read_yaml
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.planner.knobs import Machine, Memory
 from evenshard.planner.memory import own_memory_gb, own_memory_note

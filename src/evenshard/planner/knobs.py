@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import Group, Knob, check_knobs, chosen_in, group, groups_of, knob, knobs_of
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Group, Knob, Range, check_knobs, chosen_in, group, groups_of, knob, knobs_of
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

@@ -15,8 +15,8 @@ import numpy as np
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.extras import require_package
+from evenshard.base.knobs import check_ranges
 from evenshard.base.machine_memory import machine_bytes
-from evenshard.base.params import check_ranges
 from evenshard.base.units import bytes_to_gb, gb_text, gb_to_bytes
 from evenshard.placement.memory import PartMemory, moments, peak_bytes
 from evenshard.placement.nodes import Nodes

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import knobs_of
-from evenshard.base.limits import MAX_TABLES
+from evenshard.base.knobs import MAX_TABLES, check_ranges, knobs_of
 from evenshard.base.messages import brief
-from evenshard.base.params import check_ranges
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
 from evenshard.placement.nodes import Nodes

@@ -21,10 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, bad_records, blame_file
 from evenshard.base.messages import brief, cut
 from evenshard.base.typed import WrongValues, record_of
-from evenshard.base.yaml_files import read_yaml
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS
 from evenshard.placement.sharding import SHARDING_TYPES

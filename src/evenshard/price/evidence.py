@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range
 from evenshard.price.hardware import names_in
 
 # Fewer measurements than these have no 90th percentile.

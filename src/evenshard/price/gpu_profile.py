@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.base.errors import BadFile
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.price.evidence import DeviceError, Evidence
 from evenshard.price.hardware import HardwareName, profile_path

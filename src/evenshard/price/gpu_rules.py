@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range
 from evenshard.price.evidence import Evidence
 
 # The fields that a data sheet must have, and the range of each: a value outside of it is in another unit.

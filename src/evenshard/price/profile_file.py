@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadFile, bad_records, blame_file
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range
 from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import read_record
-from evenshard.base.yaml_files import read_yaml
 from evenshard.price import gpu_rules
 from evenshard.price.evidence import Evidence
 from evenshard.price.hardware import profile_path

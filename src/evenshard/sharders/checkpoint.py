@@ -15,8 +15,8 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, blame_file, reading_saved
-from evenshard.base.json_files import load_json
 from evenshard.base.messages import cut
 from evenshard.base.outputs import NETWORK_FOLDER, TRAINED_ON, atomic_path
 from evenshard.base.typed import record_of

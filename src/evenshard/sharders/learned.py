@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
-from evenshard.base.params import section
+from evenshard.base.typed import section
 
 if TYPE_CHECKING:  # torch takes a second to import, and the command line asks for the names alone
     import torch

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import reading_saved
-from evenshard.base.json_files import load_json
 from evenshard.base.messages import cut
 from evenshard.base.outputs import atomic_path
 from evenshard.base.provenance import UNKNOWN, sha256_of

@@ -16,9 +16,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.documents import is_gzipped, unpack_file
 from evenshard.base.errors import BadFile, blame_file
 from evenshard.base.messages import brief, reason_of
-from evenshard.base.packed_files import is_gzipped, unpack_file
 from evenshard.base.tensor_files import load_tensors, not_integers
 
 if TYPE_CHECKING:  # torch takes a second to import

@@ -3,7 +3,7 @@
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
 of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). What else a column may be
 called: see ``columns.py``; how a value is read: ``records.py``; how a record stands in each format: ``formats.py``; how
-large numbers and files may be: ``base/limits.py``.
+large numbers may be: ``base/knobs.py``.
 
 The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
 do: ``load_tables_with_assumptions``.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import BadConfig, BadFile, bad_records, blame_file
-from evenshard.base.limits import MAX_TABLES, RANGES
+from evenshard.base.knobs import MAX_TABLES, RANGES
 from evenshard.base.messages import brief, names_text, reason_of
 from evenshard.base.outputs import atomic_path
 from evenshard.tables.assumptions import (

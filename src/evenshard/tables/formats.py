@@ -16,12 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import load_json, load_yaml, read_text
 from evenshard.base.errors import BadFile
 from evenshard.base.extras import require_package
-from evenshard.base.json_files import load_json
-from evenshard.base.limits import MAX_TABLES, MAX_VALUES, read_text
+from evenshard.base.knobs import MAX_TABLES, MAX_VALUES
 from evenshard.base.messages import brief, reason_of
-from evenshard.base.yaml_files import load_yaml
 from evenshard.tables.records import COLUMN_TYPES, WRITE_AGAIN, RawTable, columns_of
 
 Reader = Callable[[Path], list[Any]]

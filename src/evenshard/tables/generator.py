@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.base.knobs import REQUIRED, check_knobs, knob
-from evenshard.base.limits import COUNT, POSITIVE, SHARE
-from evenshard.base.params import check_ranges
+from evenshard.base.knobs import COUNT, POSITIVE, REQUIRED, SHARE, check_knobs, check_ranges, knob
 from evenshard.base.units import gb_to_bytes
 from evenshard.tables.locality import with_hot_rows
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible

@@ -15,7 +15,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from evenshard.base.json_files import load_json
+from evenshard.base.documents import load_json
 from evenshard.base.messages import brief, cut, names_text
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, LOAD_FACTORS, MAX_ROW_SHARES, Table

@@ -27,8 +27,8 @@ from typing import Any
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.extras import require_package
+from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut, did_you_mean
-from evenshard.base.params import check_ranges
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.columns import COLUMN_ALIASES
 from evenshard.tables.files import load_tables_with_assumptions, no_column, tables_of_records

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.limits import MAX_TABLE_BYTES, RANGES
+from evenshard.base.knobs import MAX_TABLE_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.tables.reuse import NUM_REUSE_BINS
 

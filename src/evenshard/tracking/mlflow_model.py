@@ -15,7 +15,7 @@ from mlflow.pyfunc.model import PythonModel
 
 from evenshard.api import place
 from evenshard.base.errors import BadConfig
-from evenshard.base.params import check_ranges
+from evenshard.base.knobs import check_ranges
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import DEFAULT_OPTIMIZER
 from evenshard.placement.parts import TablePart

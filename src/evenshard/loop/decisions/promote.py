@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.console import plain_console, plain_grid
+from evenshard.base.documents import finite
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.installation import how_to_train
-from evenshard.base.json_files import finite
 from evenshard.base.messages import printable
 from evenshard.base.outputs import atomic_path
 from evenshard.base.provenance import Lineage

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from evenshard.api import place
+from evenshard.base.documents import finite
 from evenshard.base.errors import BadConfig
-from evenshard.base.json_files import finite
-from evenshard.base.params import section
 from evenshard.base.retry import with_retries
 from evenshard.base.s3 import local
+from evenshard.base.typed import section
 from evenshard.loop.commands import DriftRequest, WatchConfig
 from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
 from evenshard.loop.decisions.watch import Watched, print_watched, traces_in, watch

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import BadConfig
-from evenshard.base.json_files import load_json
-from evenshard.base.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.base.knobs import MAX_TOTAL_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.base.typed import record_of
 from evenshard.measure.distributed.exchange import Finding, Worker, measure_shard

@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from evenshard.base.documents import begins_gzipped, is_gzipped
 from evenshard.base.errors import BadFile, blame_file
-from evenshard.base.limits import RANGES
+from evenshard.base.knobs import RANGES
 from evenshard.base.messages import reason_of
-from evenshard.base.packed_files import begins_gzipped, is_gzipped
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 

@@ -23,8 +23,8 @@ from typing import TypeVar
 import numpy as np
 
 from evenshard.base.errors import BadConfig
+from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief
-from evenshard.base.params import check_ranges
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Range
 from evenshard.base.messages import brief
 from evenshard.base.typed import read_record
-from evenshard.base.yaml_files import read_yaml
 from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.hardware import HardwareName

@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, TrainingFailed, reading_saved
-from evenshard.base.json_files import load_json
 from evenshard.base.messages import cut
 from evenshard.base.outputs import NETWORK_FOLDER, atomic_path
 from evenshard.base.typed import record_of

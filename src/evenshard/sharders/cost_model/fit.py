@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import check_knobs, knob
-from evenshard.base.limits import COUNT, Range
+from evenshard.base.knobs import COUNT, Range, check_knobs, knob
 from evenshard.base.process import one_thread
 from evenshard.price.collectives import whole_table_bytes
 from evenshard.price.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.base.console import progress
+from evenshard.base.documents import unpack_file
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.extras import require_package
+from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, names_text
-from evenshard.base.packed_files import unpack_file
-from evenshard.base.params import check_ranges
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table, duplicate_name

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
@@ -27,7 +28,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, REPLICATED, TABLE_COLUMN_WISE, TYPES, sharding_type, type_among
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.file import load_answer, read_json
+from evenshard.planner.file import load_answer
 from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table

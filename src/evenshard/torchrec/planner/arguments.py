@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
-from evenshard.base.knobs import Knob
-from evenshard.base.limits import Range
+from evenshard.base.knobs import Knob, Range
 from evenshard.base.messages import brief, cut
 from evenshard.base.units import gb_text, size_text
 from evenshard.planner.knobs import place_knobs

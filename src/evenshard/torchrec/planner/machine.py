@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.limits import RANGES
+from evenshard.base.knobs import RANGES
 from evenshard.base.machine_memory import machine_bytes
 from evenshard.base.units import gb_to_bytes, size_text
 from evenshard.placement.nodes import Nodes

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, EvenshardError
-from evenshard.base.knobs import chosen_in
+from evenshard.base.knobs import check_ranges, chosen_in
 from evenshard.base.messages import one_line
-from evenshard.base.params import check_ranges
 from evenshard.base.typed import check_arguments
 from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.knobs import Knobs, group_knobs

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut
 from evenshard.base.outputs import atomic_path
-from evenshard.base.params import check_ranges
 from evenshard.base.typed import read_record
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.nodes import Nodes
@@ -28,7 +29,6 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
-from evenshard.planner.file import read_json
 from evenshard.planner.request import kept_optimizers
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.torchrec.baseline.topology import require_torchrec

@@ -1,0 +1,292 @@
+"""Readers of documents from elsewhere: text, JSON, YAML and gzip, as data alone and within limits.
+
+Python's reader of JSON takes NaN and 1e400 (as infinity), and keeps the last of two equal keys, as YAML's does. Here
+each of them is an error in one line; content of JSON has finite numbers and can be written again as UTF-8.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from evenshard.base.errors import BadFile, blame_file
+from evenshard.base.messages import brief, reason_of
+from evenshard.base.outputs import scratch_folder
+
+# Largest file of text: YAML, JSON or CSV.
+MAX_TEXT_BYTES = 64 * 2**20
+# Largest content of a gzipped file.
+MAX_UNPACKED_BYTES = 64 * 2**30
+_CHUNK_BYTES = 16 * 2**20
+# Most digits of a whole number, so that it still is a float.
+_MAX_DIGITS = 300
+# Deepest nesting: libyaml recurses for each level, and ends the process with its stack.
+_MAX_LEVELS = 100
+# Aliases inside of anchored collections: each may double the content.
+_MAX_NESTED_ALIASES = 20
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, line ends as they are.
+
+    Raises:
+        OSError: as ``open`` does.
+        ValueError: if it is larger than ``MAX_TEXT_BYTES`` or is not UTF-8; one line.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: str | Path, what: str, remedy: str) -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        what: kind of the file with its article, such as "a plan", for the message.
+        remedy: advice in the error message.
+
+    Raises:
+        BadFile: if it cannot be read, or is not JSON within the limits.
+    """
+    try:
+        return load_json(read_text(Path(path)))
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", remedy) from None
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", remedy) from None
+    except ValueError as error:
+        raise BadFile(path, f"is not {what}: {reason_of(error)}", remedy) from None
+
+
+def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+    """Return the content of a document.
+
+    Args:
+        source: the document; bytes must be UTF-8.
+        max_bytes: largest size of the text.
+
+    Raises:
+        ValueError: if it is not JSON or too large, or holds a number that is not finite, or a key twice; one line.
+    """
+    if len(source) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes / 1024**2:,.0f} MB")
+    try:
+        text = source if isinstance(source, str) else source.decode("utf-8-sig")
+        content = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_int
+        )
+        if "\\u" in text:  # an escape may name half a character, which neither files nor terminals take
+            json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a character (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({reason_of(error)})") from None
+    return content
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {brief(twice)} appears twice")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _int(text: str) -> int:
+    return int(text) if len(text) <= _MAX_DIGITS else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{brief(text)} is not a valid number")
+
+
+def finite(value: Any) -> Any:
+    """What JSON can write of a value: the same with None for infinite numbers and NaN, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+# YAML -----------------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.") -> Any:
+    """Return the content of a file.
+
+    Args:
+        remedy: advice where it is not YAML.
+        if_missing: advice where there is no file.
+
+    Raises:
+        BadFile: if it is missing or cannot be read.
+    """
+    try:
+        return load_yaml(read_text(path))
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", if_missing) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as YAML ({error})", remedy) from None
+
+
+def load_yaml(text: str) -> Any:
+    """Return the content of a document.
+
+    Raises:
+        ValueError: if it is not YAML, too large, or a mapping has a key twice; one line that names line and
+            column.
+    """
+    return load_documents(text, most=1)[0]
+
+
+def load_documents(text: str, most: int = 100) -> list[Any]:
+    """Return the contents of a stream of documents; of an empty one, [None].
+
+    Raises:
+        ValueError: as ``load_yaml``, or if there are more than ``most`` documents.
+    """
+    import yaml
+
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
+    try:
+        anchors: list[str | None] = []  # of each open collection
+        num_nested = 0
+        for event in yaml.parse(text, _loader()):
+            if isinstance(event, yaml.CollectionStartEvent):
+                anchors.append(event.anchor)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchors.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                num_nested += any(anchors)
+                if event.anchor in anchors:
+                    raise ValueError(f"the alias {brief(event.anchor)} stands in what it repeats")
+            if len(anchors) > _MAX_LEVELS:
+                raise ValueError("it is nested too deep")
+            if num_nested > _MAX_NESTED_ALIASES:
+                raise ValueError("too many of its aliases stand in what other aliases repeat")
+        documents = list(yaml.load_all(text, _loader()))
+    except MemoryError:
+        raise
+    except Exception as error:  # the loader lets its own slips through, on a date such as 2024-13-45
+        raise ValueError(" ".join(str(error).split()).replace(' in "<unicode string>", line', ", line")) from None
+    if len(documents) > most:
+        raise ValueError(f"it holds more than {most} {'documents' if most > 1 else 'document'}")
+    return documents or [None]
+
+
+@cache
+def _loader() -> Any:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set[str]()
+            for key, _ in node.value:  # as written: what "<<" brings may be replaced
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        raise yaml.constructor.ConstructorError(
+                            "in a mapping", node.start_mark, f"{brief(key.value)} appears twice", key.start_mark
+                        )
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+@blame_file
+def load_params(path: Path) -> dict[str, Any]:
+    """The sections of a params.yaml.
+
+    Raises:
+        BadFile: if it is missing or no YAML mapping.
+    """
+    params = read_yaml(path, "Repair it.", "Name one with --params.")
+    if not isinstance(params, dict):
+        raise BadFile(path, "is not a mapping of sections", "Write sections: generate_tables: {source: dlrm_2021}.")
+    odd = next(_odd_keys(params), None)
+    if odd is not None:
+        raise BadFile(path, f"key {brief(odd)} is not a string", "Put it in quotes, or remove it.")
+    return params
+
+
+def _odd_keys(content: Any) -> Iterator[Any]:
+    """Yield the keys that are no strings, at any depth: they can be neither sorted nor written as JSON."""
+    waiting, seen = [content], set()
+    while waiting:
+        inner = waiting.pop()
+        if not isinstance(inner, (dict, list)) or id(inner) in seen:
+            continue
+        seen.add(id(inner))  # YAML aliases repeat an object
+        if isinstance(inner, dict):
+            yield from (key for key in inner if not isinstance(key, str))
+            waiting.extend(inner.values())
+        else:
+            waiting.extend(inner)
+
+
+# gzip -----------------------------------------------------------------------------------------------------------------
+
+
+def is_gzipped(path: Path) -> bool:
+    """Return whether a file begins as gzip does."""
+    with path.open("rb") as file:
+        return begins_gzipped(file.read(2))
+
+
+def begins_gzipped(content: bytes) -> bool:
+    """Return whether this is the begin of a gzipped file."""
+    return content.startswith(b"\x1f\x8b")
+
+
+@contextmanager
+def unpack_file(path: Path, is_packed: bool = True) -> Iterator[Path]:
+    """Give a file with the content of a gzipped one, which is removed when the block ends; or the file itself.
+
+    Raises:
+        BadFile: if it is damaged, or unpacks to more than ``MAX_UNPACKED_BYTES``.
+    """
+    if not is_packed:
+        yield path
+        return
+    with scratch_folder() as folder:
+        target = folder / path.name.removesuffix(".gz")
+        try:
+            with gzip.open(path) as file, target.open("wb") as content:
+                while chunk := file.read(_CHUNK_BYTES):
+                    content.write(chunk)
+                    if content.tell() > MAX_UNPACKED_BYTES:
+                        problem = f"unpacks to more than {MAX_UNPACKED_BYTES / 2**30:,.2g} GB"
+                        raise BadFile(path, problem, "Use a smaller sample.")
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            problem = f"cannot be unpacked ({reason_of(error)})"
+            raise BadFile(path, problem, "Save or fetch the file again.") from None
+        yield target
