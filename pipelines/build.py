@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.documents import load_params
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.kubeflow.cluster import Cluster, load_cluster
 from evenshard.kubeflow.component import is_imported, require_readable
 from evenshard.kubeflow.package import ADDRESSES, SECTIONS, check_names, data_hash

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.hardware import SHORT_NAMES
 from evenshard.tables.reuse import FloatArray

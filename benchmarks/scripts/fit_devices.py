@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.references import others_measurements
 from evenshard.base.documents import load_yaml
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.scripts.gpu_kernels import Shard
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
 from evenshard.price.evidence import Evidence
 from evenshard.price.hardware import link_profile_path

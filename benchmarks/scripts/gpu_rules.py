@@ -28,7 +28,7 @@ from benchmarks.scripts.fit_devices import (
     sequence_times,
     shards_of_2080_ti,
 )
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predicted_ms
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.price.hardware import measured_or_simulated
 
 Row = Mapping[str, Any]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import pytest
 
 from evenshard.base.errors import BadInput, MissingPackage
-from evenshard.base.extras import EXTRAS, install_command, require_package
+from evenshard.base.installation import EXTRAS, install_command, require_package
 from support.repository import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 @pytest.fixture(autouse=True)
 def from_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where evenshard came from is of test_installation.py."""
-    monkeypatch.setattr("evenshard.base.extras.pip_words", lambda extra: f"'evenshard[{extra}]'")
+    monkeypatch.setattr("evenshard.base.installation.pip_words", lambda extra: f"'evenshard[{extra}]'")
 
 
 def packages_of(extra: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evenshard.base.outputs import atomic_path
-from evenshard.base.weights import save_weights
+from evenshard.base.tensor_files import save_weights
 from evenshard.cli import main
 from evenshard.measure.journal import Journal
 from evenshard.tables.files import save_tables

@@ -12,8 +12,7 @@ import pytest
 
 from evenshard.base import installation
 from evenshard.base.errors import MissingPackage
-from evenshard.base.extras import require_package
-from evenshard.base.installation import checkout, how_to_train, pip_words
+from evenshard.base.installation import checkout, how_to_train, pip_words, require_package
 from support.repository import ROOT
 
 REQUIRES = """\

@@ -1,11 +1,20 @@
-"""Messages: one printable line, without passwords, with values cut short."""
+"""Messages: one printable line, without passwords, with values cut short; and plain tables."""
 
 from __future__ import annotations
 
 import pytest
 
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.messages import MAX_MESSAGE, brief, cut, one_line, printable, reason_of, without_credentials
+from evenshard.base.messages import (
+    MAX_MESSAGE,
+    brief,
+    cut,
+    one_line,
+    printable,
+    reason_of,
+    text_table,
+    without_credentials,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +75,28 @@ def test_the_reason_of_an_error_is_its_first_line() -> None:
 def test_what_is_printable_stays() -> None:
     assert printable("naïve 表") == "naïve 表"
     assert one_line("  a   b ") == "a b"
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    rows = [("name", "ms", "%", ""), ("a", "10.00", "+1", "note"), ("longer", "2.00", "-10", "")]
+    assert text_table(rows, "<>><", indent="  ").splitlines() == [
+        "  name       ms    %",
+        "  a       10.00   +1  note",
+        "  longer   2.00  -10",
+    ]
+
+
+def test_the_last_side_counts_for_the_columns_that_follow() -> None:
+    rows = [("a", "bb", "c"), ("aa", "b", "cc")]
+    assert text_table(rows, "<>") == text_table(rows, "<>>") == "a   bb   c\naa   b  cc"
+
+
+def test_the_last_column_wraps_where_a_width_is_given() -> None:
+    rows = [("name", "words"), ("a", "one two three four five six seven eight nine"), ("bb", "")]
+    assert text_table(rows, "<<", indent=" ", width=39).splitlines() == [
+        " name  words",
+        " a     one two three four five six",
+        "       seven eight nine",
+        " bb",
+    ]
+    assert text_table(rows, "<<", width=10) == text_table(rows, "<<", width=36), "the column keeps some room"

@@ -1,20 +1,110 @@
-"""How this evenshard was installed, and the words of a command that work from there."""
+"""This installation of evenshard: its source, the packages of its extras, and the commands that install them."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from evenshard.base.errors import MissingPackage
+from evenshard.base.messages import reason_of
+
+# The smallest extra of pyproject.toml that has a package, and what needs it, by the package's imported name.
+EXTRAS = {
+    "scipy": ("near", "An exact solver"),
+    "torch": ("learn", "A learned model, and what learns or measures,"),
+    "pandas": ("pandas", "A data frame"),
+    "shtab": ("completion", "Shell completion"),
+    "pyarrow": ("parquet", "A Parquet file"),
+    "torchrec": ("torchrec", "Measuring cut tables or using TorchRec's planner"),
+    "matplotlib": ("loop", "A plot"),
+    "fbgemm_gpu": ("benchmark", "Measuring kernels"),
+    "boto3": ("mlops", "S3"),
+    "docker": ("mlops", "--runner container"),
+    "dvc": ("mlops", "A repository of datasets"),
+    "kfp": ("mlops", "A Kubeflow pipeline"),
+    "mlflow": ("mlops", "MLflow"),
+}
 # The variable that the Dockerfile sets in its images, where nothing can be installed.
 IMAGE_MARK = "EVENSHARD_IN_IMAGE"
 _NAME = "evenshard"
+
+
+def require_package(module: str) -> None:
+    """Imports a module of a package in ``EXTRAS``, so that an import statement after it cannot fail.
+
+    Args:
+        module: such as ``pyarrow`` or ``kfp.kubernetes``.
+
+    Raises:
+        MissingPackage: if it is not installed, or does not work with the installed torch.
+    """
+    package = module.partition(".")[0]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about deprecated modules that packages import from one another
+            importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == package
+        problem = "" if absent else f", which cannot be imported ({reason_of(error)})"
+        raise MissingPackage(f"{EXTRAS[package][1]} needs {package}{problem}: {remedy(package)}") from None
+
+
+@contextmanager
+def named_packages() -> Iterator[None]:
+    """Where a package of ``EXTRAS`` is found to be absent, says what to install.
+
+    Raises:
+        MissingPackage: in place of ``ModuleNotFoundError``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise MissingPackage(f"{EXTRAS[package][1]} needs {package}: {remedy(package)}") from None
+
+
+def remedy(package: str) -> str:
+    """What to do about a package of ``EXTRAS`` that is missing: a command, or what an image needs, which has no pip."""
+    if not in_image():
+        return install_command(package)
+    extra = EXTRAS[package][0]
+    return f"it is not in this image. Name the extra {extra} in the Dockerfile and build it again, or run this outside."
+
+
+def install_command(package: str) -> str:
+    """The command that installs a package of ``EXTRAS``, from where evenshard itself was installed.
+
+    It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured, or for TorchRec 1.7.
+    """
+    command = f"pip install {pip_words(EXTRAS[package][0])}"
+    if package not in ("fbgemm_gpu", "torchrec") or importlib.util.find_spec("torch") is None:
+        return command
+    import torch
+
+    number = torch.__version__.partition("+")[0]
+    extra, build, oldest = (
+        ("benchmark", "fbgemm-gpu-cpu", 13) if torch.version.cuda is None else ("cuda,loop", "fbgemm-gpu", 11)
+    )
+    oldest = 12 if package == "torchrec" else oldest
+    minor = int(number.split(".")[1])
+    wanted = f"torch=={number}" if minor >= oldest else f"'torch==2.{oldest}.*'"
+    release = f"1.{max(minor, oldest) - 5}.*"  # of FBGEMM and TorchRec: 1.7 was built for torch 2.12, 1.8 for 2.13
+    if package == "torchrec":
+        # TorchRec would bring the CUDA build of FBGEMM everywhere, and a new tensordict a new torch.
+        return f"{command} {wanted} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
+    return f"pip install {pip_words(extra)} {wanted} '{build}=={release}'"
 
 
 def in_image() -> bool:

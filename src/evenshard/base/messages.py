@@ -1,4 +1,4 @@
-"""Messages to the user: printable text on one line, long values cut, passwords in addresses hidden.
+"""Messages to the user: printable text on one line, long values cut, passwords in addresses hidden; and plain tables.
 
 Names, values and addresses come from the user's files and environment; a message that repeats them must not steer the
 terminal it is printed on, fill it, or give a password away to a log. Every ``EvenshardError`` and every line of our log
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 MAX_VALUE = 80  # characters of one value
 MAX_NAMES = 3  # names of many
 MAX_MESSAGE = 1200  # characters of a whole message; what is longer was not written for a person
+# Characters of a column that wraps.
+_LEAST_WIDTH = 30
 _CREDENTIALS = re.compile(r"\b((?!s3:)[a-zA-Z][\w+.-]*://)\S*@")
 _SECRET_SETTINGS = re.compile(
     r"(?i)([?&;][\w-]*(?:passw(?:or)?d|pwd|token|secret|signature|credential|sig|api[_-]?key)[\w-]*=)[^\s&;#'\"]+"
@@ -100,3 +103,33 @@ def root_of(error: BaseException) -> BaseException:
     while cause := error.__cause__ or error.__context__:
         error = cause
     return error
+
+
+def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", width: int | None = None) -> str:
+    """One line per row; columns are as wide as their widest cell and stand two spaces apart.
+
+    Args:
+        rows: the heads first; all of one length.
+        sides: where the cells of each column stand, "<" for left or ">" for right. The last one counts for all
+            columns that follow.
+        indent: in front of each line.
+        width: where given, the last column wraps, so that no line is longer.
+    """
+    if width is not None:
+        others = sum(max(map(len, column)) + 2 for column in [*zip(*rows, strict=True)][:-1])
+        left = max(width - len(indent) - others, _LEAST_WIDTH)
+        rows = [line for row in rows for line in _wrap(row, left)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = sides + sides[-1] * (len(widths) - len(sides))
+    return "\n".join(
+        indent
+        + "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligned, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _wrap(row: Sequence[str], width: int) -> Iterator[Sequence[str]]:
+    cells = list(row)
+    for text in textwrap.wrap(cells[-1], width) or [""]:
+        yield [*cells[:-1], text]
+        cells = [""] * len(cells)

@@ -1,4 +1,4 @@
-"""This process: its environment, the cores that torch computes on, and a clean end when it is terminated."""
+"""This process: its environment, cores and memory, and a clean end when it is terminated."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 # Exit code of a process that SIGTERM has ended.
 TERMINATED = 128 + signal.SIGTERM
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 @contextmanager
@@ -126,3 +129,29 @@ def _handle_signal(number: signal.Signals, do: Callable[[], None]) -> Iterator[N
         yield
     finally:
         signal.signal(number, before)
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or the limit of this process's control group, if that is lower."""
+    return min((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()))
+
+
+def _limits() -> Iterator[int]:
+    """Memory limits of the process's control group and of all groups that it is in; a container may hide these."""
+    if not OWN_GROUPS.exists():
+        return
+    for line in OWN_GROUPS.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # control groups, version 2
+            top, name = CONTROL_GROUP, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = CONTROL_GROUP / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(top):
+                break
+            limit = folder / name
+            if limit.exists() and limit.read_text().strip().isdigit():  # not "max"
+                yield int(limit.read_text())

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from evenshard.base.console import progress
 from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import ANY_FOLDER, File, atomic_path, scratch_folder
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from evenshard.base.console import log_to_stderr
 from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
-from evenshard.base.extras import named_packages
+from evenshard.base.installation import named_packages
 from evenshard.base.messages import one_line
 from evenshard.base.outputs import atomic_path
 from evenshard.cli.arguments import Commands, OneLineParser

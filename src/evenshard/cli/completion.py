@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import MissingPackage
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.outputs import Output
 from evenshard.cli.arguments import SOURCE, Source
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.base.documents import load_yaml
 from evenshard.base.errors import BadConfig, PipelineFailed
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.messages import brief
 from evenshard.base.outputs import FilesInside, scratch_folder
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, add_flags, at_least, flag_values, output_flag

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from evenshard.base.errors import BadConfig, BadFile, PipelineFailed
-from evenshard.base.extras import require_package
-from evenshard.base.installation import checkout
+from evenshard.base.installation import checkout, require_package
 from evenshard.base.messages import reason_of
 from evenshard.base.outputs import scratch_folder
 from evenshard.base.process import environment

@@ -12,7 +12,7 @@ import numpy as np
 
 from evenshard.base.console import progress
 from evenshard.base.errors import BadFile, MeasurementFailed, require
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
 from evenshard.loop.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs, sharding_jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import Calibration, fit_profile
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile

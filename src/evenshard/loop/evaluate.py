@@ -14,7 +14,7 @@ from typing import Any
 
 from evenshard.base.console import progress
 from evenshard.base.errors import require
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.outputs import MODEL_FOLDER, MODEL_PARTS, REPORT, atomic_path
 from evenshard.base.process import one_thread
 from evenshard.base.provenance import Lineage

@@ -6,8 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from evenshard.base.messages import printable
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import printable, text_table
 from evenshard.loop.observe import ObservedAndPredicted
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes
 from evenshard.price.step import predicted_phases

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
+from evenshard.base.messages import text_table
 from evenshard.base.outputs import atomic_path
-from evenshard.base.text_table import text_table
 from evenshard.loop.sharder_comparison import NetworkAccuracy, Result, Standing
 from evenshard.measure.cost_rows import TIMES
 from evenshard.measure.noise import Noise

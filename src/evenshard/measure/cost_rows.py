@@ -17,7 +17,7 @@ from typing import Any
 
 from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, MeasurementFailed, blame_file
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.outputs import atomic_path
 from evenshard.base.typed import record_of

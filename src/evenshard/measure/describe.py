@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import text_table
 from evenshard.base.units import utc_text
 from evenshard.measure.cost_rows import read_lineage, read_rows
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of

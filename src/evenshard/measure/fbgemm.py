@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
-from evenshard.base.extras import remedy, require_package
-from evenshard.base.machine_memory import CONTROL_GROUP, machine_bytes
+from evenshard.base.installation import remedy, require_package
 from evenshard.base.messages import reason_of
-from evenshard.base.process import one_thread
+from evenshard.base.process import CONTROL_GROUP, machine_bytes, one_thread
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.workload import RecordedLookups, draw_lookups

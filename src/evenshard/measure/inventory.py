@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.messages import brief, printable
-from evenshard.base.text_table import text_table
+from evenshard.base.messages import brief, printable, text_table
 from evenshard.base.units import pct_text
 from evenshard.price.evidence import DeviceError, Evidence
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile

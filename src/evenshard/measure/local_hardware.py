@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.measure.config import MeasureConfig
 
 if TYPE_CHECKING:  # it brings NumPy, and commands that open no hardware need none

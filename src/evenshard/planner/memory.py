@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
-from evenshard.base.machine_memory import machine_bytes
+from evenshard.base.process import machine_bytes
 from evenshard.base.units import bytes_to_gb, gb_text, gb_to_bytes
 from evenshard.placement.memory import PartMemory, moments, peak_bytes
 from evenshard.placement.nodes import Nodes

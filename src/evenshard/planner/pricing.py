@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.extras import require_package
-from evenshard.base.installation import how_to_train
+from evenshard.base.installation import how_to_train, require_package
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.base.providers import provided

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.units import bytes_to_gb
 from evenshard.planner import answer, file
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.base.errors import MissingPackage
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
 from evenshard.placement.placement import is_legal_sharding, joined_groups
 from evenshard.placement.task import ShardingTask, part_bytes

@@ -19,8 +19,8 @@ from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, blame_file, reading_saved
 from evenshard.base.messages import cut
 from evenshard.base.outputs import NETWORK_FOLDER, TRAINED_ON, atomic_path
+from evenshard.base.tensor_files import load_adam, load_weights, save_adam, save_weights
 from evenshard.base.typed import record_of
-from evenshard.base.weights import load_adam, load_weights, save_adam, save_weights
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training_domain import TrainingDomain
 

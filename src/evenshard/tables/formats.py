@@ -18,7 +18,7 @@ from typing import Any
 
 from evenshard.base.documents import load_json, load_yaml, read_text
 from evenshard.base.errors import BadFile
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.knobs import MAX_TABLES, MAX_VALUES
 from evenshard.base.messages import brief, reason_of
 from evenshard.tables.records import COLUMN_TYPES, WRITE_AGAIN, RawTable, columns_of

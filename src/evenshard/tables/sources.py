@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut, did_you_mean
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from evenshard.base.errors import BadConfig, EvenshardError, TrackingFailed
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.messages import reason_of, root_of, without_credentials
 from evenshard.base.outputs import atomic_path
 from evenshard.base.process import environment, sigterm_waits

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import MissingPackage, TrackingFailed
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.provenance import sha256_of
 from evenshard.tracking.client import address, describe_miss, first_line, is_refusal, tracking_uri
 from evenshard.tracking.pyfunc import ServedCode

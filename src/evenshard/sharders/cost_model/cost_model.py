@@ -33,8 +33,8 @@ from evenshard.base.documents import load_json
 from evenshard.base.errors import BadFile, TrainingFailed, reading_saved
 from evenshard.base.messages import cut
 from evenshard.base.outputs import NETWORK_FOLDER, atomic_path
+from evenshard.base.tensor_files import load_weights, save_weights
 from evenshard.base.typed import record_of
-from evenshard.base.weights import load_weights, save_weights
 from evenshard.price.link_model import Link
 from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer

@@ -20,7 +20,7 @@ import numpy as np
 from evenshard.base.console import progress
 from evenshard.base.documents import unpack_file
 from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, names_text
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_weight_bits

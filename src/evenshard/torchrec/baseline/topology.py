@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, EvenshardError
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.messages import brief
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (

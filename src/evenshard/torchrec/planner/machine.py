@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import RANGES
-from evenshard.base.machine_memory import machine_bytes
+from evenshard.base.process import machine_bytes
 from evenshard.base.units import gb_to_bytes, size_text
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
