@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
-from evenshard.tables.columns import UNUSED_FIELDS, is_config, unused_in
 from evenshard.tables.files import load_tables_with_assumptions, tables_of_records
+from evenshard.tables.records import UNUSED_FIELDS, is_config, unused_in
 from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of
 

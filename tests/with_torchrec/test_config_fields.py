@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import (
     PoolingType,
 )
 
-from evenshard.tables.columns import UNUSED_FIELDS
+from evenshard.tables.records import UNUSED_FIELDS
 from evenshard.tables.sources import complete_tables, with_weight_bits
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.model.tables import USED_FIELDS, changed_fields, table_set_of

@@ -1,9 +1,8 @@
 """The user's own table file: read from and written to YAML, JSON, CSV or Parquet.
 
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
-of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). What else a column may be
-called: see ``columns.py``; how a value is read: ``records.py``; how a record stands in each format: ``formats.py``; how
-large numbers may be: ``base/knobs.py``.
+of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). Other names of columns, and
+the reading of values: see ``records.py``; records in each format: ``formats.py``; ranges of numbers: ``base/knobs.py``.
 
 The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
 do: ``load_tables_with_assumptions``.
@@ -29,18 +28,20 @@ from evenshard.tables.assumptions import (
     assumed_reuse_bins,
     assumed_weight_bits,
 )
-from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames, unused_in
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
+    COLUMN_ALIASES,
     MAX_NAMED,
     REQUIRED_COLUMNS,
     REUSE_COLUMNS,
     TABLE_COLUMNS,
     BadRecord,
+    ColumnNames,
     RawTable,
     is_blank,
     table_of,
     table_record,
+    unused_in,
 )
 from evenshard.tables.table import MEAN, Table
 

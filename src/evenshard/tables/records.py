@@ -1,7 +1,11 @@
-"""A table as a record: the columns of a table file, each read and checked.
+"""A table as a record: the columns of a table file under their names in the file, each read and checked.
 
-Columns beyond ``PLAIN_COLUMNS`` stand in a record only where they say something. Texts are read as what they stand for,
-since CSV has only texts: numbers, true and false, and lists as JSON.
+Columns beyond ``PLAIN_COLUMNS`` stand in a record only where they say something. Texts are read as the values that they
+stand for, since CSV has only texts: numbers, true and false, and lists as JSON.
+
+A record may also be a configuration of TorchRec: what ``dataclasses.asdict`` makes of an ``EmbeddingBagConfig`` or an
+``EmbeddingConfig``, or its JSON, where types and poolings are texts such as "DataType.FP16", "FP16" and
+"PoolingType.MEAN".
 """
 
 from __future__ import annotations
@@ -9,19 +13,20 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from evenshard.base.documents import load_json
+from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut, names_text
+from evenshard.tables.assumptions import Assumption
 from evenshard.tables.reuse import NUM_REUSE_BINS
-from evenshard.tables.table import DATA_TYPES, LOAD_FACTORS, MAX_ROW_SHARES, Table
+from evenshard.tables.table import DATA_TYPES, LOAD_FACTORS, MAX_ROW_SHARES, SEQUENCE, Table
 
 RawTable = dict[Any, Any]
-Value = TypeVar("Value")
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
@@ -32,123 +37,107 @@ KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12
+_REMEDY = "Correct the value."
 # evenshard's names of TorchRec's data types, where they are others.
 DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
+# Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none.
+COLUMN_ALIASES = {
+    "hash_size": "num_rows",
+    "num_embeddings": "num_rows",
+    "rows": "num_rows",
+    "dim": "embedding_dim",
+    "avg_pooling": "pooling_factor",
+    "table_name": "name",
+    "table": "name",
+}
+_NO_TIME = "initial weights take no time of a step"
+# Fields that change nothing in an answer, and why.
+UNUSED_FIELDS = {
+    "weight_init_max": _NO_TIME,
+    "weight_init_min": _NO_TIME,
+    "init_fn": _NO_TIME,
+    "num_embeddings_post_pruning": "all rows are placed, as in training",
+    "need_pos": "weights by position are not timed",
+    "input_dim": "rows and lookups are those of the table",
+    "total_num_buckets": "rows are cut into equal blocks, not at buckets",
+    "use_virtual_table": "all rows count as memory of a device",
+    "virtual_table_eviction_policy": "rows stay where they are",
+    "enable_embedding_update": "updates from outside are not timed",
+    "stash_weights": "weights count as memory of a device all the time",
+}
 
 
 class BadRecord(Exception):
-    """Problem and remedy of one record, before file and row are known; and those of whatever else is wrong with it."""
+    """Problem and remedy of one record, before file and row are known; and those of its other values."""
 
-    def __init__(
-        self, problem: str, remedy: str = "Correct the value.", others: Collection[tuple[str, str]] = ()
-    ) -> None:
+    def __init__(self, problem: str, remedy: str = _REMEDY, others: Collection[tuple[str, str]] = ()) -> None:
         super().__init__(problem)
         self.problem, self.remedy = problem, remedy
         self.problems = ((problem, remedy), *others)
 
 
-class _Problems:
-    """Problems of a record; a value that cannot be read is replaced by a valid one."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], None] = {}
-
-    def read(self, value_of: Callable[[], Value], instead: Value) -> Value:
-        try:
-            return value_of()
-        except BadRecord as error:
-            self._found.update(dict.fromkeys(error.problems))
-            return instead
-
-    def add(self, problem: str, remedy: str = "Correct the value.") -> None:
-        self._found[problem, remedy] = None
-
-    def raise_any(self) -> None:
-        if self._found:
-            (problem, remedy), *others = self._found
-            raise BadRecord(problem, remedy, others)
-
-
 def table_record(table: Table) -> RawTable:
-    """A table as a record that ``table_of`` reads."""
-    record: RawTable = {
-        "name": table.name,
-        "num_rows": table.num_rows,
-        "embedding_dim": table.embedding_dim,
-        "pooling_factor": float(table.pooling_factor),
-        "reuse_bins": None if table.reuse_bins is None else [float(share) for share in table.reuse_bins],
-        "weight_bits": table.weight_bits,
-    }
-    for one in fields(table)[len(PLAIN_COLUMNS) :]:
-        value = getattr(table, one.name)
-        if value != one.default:
-            record[one.name] = list(value) if isinstance(value, tuple) else value
+    """Return a table as a record that ``table_of`` reads."""
+    values = {one.name: getattr(table, one.name) for one in fields(table)}
+    later = {one.name: one.default for one in fields(table)[len(PLAIN_COLUMNS) :]}
+    record = {name: value for name, value in values.items() if name not in later or value != later[name]}
+    record = {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
+    bins = record["reuse_bins"]
+    record |= {"pooling_factor": float(table.pooling_factor), "reuse_bins": bins and [float(share) for share in bins]}
     return record
 
 
 def table_of(record: RawTable, default_pooling_factor: float | None = None, extra: Collection[str] = ()) -> Table:
-    """The table of a record.
+    """Return the table of a record.
 
     Where only some of these are given, the others follow from them: ``data_type`` and ``weight_bits``;
     ``pooling_factor`` and ``feature_pooling_factors``, which are even where only ``feature_names`` are given.
 
     Args:
-        record: values of our columns; ``columns.ColumnNames`` reads others.
+        record: values of our columns; ``ColumnNames`` reads others.
         default_pooling_factor: lookups per sample of each feature, where the record gives none; None makes it an error.
         extra: columns beside them, one of which may be what is missing.
 
     Raises:
         BadRecord: something is missing, unknown or impossible; all of it.
     """
-    problems = _Problems()
-    read = problems.read
-    no_names: tuple[str, ...] = ()
-    names = read(lambda: _feature_names(record), no_names)
-    own = read(lambda: _feature_lookups(record), None) or ()
+    found: dict[tuple[str, str], None] = {}
+    values: dict[str, Any] = {}
+    for column, kind in COLUMN_TYPES.items():
+        value = record.get(column)
+        try:
+            if column == "reuse_bins" and any(not is_blank(record.get(one)) for one in REUSE_COLUMNS):
+                values[column] = _bins_by_column(record)
+            elif not is_blank(value) and (column in REQUIRED_COLUMNS or not _is_nan(value)):
+                values[column] = (_READERS.get(column) or _READERS[kind])(value, column)
+        except BadRecord as error:
+            found.update(dict.fromkeys(error.problems))
+    names, own = values.get("feature_names", ()), values.get("feature_pooling_factors", ())
     may_lack = {"pooling_factor"} if own or default_pooling_factor is not None else set()
-    for problem, remedy in _list_missing(record, may_lack, extra):
-        problems.add(problem, remedy)
-    if not is_blank(record.get("pooling_factor")):
-        pooling = read(lambda: _number(record["pooling_factor"], "pooling_factor"), sum(own))
-    else:
-        pooling = sum(own) if own else (default_pooling_factor or 0.0) * max(len(names), 1)
+    found.update(dict.fromkeys(_list_missing(record, may_lack, extra)))
+    # valid values in place of those that cannot be read, so that the others are checked
+    usual_bits = DATA_TYPES.get(values.get("data_type", ""), Table.weight_bits)
+    pooling = sum(own) if own else (default_pooling_factor or 0.0) * max(len(names), 1)
+    instead = {"name": "?", "num_rows": MAX_ROW_SHARES, "embedding_dim": 1, "weight_bits": usual_bits}
+    values = {**instead, "pooling_factor": pooling, **values}
     if not own and len(names) > 1:
-        own = (pooling / len(names),) * len(names)
-    data_type = read(lambda: _read_optional(record, "data_type", _data_type, ""), "")
-    usual_bits = DATA_TYPES.get(data_type, Table.weight_bits)
-    table = Table(
-        name=read(lambda: _name(record["name"]), "?") if not is_blank(record.get("name")) else "?",
-        num_rows=read(lambda: _read_required(record, "num_rows", MAX_ROW_SHARES), MAX_ROW_SHARES),
-        embedding_dim=read(lambda: _read_required(record, "embedding_dim", 1), 1),
-        pooling_factor=pooling,
-        reuse_bins=read(lambda: _reuse_bins(record), None),
-        weight_bits=read(lambda: _read_optional(record, "weight_bits", _whole, usual_bits), usual_bits),
-        data_type=data_type,
-        pooling=read(lambda: _read_optional(record, "pooling", _word, Table.pooling), Table.pooling),
-        is_weighted=read(lambda: _read_optional(record, "is_weighted", _flag, Table.is_weighted), Table.is_weighted),
-        feature_names=names,
-        feature_pooling_factors=own,
-        is_deduplicated=read(
-            lambda: _read_optional(record, "is_deduplicated", _flag, Table.is_deduplicated), Table.is_deduplicated
-        ),
-        module=read(lambda: _read_optional(record, "module", _text, Table.module), Table.module),
-        row_shares=read(lambda: _numbers(record, "row_shares", "a share", "Give shares or leave it out."), None),
-        miss_ratios=read(lambda: _miss_ratios(record), None),
-    )
-    for problem in table.problems():
-        problems.add(problem)
-    problems.raise_any()
+        values["feature_pooling_factors"] = (values["pooling_factor"] / len(names),) * len(names)
+    table = Table(**values)
+    found.update(dict.fromkeys((problem, _REMEDY) for problem in table.problems()))
+    if found:
+        (problem, remedy), *others = found
+        raise BadRecord(problem, remedy, others)
     return table
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell is empty."""
+    """Return True for an empty cell."""
     return value is None or value == ""
 
 
-def _says_nothing(value: Any) -> bool:
-    """Return whether a cell is empty, or NaN, which pandas writes there."""
-    return is_blank(value) or (isinstance(value, float) and math.isnan(value))
+def _is_nan(value: Any) -> bool:
+    """Return True for NaN, which pandas writes into empty cells."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _list_missing(record: RawTable, optional: Collection[str], extra: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -173,17 +162,12 @@ def _hint(column: str, extra: Sequence[str]) -> str:
     return f"Add it, or say which column it is (--columns THEIRS={column}). Not used: {others}."
 
 
-def _read_optional(record: RawTable, column: str, read: Callable[[Any, str], Value], default: Value) -> Value:
-    value = record.get(column)
-    return default if _says_nothing(value) else read(value, column)
-
-
-def _name(value: Any) -> str:
+def _name(value: Any, column: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):  # an unquoted 12 in YAML
         return str(value)
-    raise BadRecord(f"name is {brief(value)}, not a string", "Put the name in quotes.")
+    raise BadRecord(f"{column} is {brief(value)}, not a string", "Put the name in quotes.")
 
 
 def _text(value: Any, column: str) -> str:
@@ -211,11 +195,6 @@ def _flag(value: Any, column: str) -> bool:
     return value
 
 
-def _read_required(record: RawTable, column: str, instead: int) -> int:
-    """Return ``instead`` for a missing value, which ``_list_missing`` reports."""
-    return instead if is_blank(record.get(column)) else _whole(record[column], column)
-
-
 def _number(value: Any, column: str) -> float:
     """Read texts as numbers, since CSV has only texts and YAML takes 1e6 for one."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -239,44 +218,45 @@ def _whole(value: Any, column: str) -> int:
     return int(number)
 
 
-def _list(record: RawTable, column: str, example: str, remedy: str) -> list[Any] | None:
-    value = record.get(column)
-    if _says_nothing(value):
-        return None
+# Word for an element, and for all, of columns with lists.
+_ELEMENTS = {
+    "feature_names": ("a name", "the names"),
+    "feature_pooling_factors": ("a number", "one for each feature"),
+    "reuse_bins": ("a share", f"{NUM_REUSE_BINS} shares"),
+    "row_shares": ("a share", "shares"),
+    "miss_ratios": ("a ratio", f"{len(LOAD_FACTORS)} ratios"),
+}
+
+
+def _list(value: Any, column: str, example: str, read: Callable[[Any, str], Any]) -> tuple[Any, ...]:
     if isinstance(value, str):
         try:
             value = load_json(value)
         except ValueError:
             raise BadRecord(f"{column} is {brief(value)}, not a JSON list", f"Write {example}.") from None
+    element, what = _ELEMENTS[column]
     if not isinstance(value, list | tuple):
-        raise BadRecord(f"{column} is {brief(value)}, not a list", remedy)
-    return list(value)
+        raise BadRecord(f"{column} is {brief(value)}, not a list", f"Give {what} or leave it out.")
+    return tuple(read(one, f"{element} of {column}") for one in value)
 
 
-def _numbers(record: RawTable, column: str, what: str, remedy: str) -> tuple[float, ...] | None:
-    values = _list(record, column, "[0.5, 0.5, ...]", remedy)
-    return None if values is None else tuple(_number(one, f"{what} of {column}") for one in values)
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "str": _text,
+    "bool": _flag,
+    "int": _whole,
+    "float": _number,
+    "tuple[str, ...]": lambda value, column: _list(value, column, '["clicks", "views"]', _text),
+    "tuple[float, ...]": lambda value, column: _list(value, column, "[0.5, 0.5, ...]", _number),
+    "name": _name,
+    "pooling": _word,
+    "data_type": _data_type,
+}
 
 
-def _feature_lookups(record: RawTable) -> tuple[float, ...] | None:
-    return _numbers(record, "feature_pooling_factors", "a number", "Give one for each feature or leave it out.")
-
-
-def _miss_ratios(record: RawTable) -> tuple[float, ...] | None:
-    return _numbers(record, "miss_ratios", "a ratio", f"Give {len(LOAD_FACTORS)} ratios or leave it out.")
-
-
-def _feature_names(record: RawTable) -> tuple[str, ...]:
-    values = _list(record, "feature_names", '["clicks", "views"]', "Give the names or leave it out.")
-    return tuple(_text(one, "a name of feature_names") for one in values or ())
-
-
-def _reuse_bins(record: RawTable) -> tuple[float, ...] | None:
+def _bins_by_column(record: RawTable) -> tuple[float, ...]:
+    """Return the histogram that stands in columns of its own."""
     columns = [column for column in REUSE_COLUMNS if not is_blank(record.get(column))]
-    bins = _numbers(record, "reuse_bins", "a share", f"Give {NUM_REUSE_BINS} shares or leave it out.")
-    if not columns:
-        return bins
-    if bins is not None:
+    if not is_blank(record.get("reuse_bins")) and not _is_nan(record["reuse_bins"]):
         raise BadRecord(f"has both reuse_bins and {columns[0]}", "Keep one form.")
     missing = next((column for column in REUSE_COLUMNS if column not in columns), None)
     if missing is not None:
@@ -285,5 +265,129 @@ def _reuse_bins(record: RawTable) -> tuple[float, ...] | None:
 
 
 def columns_of(records: list[RawTable]) -> list[str]:
-    """The plain columns, and those in which some record says more."""
+    """Return the columns that some record has, in the order of ``TABLE_COLUMNS``."""
     return [column for column in TABLE_COLUMNS if any(column in record for record in records)]
+
+
+# Names of columns -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ColumnNames:
+    """Our names of the columns of one file, collected while its records are read.
+
+    Attributes:
+        given: the user's own mapping: a column of the file -> one of ours; empty to leave it out.
+        extra, found: unused columns in their order, and columns of the mapping that some record has.
+
+    Raises:
+        BadConfig: when a column of the file is mapped to one that does not exist.
+    """
+
+    given: Mapping[str, str] = field(default_factory=dict)
+    extra: dict[str, None] = field(default_factory=dict)
+    found: set[str] = field(default_factory=set)
+
+    def ours(self, record: RawTable) -> RawTable:
+        """Return a record with our columns alone.
+
+        Raises:
+            BadRecord: if two of its columns are the same one of ours, and differ.
+        """
+        known: RawTable = {}
+        came_from: dict[str, str] = {}
+        config = is_config(record)
+        for column, value in record.items():
+            name = "" if column is None else str(column).strip()
+            if (target := self._target(name, value)) is None:
+                if name not in self.given and not (config and name in UNUSED_FIELDS):
+                    self.extra[name] = None
+            elif target not in known or is_blank(known[target]) or name in self.given:
+                if target in came_from and came_from[target] not in self.given and name in self.given:
+                    self.extra[came_from[target]] = None
+                known[target], came_from[target] = value, name
+            elif came_from[target] in self.given:
+                self.extra[name] = None
+            elif not is_blank(value) and value != known[target]:
+                raise BadRecord(
+                    f"has both {came_from[target]} and {name}, and both are {target}",
+                    f"Keep one, or leave one out (--columns {name}=).",
+                )
+        if (pooling := implied_pooling(record)) is not None:
+            known.setdefault("pooling", pooling)
+        return known
+
+    def _target(self, name: str, value: Any) -> str | None:
+        """Return our column, or None for one that is extra or left out."""
+        if name in self.given:
+            self.found.add(name)
+            return _resolve_target(name, self.given[name])
+        if name == "pooling" and _is_number(value):
+            return "pooling_factor"
+        name = COLUMN_ALIASES.get(name, name)
+        return name if name in KNOWN_COLUMNS else None
+
+    def absent_columns(self) -> tuple[str, ...]:
+        """Return the columns of the mapping that no record has."""
+        return tuple(name for name in self.given if name not in self.found)
+
+    def note(self, where: str) -> str | None:
+        """Name the columns of a file that are not used, in a sentence; None where all are."""
+        if not self.extra:
+            return None
+        names = [brief(name) if name else "one without a name" for name in self.extra]
+        columns = f"{len(names):,} columns are" if len(names) > 1 else "1 column is"
+        text = f"{where}: {columns} not used: {names_text(names, MAX_NAMED)}."
+        meant = [(name, close) for name in self.extra if (close := close_column(name, KNOWN_COLUMNS)) is not None]
+        hints = ", ".join(f"--columns {cut(name)}={close}" for name, close in meant[:MAX_NAMED])
+        return f"{text} If meant: {hints}." if hints else text
+
+
+def close_column(name: str, known: Collection[str]) -> str | None:
+    """Return the column that a name is likely to mean, or None."""
+    plain = {one.replace("_", ""): one for one in known}
+    found = difflib.get_close_matches(cut(name.lower().replace("_", "")), plain, n=1, cutoff=0.8)
+    return plain[found[0]] if found else None
+
+
+def _resolve_target(name: str, target: str) -> str | None:
+    if not target:
+        return None
+    target = COLUMN_ALIASES.get(target, target)
+    if target not in KNOWN_COLUMNS:
+        closest: Sequence[str] = difflib.get_close_matches(cut(target), KNOWN_COLUMNS, n=1, cutoff=0.0)
+        raise BadConfig(
+            f"columns maps {brief(name)} to {brief(target)}, which is not a column of a table; the closest is "
+            f"{closest[0]!r}. Correct it, or leave the column out ({cut(name)}=)."
+        )
+    return target
+
+
+def _is_number(value: Any) -> bool:
+    with suppress(BadRecord):
+        return _number(value, "") is not None
+    return False
+
+
+def is_config(record: Mapping[Any, Any]) -> bool:
+    """True if a record has fields that only TorchRec's configurations have."""
+    return "num_embeddings" in record and any(name in record for name in UNUSED_FIELDS)
+
+
+def implied_pooling(record: Mapping[Any, Any]) -> str | None:
+    """Return the pooling of an ``EmbeddingConfig``, which states none and whose table holds sequences; else None."""
+    return SEQUENCE if is_config(record) and "pooling" not in record else None
+
+
+def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
+    """Return the fields of a configuration that the answer does not use; ``init_fn`` is always set."""
+    if implied_pooling(record) is not None:
+        yield Assumption(table, "pooling", f"{SEQUENCE}, as of an EmbeddingConfig: TorchRec's fields, and no pooling")
+    for name, why in UNUSED_FIELDS.items():
+        if name != "init_fn" and record.get(name) not in (None, "", False, "False"):
+            yield unused_field(table, name, why)
+
+
+def unused_field(table: str, name: str, why: str) -> Assumption:
+    """Return the note that a configuration sets a field in vain."""
+    return Assumption(table, name, f"it changes nothing in the answer: {why}")

@@ -30,10 +30,9 @@ from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut, did_you_mean
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
-from evenshard.tables.columns import COLUMN_ALIASES
 from evenshard.tables.files import load_tables_with_assumptions, no_column, tables_of_records
 from evenshard.tables.formats import TABLE_SUFFIXES
-from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
+from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.table import Table, check_weight_bits
 

@@ -13,8 +13,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.planner.knobs import TableSources
 from evenshard.tables.assumptions import Assumption, TableSet, with_pooling_factors
-from evenshard.tables.columns import UNUSED_FIELDS, unused_field
-from evenshard.tables.records import DATA_TYPE_OF
+from evenshard.tables.records import DATA_TYPE_OF, UNUSED_FIELDS, unused_field
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, other_tables_in
 

@@ -12,9 +12,8 @@ import pytest
 
 from evenshard.base.errors import BadConfig, BadFile, BadRecords
 from evenshard.cli import main
-from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames, close_column
 from evenshard.tables.files import load_tables, load_tables_with_assumptions, tables_of_records
-from evenshard.tables.records import KNOWN_COLUMNS, BadRecord
+from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, BadRecord, ColumnNames, close_column
 from evenshard.tables.table import Table
 
 ADS = Table("ads", 1000, 16, 2.5)
