@@ -57,3 +57,13 @@ def test_outside_of_a_pod_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StorageFailed):
         with_retries(stage.run)("costs")
     assert stage.calls == 1
+
+
+def test_a_caller_states_its_own_pauses_and_failures(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(BadConfig("at once"), times=2)
+    assert with_retries(stage.run, (0, 0), lambda error: "once" in str(error))("costs") == "costs"
+    assert (stage.calls, caplog.messages) == (3, [])
+    stage = Stage(BadConfig("bad"), times=1)
+    with pytest.raises(BadConfig):
+        with_retries(stage.run, (0, 0), lambda error: "once" in str(error))("costs")
+    assert stage.calls == 1

@@ -1,4 +1,4 @@
-"""Retries in the same pod: of S3 or MLflow that do not answer, and of a kernel that fails.
+"""Retries in the same process: of S3 or MLflow that do not answer, of a kernel that fails, and of writes at once.
 
 Kubeflow Pipelines itself retries a pod only if it was deleted: a stock installation sets Argo's
 ``retryPolicy: OnError``, and its compiler has no word for another policy (kubeflow/pipelines#9950). To Argo, an
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -19,22 +19,33 @@ from evenshard.base.errors import MeasurementFailed, StorageFailed, TrackingFail
 # Variable of a pod: seconds before each further try, such as "60 120"; without it there is none.
 PAUSES = "EVENSHARD_RETRY_PAUSES"
 MAY_PASS = (MeasurementFailed, StorageFailed, TrackingFailed)
+_AGAIN = "%s (trying again in %g s)"
 log = logging.getLogger(__name__)
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
-def with_retries(stage: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Return the stage with retries after failures that may pass, as many as the pod's settings say."""
+def with_retries(
+    call: Callable[Given, Made],
+    pauses_s: Sequence[float] | None = None,
+    may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, MAY_PASS),
+) -> Callable[Given, Made]:
+    """Return a function with retries after failures that may pass.
 
-    @wraps(stage)
+    Args:
+        pauses_s: seconds before each retry; None for those of the pod's settings.
+    """
+
+    @wraps(call)
     def patient(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        for pause_s in map(float, os.environ.get(PAUSES, "").split()):
+        for pause_s in map(float, os.environ.get(PAUSES, "").split()) if pauses_s is None else pauses_s:
             try:
-                return stage(*args, **kwargs)
-            except MAY_PASS as error:
-                log.warning("%s (trying again in %g s)", error, pause_s)
+                return call(*args, **kwargs)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                log.log(logging.WARNING if pauses_s is None else logging.DEBUG, _AGAIN, error, pause_s)
                 time.sleep(pause_s)
-        return stage(*args, **kwargs)
+        return call(*args, **kwargs)
 
     return patient

@@ -21,6 +21,7 @@ from evenshard.base.installation import require_package
 from evenshard.base.messages import reason_of, root_of, without_credentials
 from evenshard.base.outputs import atomic_path
 from evenshard.base.process import environment, sigterm_waits
+from evenshard.base.retry import with_retries
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -43,8 +44,8 @@ _NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeEr
 _LONGEST_REFUSAL = 800
 # Errors of SQLite that another try does not mend.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# Each is refused only if another process has written something new meanwhile.
-_ATTEMPTS = 5
+# Pauses before each further try of a write: each is refused only if another process has written something new.
+_AT_ONCE = (0.0,) * 4
 
 
 def tracking_uri() -> str:
@@ -277,16 +278,7 @@ def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
     MLflow looks whether they are there, and adds those that are not. Of two that add one at once the second is refused
     by the database, and finds it there when it asks again.
     """
-    from mlflow.exceptions import MlflowException
-
-    for attempt in range(_ATTEMPTS):
-        try:
-            call(*args, **named)
-        except MlflowException as error:
-            if error.error_code != "BAD_REQUEST" or attempt == _ATTEMPTS - 1:
-                raise
-        else:
-            return
+    with_retries(call, _AT_ONCE, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
 
 
 @contextmanager
