@@ -35,7 +35,7 @@ _MAX_NESTED_ALIASES = 20
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, line ends as they are.
+    """Return the text of a file, line ends as they are.
 
     Raises:
         OSError: as ``open`` does.
@@ -126,7 +126,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 def finite(value: Any) -> Any:
-    """What JSON can write of a value: the same with None for infinite numbers and NaN, at any depth."""
+    """Return a value as JSON can hold it: with None for infinite numbers and NaN, at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -137,8 +137,8 @@ def finite(value: Any) -> Any:
 # YAML -----------------------------------------------------------------------------------------------------------------
 
 
-def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.") -> Any:
-    """Return the content of a file.
+def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most: int = 1) -> Any:
+    """Return the content of a file; where ``most`` is above 1, the list of its documents.
 
     Args:
         remedy: advice where it is not YAML.
@@ -148,7 +148,8 @@ def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.") -> A
         BadFile: if it is missing or cannot be read.
     """
     try:
-        return load_yaml(read_text(path))
+        found = load_documents(read_text(path), most)
+        return found if most > 1 else found[0]
     except FileNotFoundError:
         raise BadFile(path, "no such file", if_missing) from None
     except (OSError, ValueError) as error:
@@ -224,7 +225,7 @@ def _loader() -> Any:
 
 @blame_file
 def load_params(path: Path) -> dict[str, Any]:
-    """The sections of a params.yaml.
+    """Return the sections of a params.yaml.
 
     Raises:
         BadFile: if it is missing or no YAML mapping.
@@ -257,13 +258,13 @@ def _odd_keys(content: Any) -> Iterator[Any]:
 
 
 def is_gzipped(path: Path) -> bool:
-    """Return whether a file begins as gzip does."""
+    """Return True for a file that begins as gzip does."""
     with path.open("rb") as file:
         return begins_gzipped(file.read(2))
 
 
 def begins_gzipped(content: bytes) -> bool:
-    """Return whether this is the begin of a gzipped file."""
+    """Return True for the beginning of a gzipped file."""
     return content.startswith(b"\x1f\x8b")
 
 

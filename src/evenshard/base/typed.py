@@ -301,20 +301,14 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
 
 
 def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.Signature:
-    """The signature with a keyword for each knob in the place of ``**knobs``, before those of its own."""
+    """Return the signature with a keyword for each knob in the place of ``**knobs``, before those of its own."""
     of_name = {one.name: one for one in knobs}
-    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in of_name]
-    named = {one.name: one for one in (*more, *own)}
-    first = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
-    return signature.replace(
-        parameters=[
-            named[name].replace(annotation=of_name[name].type, default=of_name[name].default)
-            if name in of_name
-            else named[name]
-            for name in dict.fromkeys((*first, *named))
-        ]
-    )
+    own = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    for name, one in of_name.items():
+        stated = own.get(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
+        own[name] = stated.replace(annotation=one.type, default=one.default)
+    first = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    return signature.replace(parameters=[own[name] for name in dict.fromkeys((*first, *of_name, *own))])
 
 
 def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:

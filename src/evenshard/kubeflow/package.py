@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.documents import load_documents, read_text, read_yaml
+from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
@@ -50,11 +50,7 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return package and platform spec of a compiled pipeline; raise BadFile if it is missing or none."""
     remedy = "Write it with `evenshard pipeline compile`."
-    try:
-        documents = [one for one in load_documents(read_text(path)) if isinstance(one, dict)]
-    except (OSError, ValueError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise BadFile(path, "no such file" if missing else f"not readable as YAML ({error})", remedy) from None
+    documents = [one for one in read_yaml(path, remedy, remedy, most=100) if isinstance(one, dict)]
     if not documents or "deploymentSpec" not in documents[0]:
         raise BadFile(path, "is not a compiled pipeline", remedy)
     return documents[0], documents[1] if len(documents) > 1 else {}

@@ -26,30 +26,24 @@ from evenshard.tables.table import Table
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 2**30
+_OF_TASK = ("task_id", "num_devices", "memory_cap_bytes", "batch_size")
 
 
 def save_measure_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
-    """Writes jobs and settings; each table stands once, however many jobs hold it."""
-    number_of = {
-        table: number for number, table in enumerate(dict.fromkeys(table for job in jobs for table in job.task.tables))
-    }
-    plan = _Plan(PLAN_VERSION, config, tuple(number_of), tuple(_record(job, number_of) for job in jobs))
+    """Write jobs and settings; each table stands once, however many jobs hold it."""
+    tables = tuple(dict.fromkeys(table for job in jobs for table in job.task.tables))
+    number_of = {table: number for number, table in enumerate(tables)}
+    plan = _Plan(PLAN_VERSION, config, tables, tuple(_record(job, number_of) for job in jobs))
     with atomic_path(path) as draft:
         draft.write_text(json.dumps(asdict(plan)) + "\n")
 
 
 def _record(job: Job, number_of: dict[Table, int]) -> _Record:
     return _Record(
-        job.measurement_id,
-        job.task.task_id,
-        tuple(number_of[table] for table in job.task.tables),
-        job.task.num_devices,
-        job.task.memory_cap_bytes,
-        job.task.batch_size,
-        job.placement.device_of_table,
-        job.round,
-        job.proposed_by,
-        job.group,
+        **{name: getattr(job, name) for name in ("measurement_id", "round", "proposed_by", "group")},
+        **{name: getattr(job.task, name) for name in _OF_TASK},
+        tables=tuple(number_of[table] for table in job.task.tables),
+        device_of_table=job.placement.device_of_table,
     )
 
 
@@ -77,7 +71,7 @@ class _Record:
 
 @blame_file
 def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
-    """Jobs and settings as they were saved; a job's key is the same.
+    """Return jobs and settings as they were saved; a job's key is the same.
 
     Raises:
         BadFile: if the file is missing, torn, not a plan, or holds an impossible job.
@@ -99,13 +93,8 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
 def _job(record: _Record, tables: Sequence[Table]) -> Job:
     if not all(0 <= number < len(tables) for number in record.tables):
         raise ValueError(f"job {brief(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
-    task = ShardingTask.whole(
-        task_id=record.task_id,
-        tables=tuple(tables[number] for number in record.tables),
-        num_devices=record.num_devices,
-        memory_cap_bytes=record.memory_cap_bytes,
-        batch_size=record.batch_size,
-    )
+    of_task = {name: getattr(record, name) for name in _OF_TASK}
+    task = ShardingTask.whole(tables=tuple(tables[number] for number in record.tables), **of_task)
     of = f"task {brief(task.task_id)}"
     for table in task.tables:
         if problem := table.problem():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import BadConfig, BadFile, bad_records, blame_file
-from evenshard.base.knobs import MAX_TABLES, RANGES
+from evenshard.base.knobs import MAX_TABLES, check_ranges
 from evenshard.base.messages import brief, names_text, reason_of
 from evenshard.base.outputs import atomic_path
 from evenshard.tables.assumptions import (
@@ -91,7 +91,7 @@ def load_tables_with_assumptions(
         BadConfig: the default is not a valid pooling factor.
         BadFile: as ``load_tables``.
     """
-    _check_default(default_pooling_factor)
+    check_ranges(default_pooling_factor=default_pooling_factor)
     path = Path(path)
     return tables_of_records(_records(path), default_pooling_factor, columns, path)
 
@@ -103,17 +103,12 @@ def tables_of_records(
     path: str | PathLike[str] = "tables",
 ) -> TableSet:
     """Read a dict for each table like ``load_tables_with_assumptions`` reads a file, which errors call ``path``."""
-    _check_default(default_pooling_factor)
+    check_ranges(default_pooling_factor=default_pooling_factor)
     path, names = Path(path), ColumnNames(columns or {})
     tables = _tables(path, records, names, float(default_pooling_factor))
     pairs = zip(records, tables, strict=True)
     assumptions = tuple(chain.from_iterable(_list_assumptions(record, names, table) for record, table in pairs))
     return TableSet(tables, assumptions, tuple(filter(None, [names.note(str(path))])), names.absent_columns())
-
-
-def _check_default(default_pooling_factor: float) -> None:
-    if problem := RANGES["default_pooling_factor"].problem(default_pooling_factor):
-        raise BadConfig(f"default_pooling_factor {problem}. Correct it.")
 
 
 def load_numbered_tables(

@@ -11,6 +11,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -27,7 +28,12 @@ Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[RawTable], Path], None]
 
 
-def _records_of(path: Path, content: Any) -> list[Any]:
+def _read_document(path: Path, load: Callable[[str], Any], problem: str) -> list[Any]:
+    text = _text(path)
+    try:
+        content = load(text) if text.strip() else None
+    except ValueError as error:
+        raise BadFile(path, problem.format(error), "Correct it there, or write the file again.") from None
     if isinstance(content, dict) and "tables" in content:
         content = content["tables"]
     if content is None:
@@ -44,29 +50,9 @@ def _text(path: Path) -> str:
         raise BadFile(path, str(error), "Save it as UTF-8, or as Parquet where it is large.") from None
 
 
-def _read_json(path: Path) -> list[Any]:
-    text = _text(path)
-    if not text.strip():
-        return []
-    try:
-        content = load_json(text)
-    except ValueError as error:
-        raise BadFile(path, str(error), "Correct it there, or write the file again.") from None
-    return _records_of(path, content)
-
-
 def _write_json(records: list[RawTable], path: Path) -> None:
     lines = ",\n".join("  " + json.dumps(record) for record in records)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
-def _read_yaml(path: Path) -> list[Any]:
-    text = _text(path)
-    try:
-        content = load_yaml(text)
-    except ValueError as error:
-        raise BadFile(path, f"not readable as YAML ({error})", "Correct it there, or write the file again.") from None
-    return _records_of(path, content)
 
 
 def _write_yaml(records: list[RawTable], path: Path) -> None:
@@ -78,6 +64,7 @@ def _write_yaml(records: list[RawTable], path: Path) -> None:
 
 
 _SEPARATORS = ",;\t|"
+_NOT_YAML = "not readable as YAML ({})"
 
 
 def read_csv(path: Path) -> list[Any]:
@@ -158,9 +145,8 @@ def _write_parquet(records: list[RawTable], path: Path) -> None:
 
 
 _FORMATS: dict[str, tuple[Reader, Writer]] = {
-    ".yaml": (_read_yaml, _write_yaml),
-    ".yml": (_read_yaml, _write_yaml),
-    ".json": (_read_json, _write_json),
+    **dict.fromkeys((".yaml", ".yml"), (partial(_read_document, load=load_yaml, problem=_NOT_YAML), _write_yaml)),
+    ".json": (partial(_read_document, load=load_json, problem="{}"), _write_json),
     ".csv": (read_csv, _write_csv),
     ".parquet": (_read_parquet, _write_parquet),
 }
