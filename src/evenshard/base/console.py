@@ -1,4 +1,4 @@
-"""What a user sees: answers on stdout as they are, progress and log lines on stderr.
+"""The terminal: answers on stdout as they are, progress and log lines on stderr.
 
 Names in an answer are never read as markup, and numbers get no colours. Long work shows a bar on a terminal, and a log
 line now and then elsewhere.
@@ -39,7 +39,7 @@ def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            """Rich would leave with exit code 1; what that means is for the command to say."""
+            """Leave the exit code to the command: Rich would exit with 1."""
             raise BrokenPipeError
 
     console = PlainConsole(file=file, highlight=False, markup=False, emoji=False)
@@ -100,7 +100,7 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Nothing is said on stderr meanwhile, unless it is a warning."""
+    """Keep stderr silent within the block, warnings apart."""
     ours = logging.getLogger("evenshard")
     level, token = ours.level, _QUIET.set(True)
     ours.setLevel(logging.WARNING)

@@ -55,11 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: str | Path, what: str, remedy: str) -> Any:
-    """Return the content of a JSON file.
-
-    Args:
-        what: kind of the file with its article, such as "a plan", for the message.
-        remedy: advice in the error message.
+    """Return the content of a JSON file; ``what`` is its kind with an article, such as "a plan".
 
     Raises:
         BadFile: if it cannot be read, or is not JSON within the limits.
@@ -75,11 +71,7 @@ def read_json(path: str | Path, what: str, remedy: str) -> Any:
 
 
 def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
-    """Return the content of a document.
-
-    Args:
-        source: the document; bytes must be UTF-8.
-        max_bytes: largest size of the text.
+    """Return the content of a document; bytes must be UTF-8.
 
     Raises:
         ValueError: if it is not JSON or too large, or holds a number that is not finite, or a key twice; one line.
@@ -139,10 +131,6 @@ def finite(value: Any) -> Any:
 
 def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most: int = 1) -> Any:
     """Return the content of a file; where ``most`` is above 1, the list of its documents.
-
-    Args:
-        remedy: advice where it is not YAML.
-        if_missing: advice where there is no file.
 
     Raises:
         BadFile: if it is missing or cannot be read.

@@ -50,14 +50,7 @@ class BadInput(EvenshardError):
 
 
 class BadFile(BadInput):
-    """A file that cannot be used.
-
-    Args:
-        path: the file.
-        problem: the problem with the file.
-        remedy: advice to the user.
-        where: the row, record or key inside the file, if it is known.
-    """
+    """A file that cannot be used; ``where`` is the row, record or key inside of it, if that is known."""
 
     def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
         place = f"{path}, {where}" if where else f"{path}"
@@ -66,15 +59,14 @@ class BadFile(BadInput):
 
 
 class BadRecords(BadFile):
-    """A file in which several things are wrong.
+    """A file with several problems.
 
     Args:
-        path: the file.
-        found: where in the file (empty for the whole), what, and what to do, of each.
+        found: place in the file (empty for the whole), problem and remedy of each.
         remedy: advice to the user about all of them, if there is any.
 
     Attributes:
-        lines: how many there are, then each, as far as a person would read, and the remedy: one printable line each.
+        lines: their number, the first ``MAX_PROBLEMS`` of them, and the remedy: one printable line each.
     """
 
     def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> None:
@@ -103,12 +95,7 @@ class MissingPackage(BadInput):
 
 
 class InfeasibleTask(EvenshardError):
-    """No device has room left for a table; the message carries the numbers.
-
-    Args:
-        problem: the reason, as a sentence.
-        remedy: advice to the user, as a sentence; empty where the problem says it.
-    """
+    """No device has memory left for a table. Problem and remedy are sentences; the remedy may be in the problem."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem} {remedy}" if remedy else problem)
@@ -141,7 +128,7 @@ class StorageFailed(EvenshardError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises BadConfig with ``message`` unless the condition holds."""
+    """Raise BadConfig with ``message`` unless the condition holds."""
     if not condition:
         raise BadConfig(message)
 
@@ -170,14 +157,10 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
-    """Make whatever is wrong with a folder that a training saved a single line that names it.
+    """Raise every error about a folder of a training as a BadFile that names the folder.
 
     Args:
         what: content of the folder, such as "network".
-        remedy: advice if it is missing.
-
-    Raises:
-        BadFile: a file of it is missing, or anything else went wrong.
     """
     try:
         yield

@@ -40,10 +40,7 @@ _NAME = "evenshard"
 
 
 def require_package(module: str) -> None:
-    """Imports a module of a package in ``EXTRAS``, so that an import statement after it cannot fail.
-
-    Args:
-        module: such as ``pyarrow`` or ``kfp.kubernetes``.
+    """Import a module such as ``kfp.kubernetes`` of a package in ``EXTRAS``, so that a later import cannot fail.
 
     Raises:
         MissingPackage: if it is not installed, or does not work with the installed torch.
@@ -61,11 +58,7 @@ def require_package(module: str) -> None:
 
 @contextmanager
 def named_packages() -> Iterator[None]:
-    """Where a package of ``EXTRAS`` is found to be absent, says what to install.
-
-    Raises:
-        MissingPackage: in place of ``ModuleNotFoundError``.
-    """
+    """Raise MissingPackage in place of ModuleNotFoundError where a package of ``EXTRAS`` is absent."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -76,7 +69,7 @@ def named_packages() -> Iterator[None]:
 
 
 def remedy(package: str) -> str:
-    """What to do about a package of ``EXTRAS`` that is missing: a command, or what an image needs, which has no pip."""
+    """Return the remedy for a package of ``EXTRAS`` that is missing: a command, or advice where an image has no pip."""
     if not in_image():
         return install_command(package)
     extra = EXTRAS[package][0]
@@ -84,7 +77,7 @@ def remedy(package: str) -> str:
 
 
 def install_command(package: str) -> str:
-    """The command that installs a package of ``EXTRAS``, from where evenshard itself was installed.
+    """Return the command that installs a package of ``EXTRAS``, from where evenshard itself was installed.
 
     It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured, or for TorchRec 1.7.
     """
@@ -108,19 +101,19 @@ def install_command(package: str) -> str:
 
 
 def in_image() -> bool:
-    """Whether this runs in an image of the Dockerfile."""
+    """Return True in an image of the Dockerfile."""
     return bool(os.environ.get(IMAGE_MARK))
 
 
 def checkout() -> Path | None:
-    """The root of the repository (or of an unpacked sdist) that this code runs from; None for an installed copy."""
+    """Return the root of the repository (or of an unpacked sdist) of this code; None for an installed copy."""
     root = Path(__file__).parents[3]
     files = [root / "pyproject.toml", root / "Makefile", root / "src" / _NAME / "version.py"]
     return root if all(file.is_file() for file in files) else None
 
 
 def pip_words(extra: str) -> str:
-    """What ``pip install`` is given for an extra, quoted for a shell, such as ``'evenshard[mlops]'``.
+    """Return the arguments of ``pip install`` for an extra, quoted for a shell, such as ``'evenshard[mlops]'``.
 
     A wheel, a folder or an address that evenshard was installed from is named again. Where that is gone, the packages
     of the extra are named themselves.
@@ -147,7 +140,7 @@ def pip_words(extra: str) -> str:
 
 
 def how_to_train() -> str:
-    """The command that trains a model, in backquotes."""
+    """Return the command that trains a model, in backquotes."""
     return "`evenshard pipeline run`" if checkout() is None else "`make run`"
 
 

@@ -41,7 +41,7 @@ class Output:
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """Everything that is written, or replaced as a whole."""
+        """Return every path that is written, or replaced as a whole."""
         return (path,)
 
     def require(self, path: Path) -> None:
@@ -51,11 +51,7 @@ class Output:
 
 @dataclass(frozen=True)
 class File(Output):
-    """One file.
-
-    Attributes:
-        beside: suffix of a second file that is written beside it.
-    """
+    """One file, perhaps with a second one of the suffix ``beside`` next to it."""
 
     beside: str | None = None
 
@@ -89,12 +85,7 @@ class FileOrStdout(File):
 
 @dataclass(frozen=True)
 class Folder(Output):
-    """A folder that is written as a whole, and replaces an older one of its sort as a whole.
-
-    Attributes:
-        what: kind of the folder, such as "a network".
-        names: names of its files.
-    """
+    """A folder that is written as a whole, and replaces an older one of its kind (``what``) as a whole."""
 
     what: str
     names: tuple[str, ...] = ()
@@ -120,11 +111,9 @@ class Folder(Output):
 
 @dataclass(frozen=True)
 class FilesInside(Output):
-    """A folder that gets files; what else lies in there stays.
+    """A folder that gets files, some of known names; its other files stay.
 
-    Attributes:
-        names: names of the files that are known beforehand.
-        in_git: those of them that a repository of loops keeps in git: small text that people compare.
+    A repository of loops keeps those of ``in_git`` in git: small text that people compare.
     """
 
     names: tuple[str, ...] = ()
@@ -288,12 +277,8 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
     """Name the file in the error of a write without space, which libraries bury below errors of their own.
 
-    Args:
-        path: file that the block writes.
-        draft: its temporary name, if it has one.
-
     Raises:
-        OSError: in place of any error that such an error led to.
+        OSError: in place of any error that such an error led to; it names ``path`` in place of its ``draft``.
     """
     try:
         yield

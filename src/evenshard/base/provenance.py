@@ -1,4 +1,4 @@
-"""Where an output comes from: the git commit, and hashes of the parameters and of files."""
+"""The origin of outputs: the git commit, and hashes of the parameters and of files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for n
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a file comes from.
+    """The origin of a file: commit, SHA-256 of all of params.yaml, and version of the code.
 
-    Attributes:
-        git_commit: 40 hex digits, with "-dirty" behind them if tracked files other than ``RESULT`` were changed;
-            "unknown" outside of git.
-        params_hash: SHA-256 of all of params.yaml, "unknown" where there was none.
-        evenshard_version: version of the code that wrote the file.
+    The commit has 40 hex digits, and "-dirty" behind them if tracked files other than ``RESULT`` were changed.
     """
 
     git_commit: str = UNKNOWN
@@ -35,23 +31,23 @@ class Lineage:
 
     @staticmethod
     def here(params: Mapping[str, Any]) -> Lineage:
-        """The lineage of what runs now with these parameters."""
+        """Return the lineage of a run that has these parameters, now."""
         return Lineage(git_commit(), params_hash(params))
 
 
 def params_hash(params: Mapping[str, Any]) -> str:
-    """SHA-256 of parameters, whatever the order of their keys."""
+    """Return the SHA-256 of parameters in any order of their keys."""
     return hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, 64 hex digits."""
+    """Return the SHA-256 of a file's content, 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str:
-    """The commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``.
+    """Return the commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``.
 
     Args:
         made: files and folders that are made from the commit, so that their changes do not count; from ``folder`` on.

@@ -47,11 +47,7 @@ _CLASSES = {"Sequence": "a list", "Path": "a path"}
 
 
 class WrongValues(ValueError):
-    """Values of other types than a record states.
-
-    Attributes:
-        problems: for each, where it stands, the problem, and what to do.
-    """
+    """Values of other types than a record states; of each, ``problems`` has the place, the problem and the remedy."""
 
     def __init__(self, problems: Sequence[tuple[str, str, str]]) -> None:
         lines = (f"{where}: {problem}".removeprefix(": ") for where, problem, _ in problems)
@@ -111,9 +107,6 @@ def _unchecked(kind: Any, content: Any) -> Any:
 def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], remedy: str) -> _Record:
     """Return the content of a file as a record; see ``record_of``.
 
-    Args:
-        remedy: advice after the problems.
-
     Raises:
         BadFile: if values have other types; a ``BadRecords`` if there are several.
     """
@@ -138,11 +131,7 @@ def section(params: dict[str, Any], name: str, kind: type[_Record], **overrides:
 
 
 def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy: str) -> _Record:
-    """Return settings as their dataclass.
-
-    Args:
-        where: name of the settings, for errors.
-        remedy: advice in errors.
+    """Return settings as their dataclass; ``where`` names them in errors.
 
     Raises:
         BadConfig: as ``section``.

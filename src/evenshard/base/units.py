@@ -68,7 +68,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def missing_text(num_bytes: int) -> str:
-    """How many GB are missing, rounded up so that what is asked for is enough; below 0.01 GB in a smaller unit."""
+    """Return the missing memory in words, rounded up to be enough; below 0.01 GB in a smaller unit."""
     if num_bytes < BYTES_PER_GB / 100:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"

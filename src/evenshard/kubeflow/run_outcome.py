@@ -48,12 +48,9 @@ ENDED_AS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """The API's answer about a run whose exit handler runs.
+    """The API's answer about a run whose exit handler runs, and its tasks by their end in this run.
 
-    Attributes:
-        state: SUCCEEDED, FAILED or CANCELED; UNKNOWN where it does not say.
-        failed, cached, ran: names of the tasks that failed or were stopped, were cached, or succeeded in this run.
-        problem: reason for an unknown state; "" on this machine, where there is no API to ask.
+    ``problem`` is the reason for an unknown state; "" on this machine, where there is no API to ask.
     """
 
     state: str = UNKNOWN

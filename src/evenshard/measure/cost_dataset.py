@@ -36,7 +36,7 @@ def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Linea
 
 
 def rows_of(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
-    """A measured placement as rows of the file, one for each device."""
+    """Yield the rows of a measured placement, one for each device."""
     task = measured.task
     for device_id, names in enumerate(_tables_by_device(measured)):
         device = asdict(measured.cost.devices[device_id])

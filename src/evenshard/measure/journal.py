@@ -52,7 +52,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Visit:
-    """One finished measurement of a job.
+    """One finished measurement of a job, which is named by its key; ``number`` counts from 0.
 
     Raises:
         MeasurementFailed: if a number is impossible, as where a clock is wrong by centuries.
@@ -75,11 +75,7 @@ class Journal:
     """The measurements of a campaign on disk. A context manager: opened for appending, closed at the end."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
-        """Reads what is there, drops a torn last line, and opens the file for appending.
-
-        Args:
-            path: the file.
-            read_only: leave the file as it is, whoever writes it.
+        """Read the file, drop a torn last line, and open it for appending; ``read_only`` leaves it as it is.
 
         Raises:
             BadFile: if a whole line cannot be read, the file is not a journal or of another version, or another process
@@ -107,7 +103,7 @@ class Journal:
         return len(self.visits())
 
     def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
-        """The last such visit of this origin (None: of any), or None."""
+        """Return the last such visit of this origin (None: of any), or None."""
         visits = self._visits.get((job, number), [])
         return next((visit for visit in reversed(visits) if origin is None or visit.origin == origin), None)
 
@@ -116,7 +112,7 @@ class Journal:
         return [visit for visits in self._visits.values() for visit in visits]
 
     def append(self, visit: Visit) -> None:
-        """Writes one finished visit; after this call a kill of the process cannot lose it."""
+        """Write one finished visit; after this call a kill of the process cannot lose it."""
         if visit.origin != self._origin:
             self._write({"journal": JOURNAL_VERSION, "origin": asdict(visit.origin)})
             self._origin = visit.origin
@@ -132,13 +128,13 @@ class Journal:
         self._visits.setdefault((visit.job, visit.number), []).append(visit)
 
     def add_all(self, other: Journal) -> None:
-        """Appends the visits of another journal that this one does not hold."""
+        """Append the visits of another journal that this one does not hold."""
         for visit in other.visits():
             if self.find(visit.job, visit.number, visit.origin) is None:
                 self.append(visit)
 
     def close(self) -> None:
-        """Flushes to disk and closes."""
+        """Flush to disk and close."""
         if not self._file.closed:
             with name_full_disk(self.path):
                 self._file.flush()

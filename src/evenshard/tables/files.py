@@ -73,7 +73,7 @@ def _all_said(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tupl
 
 
 def no_column(where: str, missed: Sequence[str]) -> BadConfig:
-    """The error for columns that the user maps, and that are not there."""
+    """Return the error for columns that the user maps, and that are not there."""
     return BadConfig(
         f"columns names {', '.join(map(brief, missed))}, which is not a column of {where}. Correct the name."
     )
@@ -149,11 +149,7 @@ _NO_SHARE = (None, "", 0, "0", "0.0")
 
 
 def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
-    """Writes a file that ``load_tables`` reads back to equal tables; the suffix chooses the format.
-
-    Raises:
-        BadFile: unknown suffix.
-    """
+    """Write a file that ``load_tables`` reads back to equal tables; raise BadFile for a suffix of no format."""
     _, write = format_of(Path(path))
     with atomic_path(path) as draft:
         write([table_record(table) for table in tables], draft)

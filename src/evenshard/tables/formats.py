@@ -154,11 +154,7 @@ TABLE_SUFFIXES = tuple(_FORMATS)
 
 
 def format_of(path: Path) -> tuple[Reader, Writer]:
-    """How to read and how to write a file of this suffix.
-
-    Raises:
-        BadFile: unknown suffix. Reading raises it too, for a file that is not of its format.
-    """
+    """Return reader and writer for the suffix of a file; raise BadFile for an unknown one."""
     if path.suffix.lower() not in _FORMATS:
         raise BadFile(path, f"unknown suffix {brief(path.suffix)}", f"Use one of {', '.join(_FORMATS)}.")
     return _FORMATS[path.suffix.lower()]
