@@ -16,7 +16,7 @@ from benchmarks.studies.settings import Setting
 from benchmarks.studies.study import BenchConfig, run_study
 from benchmarks.studies.table import markdown, study_text
 from evenshard.base.errors import BadConfig
-from evenshard.base.outputs import File, FilesInside, atomic_path
+from evenshard.base.outputs import File, FilesInside, write_text
 from evenshard.cli import run_command
 from evenshard.cli.arguments import HARDWARE_NAME, Commands, OneLineParser, at_least, output_flag
 from evenshard.tracking import study_run
@@ -42,10 +42,8 @@ def _study(args: argparse.Namespace) -> Mapping[str, Any]:
     flags = {key: value for key, value in vars(args).items() if key not in ("call", "command")}
     with study_run(f"bench_{args.study}", flags) as run:
         study = run_study(config)
-        with atomic_path(args.json) as draft:
-            draft.write_text(json.dumps(study, indent=1, allow_nan=False) + "\n")
-        with atomic_path(report) as draft:
-            draft.write_text(markdown(study, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])))
+        write_text(args.json, json.dumps(study, indent=1, allow_nan=False) + "\n")
+        write_text(report, markdown(study, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])))
         run.metrics(_headline(study))
         run.artifact(args.json)
         run.artifact(report)

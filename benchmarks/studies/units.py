@@ -18,7 +18,7 @@ from typing import Any
 
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import reason_of
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.version import __version__
 
 Result = dict[str, Any]
@@ -100,8 +100,7 @@ class Store:
     def save(self, unit: Unit, record: Record) -> None:
         """Writes the unit's file, as a whole or not at all; what it kept for resuming is no longer needed."""
         content = {"unit": unit.name, "commit": record.commit, "wall_s": round(record.wall_s, 3)}
-        with atomic_path(self._path(unit)) as draft:
-            draft.write_text(json.dumps({**content, "result": record.result}, allow_nan=False) + "\n")
+        write_text(self._path(unit), json.dumps({**content, "result": record.result}, allow_nan=False) + "\n")
         self.journal(unit).unlink(missing_ok=True)
 
     def forget(self, unit: Unit) -> None:

@@ -273,6 +273,12 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
                 draft.unlink()
 
 
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write a file of UTF-8, whole or not at all."""
+    with atomic_path(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
     """Name the file in the error of a write without space, which libraries bury below errors of their own.

@@ -19,7 +19,7 @@ from evenshard.base.console import log_to_stderr
 from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
 from evenshard.base.installation import named_packages
 from evenshard.base.messages import one_line
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.cli.help import OTHERS, GroupedCommands
@@ -113,5 +113,4 @@ def _others_dismissed() -> Iterator[None]:
 
 
 def _write_metrics(metrics: Mapping[str, Any], path: Path) -> None:
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(metrics, indent=1) + "\n")
+    write_text(path, json.dumps(metrics, indent=1) + "\n")

@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from evenshard.base.errors import BadConfig, DatasetRefused
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import section
 from evenshard.cli.arguments import (
     OUTPUT,
@@ -84,8 +84,7 @@ def _add_hardware(sheet: Path, out: Path) -> None:
 
 def _hardware_here(args: argparse.Namespace) -> None:
     text = json.dumps(hardware_here(section(params_of(args), "measure", MeasureConfig)), indent=1)
-    with atomic_path(args.here) as draft:
-        draft.write_text(text + "\n")
+    write_text(args.here, text + "\n")
 
 
 def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:

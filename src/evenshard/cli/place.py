@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.api import place
 from evenshard.base.console import best_so_far, without_progress
 from evenshard.base.errors import BadConfig, MissingPackage
-from evenshard.base.outputs import STDOUT, atomic_path
+from evenshard.base.outputs import STDOUT, write_text
 from evenshard.cli.arguments import (
     OUTPUT,
     OUTPUT_OR_STDOUT,
@@ -88,8 +88,7 @@ def _write(text: str, path: Path) -> None:
     if path == STDOUT:
         print(text, end="")
         return
-    with atomic_path(path) as draft:
-        draft.write_text(text)
+    write_text(path, text)
 
 
 def _check_stdout(args: argparse.Namespace) -> None:

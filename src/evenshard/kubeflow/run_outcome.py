@@ -21,7 +21,7 @@ from typing import Any
 
 from evenshard import tracking
 from evenshard.base.messages import reason_of
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.kubeflow.remote import ENDPOINT, pod_token_file, run_page
 from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kubernetes_api, tasks_of
 from evenshard.tracking import LOCAL, LOOP_ID
@@ -89,8 +89,7 @@ def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summar
     ended["ended_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     line = f"**{state}**: {run}{_explain(state, said, seen)}. See {page}"
     for path, text in ((outcome, json.dumps(ended, indent=1)), (summary, line)):
-        with atomic_path(path) as draft:
-            draft.write_text(text + "\n")
+        write_text(path, text + "\n")
     tell_mlflow(state, page, seen)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from evenshard.base.console import progress
 from evenshard.base.errors import require
 from evenshard.base.installation import require_package
-from evenshard.base.outputs import MODEL_FOLDER, MODEL_PARTS, REPORT, atomic_path
+from evenshard.base.outputs import MODEL_FOLDER, MODEL_PARTS, REPORT, atomic_path, write_text
 from evenshard.base.process import one_thread
 from evenshard.base.provenance import Lineage
 from evenshard.loop import report
@@ -112,9 +112,9 @@ def run(
     report.plot_cost_per_round(tried, folder / "cost_per_round.png")
     _plot_one_task(results, ranking, [one.name for one in takes_part if one.is_learned], folder / "device_costs.png")
     table = report.standings_text(ranking, len(split.test), noise, origin["hardware"], device_error)
-    report.write_text(table, folder / "table.txt")
-    report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
-    report.write_text(json.dumps(report.summary(ranking), indent=1), folder / "summary.json")
+    write_text(folder / "table.txt", table + "\n")
+    write_text(folder / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    write_text(folder / "summary.json", json.dumps(report.summary(ranking), indent=1) + "\n")
     if outputs.page is not None:
         report.save_report_page(folder, table, metrics, outputs.page)
     if outputs.summary is not None:

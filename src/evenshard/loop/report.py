@@ -16,7 +16,7 @@ from typing import Any
 
 from evenshard.base.installation import require_package
 from evenshard.base.messages import text_table
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import atomic_path, write_text
 from evenshard.loop.sharder_comparison import NetworkAccuracy, Result, Standing
 from evenshard.measure.cost_rows import TIMES
 from evenshard.measure.noise import Noise
@@ -73,12 +73,6 @@ _POLICY, _SEARCH = "the policy", "evenshard's search"
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
 
 
-def write_text(text: str, path: Path) -> None:
-    """Write a text file with a final newline."""
-    with atomic_path(path) as draft:
-        draft.write_text(text + "\n")
-
-
 def write_csv(results: Sequence[Result], path: Path) -> None:
     """Write one row per task, sharder and device; an infeasible answer is one row with its reason."""
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
@@ -132,7 +126,7 @@ def write_plot_data(
         }
         for number in sorted({number for by_round in by_proposer.values() for number in by_round})
     ]
-    write_text(json.dumps(proposed, indent=1), folder / "cost_per_round.json")  # CSV has no word for "none"
+    write_text(folder / "cost_per_round.json", json.dumps(proposed, indent=1) + "\n")  # CSV has no word for "none"
 
 
 def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
@@ -359,7 +353,7 @@ def _proposer_of(one: MeasuredPlacement) -> str:
 
 def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
     """Write the table of an evaluation as Markdown, without pictures: viewers that sanitize it drop inlined ones."""
-    write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
+    write_text(summary, f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```\n")
 
 
 def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
@@ -371,7 +365,7 @@ def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page:
     )
     body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
     head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
-    write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>', page)
+    write_text(page, f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
 
 
 def _facts(metrics: Mapping[str, Any]) -> str:

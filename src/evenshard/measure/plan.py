@@ -16,7 +16,7 @@ from evenshard.base.documents import load_json
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.knobs import RANGES
 from evenshard.base.messages import brief, reason_of
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import record_of
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
@@ -34,8 +34,7 @@ def save_measure_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) ->
     tables = tuple(dict.fromkeys(table for job in jobs for table in job.task.tables))
     number_of = {table: number for number, table in enumerate(tables)}
     plan = _Plan(PLAN_VERSION, config, tables, tuple(_record(job, number_of) for job in jobs))
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(asdict(plan)) + "\n")
+    write_text(path, json.dumps(asdict(plan)) + "\n")
 
 
 def _record(job: Job, number_of: dict[Table, int]) -> _Record:

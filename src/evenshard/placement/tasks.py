@@ -14,7 +14,7 @@ from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.knobs import RANGES
 from evenshard.base.messages import brief
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import read_record
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.task import ShardingTask
@@ -124,8 +124,7 @@ def save_tasks(split: TaskSplit, path: Path) -> None:
         }
 
     sides = {"train": [record(task) for task in split.train], "test": [record(task) for task in split.test]}
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(sides, indent=1) + "\n")
+    write_text(path, json.dumps(sides, indent=1) + "\n")
 
 
 @blame_file

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile, MeasurementFailed, blame_file
 from evenshard.base.messages import brief
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import check_arguments, read_record
 from evenshard.placement.parts import ON_DEVICE, TablePart
 from evenshard.planner.answer import Nearness, PlacementAnswer, Rival
@@ -193,8 +193,7 @@ def json_schema() -> dict[str, Any]:
 @check_arguments()
 def save_answer(answer: PlacementAnswer, path: str | Path) -> None:
     """Writes placement.json as a whole or not at all."""
-    with atomic_path(path) as draft:
-        draft.write_text(json_text(answer))
+    write_text(path, json_text(answer))
 
 
 def json_text(answer: PlacementAnswer) -> str:

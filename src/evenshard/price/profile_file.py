@@ -18,7 +18,7 @@ from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadFile, bad_records, blame_file
 from evenshard.base.knobs import Range
 from evenshard.base.messages import brief
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import read_record
 from evenshard.price import gpu_rules
 from evenshard.price.evidence import Evidence
@@ -112,8 +112,7 @@ def write_profile(
     content.pop("extrapolated_from", None)
     if extrapolated_from:
         content["extrapolated_from"] = extrapolated_from
-    with atomic_path(path) as draft:
-        draft.write_text(_HEADER + yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
+    write_text(path, _HEADER + yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
 
 
 def _load(path: Path) -> dict[str, Any]:

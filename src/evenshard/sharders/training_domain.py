@@ -13,7 +13,7 @@ import numpy as np
 from evenshard.base.documents import load_json
 from evenshard.base.errors import reading_saved
 from evenshard.base.messages import cut
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.provenance import UNKNOWN, sha256_of
 from evenshard.base.typed import record_of
 from evenshard.placement.memory import SGD, optimizer_problem
@@ -221,8 +221,7 @@ class TrainingDomain:
 
     def save(self, path: Path) -> None:
         """Writes JSON, as a whole or not at all."""
-        with atomic_path(path) as draft:
-            draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> TrainingDomain:

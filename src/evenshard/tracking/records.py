@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.provenance import params_hash
 from evenshard.tracking.client import address
 from evenshard.tracking.tags import origin_tags
@@ -101,8 +101,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Record:
         identity = {"uri": address(), "params": params_hash(params)}
         known = _read_parents()
         if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
-            with atomic_path(PARENT_FILE) as draft:
-                draft.write_text(json.dumps({**identity, "key": secrets.token_hex(8)}) + "\n")
+            write_text(PARENT_FILE, json.dumps({**identity, "key": secrets.token_hex(8)}) + "\n")
     parent = current_parent()
     assert parent is not None
     return replace(parent, tags=tags, params=dict(params))

@@ -19,7 +19,7 @@ from evenshard.base.documents import finite
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.installation import how_to_train
 from evenshard.base.messages import printable
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.provenance import Lineage
 from evenshard.base.units import ms_text
 from evenshard.loop.commands import PromoteInputs
@@ -127,8 +127,7 @@ def promote(
             done = _apply_decision(
                 replace(done, reason=decision.reason, decision=decision, comparison=found), before, version
             )
-    with atomic_path(report / PROMOTION_REPORT) as draft:
-        draft.write_text(json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
+    write_text(report / PROMOTION_REPORT, json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
     if done.comparison is not None:  # not before: MLflow may be away when the alias is to move
         (report / JOURNAL).unlink()
     return done

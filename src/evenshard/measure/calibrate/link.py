@@ -22,7 +22,7 @@ import numpy as np
 
 from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.base.messages import brief
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
@@ -309,8 +309,7 @@ def write_link(link: Link, source: str, path: Path) -> None:
     for name in ("curves", "evidence"):
         if records := [{key: _plain(value) for key, value in asdict(one).items()} for one in getattr(link, name)]:
             lines += f"{name}:\n" + yaml.safe_dump(records, default_flow_style=None, sort_keys=False, width=200)
-    with atomic_path(path) as draft:
-        draft.write_text(lines)
+    write_text(path, lines)
 
 
 def _plain(value: object) -> object:

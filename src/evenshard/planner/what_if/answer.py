@@ -18,7 +18,7 @@ from typing import Any
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer, fullest_device
@@ -310,8 +310,7 @@ class WhatIfAnswer:
 
 def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
     """Writes the JSON as a whole or not at all."""
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(found.record(), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(found.record(), indent=1, allow_nan=False) + "\n")
 
 
 def _best_record(best: Best, number: Mapping[int, int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from evenshard.base.messages import count_text, printable
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
@@ -51,8 +51,7 @@ _LISTED = 12
 
 def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
     """Writes the page as a whole or not at all."""
-    with atomic_path(path) as draft:
-        draft.write_text(page(answer, missing), encoding="utf-8")
+    write_text(path, page(answer, missing))
 
 
 def page(answer: PlacementAnswer, missing: str = "") -> str:

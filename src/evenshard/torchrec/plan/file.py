@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import read_record
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart
@@ -84,8 +84,7 @@ def save_plan(
 ) -> None:
     """Write the plan as a whole or not at all; see ``plan_text``."""
     text = plan_text(answer, local_world_size, compute_device)
-    with atomic_path(path) as draft:
-        draft.write_text(text)
+    write_text(path, text)
 
 
 def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, compute_device: str = "cuda") -> str:

@@ -21,7 +21,7 @@ from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut
-from evenshard.base.outputs import atomic_path
+from evenshard.base.outputs import write_text
 from evenshard.base.typed import read_record
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.nodes import Nodes
@@ -169,8 +169,7 @@ def reasons_of(left: Mapping[str, str]) -> tuple[str, ...]:
 def save_delta(delta: DeltaFile, path: str | Path) -> None:
     """Writes a delta as a whole or not at all."""
     record = delta.model_dump(mode="json", exclude_defaults=True)
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 @blame_file
