@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.base.provenance import sha256_of
+from evenshard.base.documents import sha256_of
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard_components.conftest import CONFIG

@@ -7,6 +7,7 @@ each of them is an error in one line; content of JSON has finite numbers and can
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 import zlib
@@ -49,6 +50,12 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------

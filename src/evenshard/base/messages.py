@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+UNKNOWN = "unknown"  # in place of a commit, hardware or version
 MAX_VALUE = 80  # characters of one value
 MAX_NAMES = 3  # names of many
 MAX_MESSAGE = 1200  # characters of a whole message; what is longer was not written for a person

@@ -1,4 +1,4 @@
-"""The origin of outputs: the git commit, and hashes of the parameters and of files."""
+"""The origin of outputs: the git commit, and a hash of the parameters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.messages import UNKNOWN
 from evenshard.base.outputs import HARDWARE_FILE, REPORT, REPORTS
 from evenshard.version import __version__
 
-UNKNOWN = "unknown"
 # Files that a run of the loop leaves to be committed: it is made from a commit, and does not change it.
 RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
 
@@ -38,12 +38,6 @@ class Lineage:
 def params_hash(params: Mapping[str, Any]) -> str:
     """Return the SHA-256 of parameters in any order of their keys."""
     return hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str:

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadFile
+from evenshard.base.messages import UNKNOWN
 from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
-from evenshard.base.provenance import UNKNOWN, sha256_of
 from evenshard.base.units import ms_text, utc_text
 from evenshard.measure.journal import Journal, is_journal
 from evenshard.planner.answer import model_lineage

@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.base.documents import read_yaml
+from evenshard.base.documents import read_yaml, sha256_of
 from evenshard.base.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.base.messages import brief
 from evenshard.base.outputs import atomic_path
-from evenshard.base.provenance import sha256_of
 from evenshard.base.s3 import content_hash, is_address
 from evenshard.base.typed import section
 from evenshard.kubeflow.component import is_imported, require_readable

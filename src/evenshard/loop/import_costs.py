@@ -15,8 +15,8 @@ from pathlib import Path
 
 from evenshard.base.errors import BadConfig, BadFile, require
 from evenshard.base.knobs import RANGES
-from evenshard.base.messages import brief, reason_of
-from evenshard.base.provenance import UNKNOWN, Lineage, git_commit
+from evenshard.base.messages import UNKNOWN, brief, reason_of
+from evenshard.base.provenance import Lineage, git_commit
 from evenshard.loop.commands import ImportCostsConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
-from evenshard.base.provenance import sha256_of
 from evenshard.price.device_price import DevicePrice
 from evenshard.price.evidence import DeviceError
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.base.documents import load_json
+from evenshard.base.documents import load_json, sha256_of
 from evenshard.base.errors import reading_saved
-from evenshard.base.messages import cut
+from evenshard.base.messages import UNKNOWN, cut
 from evenshard.base.outputs import write_text
-from evenshard.base.provenance import UNKNOWN, sha256_of
 from evenshard.base.typed import record_of
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import sha256_of
 from evenshard.base.errors import MissingPackage, TrackingFailed
 from evenshard.base.installation import require_package
-from evenshard.base.provenance import sha256_of
 from evenshard.tracking.client import address, describe_miss, first_line, is_refusal, tracking_uri
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.records import Point, Record, current_parent, now_ms, parent_of

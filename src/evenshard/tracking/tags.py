@@ -13,8 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.documents import sha256_of
+from evenshard.base.messages import UNKNOWN
 from evenshard.base.outputs import TRAINED_ON
-from evenshard.base.provenance import UNKNOWN, git_commit, params_hash, sha256_of
+from evenshard.base.provenance import git_commit, params_hash
 from evenshard.measure.cost_rows import read_lineage
 from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.version import __version__
