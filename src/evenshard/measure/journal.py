@@ -52,7 +52,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Visit:
-    """One finished measurement of a job, which is named by its key; ``number`` counts from 0.
+    """One finished measurement of a job.
 
     Raises:
         MeasurementFailed: if a number is impossible, as where a clock is wrong by centuries.
