@@ -1,4 +1,4 @@
-"""Which parts of tables share a kernel call, and what each call looks up.
+"""Kernel calls of tables' parts: the parts that share one, the tables that each looks up, and the price of a device.
 
 TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling and
 optimizer, and for weighted lookups apart; replicated tables are looked up by a dense call. Whole pooled tables are
@@ -7,23 +7,34 @@ written as column_wise with one part, and rows on a node as a grid of one column
 samples of each feature, those of a sequence too, whose lookups are outputs each: FBGEMM's kernels run over samples
 either way, and TorchRec's dedup of a sequence's indices deals what is left of them evenly to the same bags.
 
-Legend: B samples of the global batch.
+A price (``DevicePrice``) gives each table that is looked up a row of columns. Most of them add up over the tables of a
+kernel call; of the last few, the maxima, a call has the largest. The times of a call follow from its sums, and those of
+a device from the times of all its calls. Two prices exist: the device model (``simulated_price``) and a learned model
+(``sharders.cost_model``).
+
+Legend: B samples of the global batch, P tables looked up, N devices or calls asked for, D devices, G sums of a device
+(one, or one for each call), H columns, Q times of a call, M members of an ensemble.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from evenshard.placement.memory import SGD
 from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
-from evenshard.placement.sharding import (
-    TYPES,
-    sharding_type,
-)
+from evenshard.placement.sharding import TYPES, sharding_type
 from evenshard.placement.task import ShardingTask
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import SUM, Table
+
+Columns = npt.NDArray[Any]
+# Sums of 32-bit numbers in another order differ by less, relatively.
+ROUNDING = 1e-5
 
 
 class Lookup(NamedTuple):
@@ -139,3 +150,66 @@ def _plain(table: Table) -> Table:
     if table.feature_names or table.feature_pooling_factors or table.miss_ratios is not None:
         return table.with_fields(feature_names=(), feature_pooling_factors=(), miss_ratios=None)
     return table
+
+
+class DevicePrice(Protocol):
+    """Compute times of one kind of device, ms. ``search.bound_lines.price_bounds`` has lower bounds of each price."""
+
+    @property
+    def num_maxima(self) -> int:
+        """Number of columns, the last ones, that are maxima."""
+        ...
+
+    @property
+    def is_by_call(self) -> bool:
+        """True if each kernel call of a device has its own price; False if all of them have one."""
+        ...
+
+    @property
+    def lane_limits(self) -> tuple[int, ...]:
+        """Largest dims of calls whose rows take so many lanes, the fewest first; empty where lanes cost nothing."""
+        return ()
+
+    @property
+    def sees_hot_rows(self) -> bool:
+        """True if times depend on hot rows that lie side by side in memory (``tables/locality.py``)."""
+        return False
+
+    def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
+        """Return the columns of tables, [P, H].
+
+        Args:
+            dims_P: dims in place of the tables' own, so that parts of a table can share a ``Lookup``.
+        """
+        ...
+
+    def call_ms(self, sums_NH: Columns) -> FloatArray:
+        """Return the times of calls from the sums of their columns, [Q, N]; zero where nothing is looked up."""
+        ...
+
+    def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
+        """Return the forward and backward time of devices, [2, N]; a device without a call takes no time.
+
+        Args:
+            times_QGN: of ``call_ms``.
+            calls_N: kernel calls of each device.
+        """
+        ...
+
+    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+        """Return the forward and backward time of devices with these parts, by ensemble member, [D, M, 2]."""
+        ...
+
+    def interval(self, members_M: FloatArray) -> float:
+        """Return half the 90 % interval of a step's logarithm, by the model alone; 0 of a device model.
+
+        Args:
+            members_M: time of the slowest device by each member.
+        """
+        ...
+
+
+def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
+    """Return the time of tables that have a call and a device to themselves, forward and backward together, [P]."""
+    calls_P = np.ones(len(columns_PH), dtype=np.int64)
+    return np.asarray(price.device_ms(price.call_ms(columns_PH)[:, None], calls_P).sum(axis=0))

@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.price.device_price import Columns, DevicePrice
-from evenshard.price.kernel_calls import Lookup
+from evenshard.price.kernel_calls import Columns, DevicePrice, Lookup
 from evenshard.tables.reuse import FloatArray
 
 Indices = npt.NDArray[np.int64]

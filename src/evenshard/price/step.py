@@ -30,9 +30,7 @@ from evenshard.price.collectives import (
     part_volume,
     volumes_of,
 )
-from evenshard.price.device_price import DevicePrice, alone_ms
-from evenshard.price.exchange_lines import times_3
-from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, held_parts
 from evenshard.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.price.offload import HostLink, part_offload_ms
 from evenshard.price.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
@@ -338,7 +336,7 @@ class PartCosts:
 
     def _floors_ms(self, volumes: Volumes) -> list[float]:
         """Return the least time of each exchange on the first device, without latencies."""
-        return list(map(float, times_3(self.task, volumes, self.links.floor)))
+        return exchanges_ms_3(self.task, volumes, self.links.floor).tolist()
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """Compute times by ensemble member, [N, D, M, 2], forward and backward, of ``copies`` (N) machines in a row."""
@@ -351,6 +349,12 @@ class PartCosts:
             total[own_D] = times[own_D]
             total[own_D, :, 1] += dense_ms(dense_values, kind.bytes_per_ns, self.task.optimizer)
         return total.reshape(copies, self.task.num_devices, *total.shape[1:])
+
+
+def exchanges_ms_3(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
+    """Return the time of each exchange on the first device, without latencies, [3]."""
+    found = exchange_times(task, volumes, links)
+    return np.array([float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])])
 
 
 def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, busiest_rows, lookup_share
 from evenshard.placement.sharding import TYPES
 from evenshard.price.collectives import part_volume
-from evenshard.price.device_price import SharedSteps, TangentLine
 from evenshard.price.kernel_calls import Lookup, part_lookups
+from evenshard.search.bound_lines import SharedSteps, TangentLine, price_bounds
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -108,14 +108,14 @@ class CutBounds:
         self._width_P, self._volume_EV = np.array(width_of_P, dtype=np.int64), np.array(volume_EV)
         self._cut_E, self._blocks_E = np.array(width_E, dtype=np.int64).reshape(-1, 2).T
         prices = self._space.costs.prices if lookups else []
-        self._kinds = [(price, price.columns(lookups)) for price in prices]
+        self._kinds = [(price_bounds(price), price.columns(lookups)) for price in prices]
 
     def alone_ms(self, slopes_V: FloatArray) -> FloatArray:
         """Bound the time of the widest part of each option, alone on its device, from below; 0 where rows are cut."""
         if not self._cuts:
             return np.zeros(0)
         alone_E = np.zeros(len(self._cut_E))
-        least_P = np.min([price.least_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
+        least_P = np.min([bounds.least_ms(columns_PH) for bounds, columns_PH in self._kinds], axis=0)
         np.maximum.at(alone_E, self._width_P, least_P)
         alone_O = self.widest(self._by_blocks(alone_E + self._volume_EV @ slopes_V))
         has_rows_O = [cut.rows is None for cut in self._cuts for _ in cut.parts]
@@ -139,10 +139,10 @@ class CutBounds:
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))
-        price, columns_PH = self._kinds[kind]
+        bounds, columns_PH = self._kinds[kind]
         line_P = line_W[[cut.options[0] for cut in self._cuts]][self._cut_E[self._width_P]]
         works_2P = np.array([line.works(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
-        return self._sum_widths_2FU(works_2P + price.own_steps_ms(columns_PH))
+        return self._sum_widths_2FU(works_2P + bounds.own_steps_ms(columns_PH))
 
     @cached_property
     def shared_works_2FU(self) -> FloatArray:

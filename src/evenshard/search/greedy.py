@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, ROWS_ALONE, SHARDING_TYPES, TABLE_WISE, TYPES
-from evenshard.price.device_price import alone_ms
+from evenshard.price.kernel_calls import alone_ms
 from evenshard.price.loads import Indices, Mask, repeat_numbers
 from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.sharding_option import OptionTable
