@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,12 @@ from evenshard.price.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.price.loads import CellChanges, Indices, Loads, repeat_numbers
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import Phases, windows
-from evenshard.search.moves import Moves
 from evenshard.search.sharding_option import Choice, Edits, Pieces, arrays_of
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
+
+if TYPE_CHECKING:  # the search near a placement alone needs it
+    from evenshard.search.moves import Moves
 
 
 def round_last_digits(values: FloatArray) -> FloatArray:

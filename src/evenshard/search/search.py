@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +29,12 @@ from evenshard.search.chains import Chains
 from evenshard.search.greedy import GreedyPlacer, GreedyStarts, greedy_starts
 from evenshard.search.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.search.lower_bound import ENOUGH, lower_bound_ms
-from evenshard.search.moves import Moves
 from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
 from evenshard.search.space import SearchSpace, choices_of, parts_of
+
+if TYPE_CHECKING:  # the search near a placement alone needs it
+    from evenshard.search.moves import Moves
 
 # Greedy starts of a search.
 MOST_STARTS = 20
