@@ -30,7 +30,7 @@ from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import price_bounds
 from evenshard.search.chains import chains_of
-from evenshard.search.cut_bounds import CutBounds, least_sums
+from evenshard.search.device_times import CutBounds, least_sums
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.sharding_option import Choice
 from evenshard.search.space import SearchSpace

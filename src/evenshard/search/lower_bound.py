@@ -15,7 +15,7 @@ A bound is the least over cases, which are opened and tightened one by one, the 
 4. **Whole pieces** (``WholePieces``). Pieces cannot be shared out: they have to fit into what is left of each device.
 
 Counted are the steps of time that a table's own rows need, those that all rows need together on devices that are alike,
-and cuts by columns however uneven (``cut_bounds``; of many tables, those of the ones that are looked up most, and even
+and cuts by columns however uneven (``CutBounds``; of many tables, those of the ones that are looked up most, and even
 cuts of the others).
 
 Legend: G groups, W options of a group, A pieces of options, Q those that take alike, D devices, P lookups, C looked-up
@@ -40,8 +40,7 @@ from evenshard.price.collectives import VOLUMES
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import hides_inputs
 from evenshard.search.bound_lines import OF_A_NODE, ExchangeLine, SharedSteps, TangentLine, exchange_lines, price_bounds
-from evenshard.search.cut_bounds import CutBounds
-from evenshard.search.device_times import Numbers, Options, WholePieces, least_time_ms
+from evenshard.search.device_times import CutBounds, Numbers, Options, WholePieces, least_time_ms
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 

@@ -44,9 +44,16 @@ from evenshard.placement.task import ShardingTask, common_kernels
 from evenshard.price.collectives import latencies_ms
 from evenshard.price.loads import Indices, Mask
 from evenshard.price.step import PartCosts
-from evenshard.search.means import MeanCollections
 from evenshard.search.piece_builder import PieceArrays, PieceBuilder
-from evenshard.search.sharding_option import Choice, Cuts, OptionRun, OptionTable, ShardingOption, TableGroup
+from evenshard.search.sharding_option import (
+    Choice,
+    Cuts,
+    MeanCollections,
+    OptionRun,
+    OptionTable,
+    ShardingOption,
+    TableGroup,
+)
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
