@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -141,26 +143,14 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
     )
 
 
-class _Links(Mapping[str, Link]):
+class _Links(UserDict[str, Any]):
     """Links by name, each made from its profile or rule when it is first asked for."""
 
-    def __init__(self, links: Mapping[str, Link | Callable[[], Link]]) -> None:
-        self._links = dict(links)
-
     def __getitem__(self, name: str) -> Link:
-        found = self._links[name]
+        found = self.data[name]
         if not isinstance(found, Link):
-            found = self._links[name] = found()
+            found = self.data[name] = found()
         return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._links
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
-
-    def __len__(self) -> int:
-        return len(self._links)
 
 
 def _profile_loader(name: str) -> Callable[[], Link]:

@@ -83,14 +83,10 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 @dataclass(frozen=True)
 class CellChanges(Rows):
-    """Lookups that changes add to places or take away from them, all changes one after the other.
+    """Lookups that come to places (``sign_E`` 1) or go (-1), of all changes or placements one after the other.
 
-    A place is the devices that look up the same in a kernel call: one, those of a node, or all.
-
-    Attributes:
-        change_E: the change, or the placement, that each belongs to.
-        device_E: a device of its place.
-        sign_E: 1 where it comes, -1 where it goes.
+    A place is the devices that look up the same in a kernel call: one, those of a node, or all. ``device_E`` is one of
+    them.
     """
 
     change_E: Indices
@@ -104,13 +100,8 @@ class _KindLoads:
     """The loads of all devices as one kind of device takes them.
 
     A kind that is priced by call has a sum of each call and place, at the place's first device; any other has one of
-    each device. Sums are numbered by ``group * X + device``, where a group is a call, or 0.
-
-    Attributes:
-        group_C: the group of each call.
-        span_G: devices that have the same sum in each group.
-        next_SL: the second largest of each maximum, equal to it where two cells have it.
-        sum_E, row_E: the cells of all sums.
+    each device. Sums are numbered by ``group * X + device``, where a group is a call, or 0; ``span_G`` devices have the
+    same sum. ``next_SL`` has the second largest of each maximum, equal to it where two cells have it.
     """
 
     def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
@@ -183,15 +174,11 @@ class _KindLoads:
 
 
 class Loads:
-    """The lookups of the devices of N placements, and the compute time that they take.
-
-    Attributes:
-        compute_2ND: forward and backward compute time, ms.
+    """The lookups of the devices of N placements, and the compute time that they take, forward and backward, ms.
 
     Args:
         kind_of_D: the kind of each device.
         span_C: number of devices, one after the other, that look up the same in each call: 1, a node's, or all.
-        num: of placements.
     """
 
     def __init__(

@@ -68,9 +68,8 @@ class DeviceKind:
 class PredictedDevice:
     """Predicted times of one device in one training step, ms; one that holds no table has exchanges alone.
 
-    Attributes:
-        predicted_hidden_ms: what of the exchange of indices runs beside the step before, and takes no time of its own.
-        predicted_wait_ms: how long it waits for others: with ``predicted_total_ms`` the time of the step.
+    The hidden part of the exchange of indices runs beside the step before. ``predicted_wait_ms`` is spent waiting for
+    other devices: with ``predicted_total_ms`` the time of the step.
     """
 
     predicted_fwd_compute_ms: float
@@ -103,13 +102,8 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
 
 def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
     """The phases of devices, [D] each."""
-    return Phases(
-        np.array([one.predicted_input_dist_ms for one in devices]),
-        np.array([one.predicted_fwd_compute_ms for one in devices]),
-        np.array([one.predicted_fwd_all_to_all_ms for one in devices]),
-        np.array([one.predicted_bwd_all_to_all_ms for one in devices]),
-        np.array([one.predicted_bwd_compute_ms for one in devices]),
-    )
+    names = ("input_dist", "fwd_compute", "fwd_all_to_all", "bwd_all_to_all", "bwd_compute")
+    return Phases(*(np.array([getattr(one, f"predicted_{name}_ms") for one in devices]) for name in names))
 
 
 def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
@@ -128,14 +122,7 @@ def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
 
 @dataclass(frozen=True)
 class PredictedParts:
-    """Prediction of a placement of parts.
-
-    Attributes:
-        devices: predicted times, by device id.
-        predicted_ms: predicted time of the step.
-        low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
-        members_ms: the time of the step by each member of the models' ensembles.
-    """
+    """Prediction of a placement, with the 90 % interval of the step by the models alone; device models have none."""
 
     parts: tuple[TablePart, ...]
     devices: tuple[PredictedDevice, ...]
@@ -148,13 +135,7 @@ class PredictedParts:
 class PartCosts:
     """Predicts any placement of the parts of a task's tables.
 
-    Attributes:
-        pipeline: that makes a step of the phases of devices, see ``step_time.windows``; by default the task's.
-
-    Args:
-        kinds: kinds of its devices.
-        kind_of_D: [D] the kind of each device.
-        links: of its tiers.
+    ``pipeline`` makes a step of the phases of devices (``step_time.windows``); by default it is the task's.
     """
 
     def __init__(
@@ -318,7 +299,7 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms(volumes))
+        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms_3(volumes))
 
     @property
     def own_slopes_V(self) -> FloatArray:
@@ -331,12 +312,11 @@ class PartCosts:
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = held_D
-            found.append(sum(self._floors_ms(volumes)[counted]))
+            found.append(sum(self._floors_ms_3(volumes)[counted]))
         return np.array(found)
 
-    def _floors_ms(self, volumes: Volumes) -> list[float]:
-        """Return the least time of each exchange on the first device, without latencies."""
-        return exchanges_ms_3(self.task, volumes, self.links.floor).tolist()
+    def _floors_ms_3(self, volumes: Volumes) -> list[float]:
+        return list(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """Compute times by ensemble member, [N, D, M, 2], forward and backward, of ``copies`` (N) machines in a row."""

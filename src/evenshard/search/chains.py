@@ -82,8 +82,7 @@ class Chains:
         option_NG, place_NGS: the option of each group, and the places of its pieces.
         all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their numbers in their options.
         windows_BND: times of devices in each window of a step, ms.
-        moves: counts the bytes that move from an earlier placement; None if there is none.
-        moved_N: these bytes; zeros without moves.
+        moves, moved_N: the bytes that move from an earlier placement; zeros without one.
     """
 
     def __init__(

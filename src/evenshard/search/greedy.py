@@ -71,14 +71,10 @@ _Cut = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Start:
-    """Options of all groups.
+    """Options of all groups; starts of one family differ in limits alone.
 
-    Attributes:
-        family: starts of one family differ in limits alone.
-        option_G: the option of each group.
-        by_width: pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own.
-        rule: the rule of thumb in words; empty for other starts.
-        cuts: of a rule of thumb.
+    Pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own if ``by_width``. ``rule`` is
+    the rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
     """
 
     family: str

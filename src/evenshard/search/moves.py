@@ -43,14 +43,9 @@ BEYOND = 0.01
 
 
 class Moves:
-    """Bytes that move from an earlier placement.
-
-    Args:
-        space: groups; the options of the earlier placement are added to theirs.
-        earlier: the earlier placement.
+    """Bytes that move from an earlier placement, whose options are added to those of the space.
 
     Attributes:
-        table: all options as arrays.
         home_G, home_GS: the option and the places with which nothing of a group moves; an option of -1 where there are
             none, or they are not allowed.
         costless_groups: groups without a home, and replicas, of which options may move nothing.

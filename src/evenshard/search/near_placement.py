@@ -60,16 +60,9 @@ STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
 
 @dataclass(frozen=True)
 class NearResult:
-    """Placements that the search found.
+    """The best placement within the bound, candidates, and the bytes that the best placement without a bound moves.
 
-    Attributes:
-        best: the answer.
-        candidates: placements within the bound, the best first.
-        moved_bytes: by the answer.
-        stay: the best placement that moves the fewest bytes.
-        stay_bytes: moved by it.
-        free_bytes: moved by the best placement without a bound.
-        is_interrupted: Ctrl-C ended the search.
+    ``stay`` is the best placement that moves the fewest bytes.
     """
 
     best: PredictedParts

@@ -33,14 +33,7 @@ _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
 class _Strip(NamedTuple):
-    """Rows of a table that live together, whatever their columns.
-
-    Attributes:
-        rows: the rows.
-        line: number of its line.
-        lookups: of all columns.
-        row_of: row of the columns of lookups, by width.
-    """
+    """Rows of a table that live together, whatever their columns; ``row_of`` has the row of lookups by width."""
 
     rows: Span
     line: int
@@ -52,15 +45,10 @@ class _Strip(NamedTuple):
 class PieceArrays:
     """All pieces as arrays.
 
-    Attributes:
-        columns_P: columns of each.
-        span_P: devices, one after the other, that each have as much of it.
-        size_P, host_P, ssd_P: bytes of device memory, of the host's memory, and of the host's SSDs.
-        values_P: weights of a replica.
-        volume_PV: volumes that it adds to each of its devices (``PartVolume``).
-        offload_PK2: added time of forward and backward outside of device memory, ms; zeros in device memory.
-        cells_P: cells of each: a kernel call and a row of the matrix of columns, each call once. ``call_C`` and
-            ``row_C`` have those of all pieces, the first at ``first_P``.
+    Each piece adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
+    and time outside of device memory (forward and backward, ms) to ``span_P`` devices, one after the other.
+    ``values_P`` are the weights of a replica. A cell is a kernel call and a row of the matrix of columns, each call
+    once.
     """
 
     columns_P: Indices
@@ -85,10 +73,8 @@ class PieceArrays:
 class PieceBuilder:
     """Numbers pieces, kernel calls and lookups.
 
-    Attributes:
-        calls: kernel calls by number.
-        collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
-        lookups: all that is looked up by any piece, complete after ``lookups.update()``.
+    ``collective_of_call`` has the module and the type of each kernel call: calls that share them share a collective.
+    ``lookups`` are complete after ``lookups.update()``.
     """
 
     def __init__(self, costs: PartCosts) -> None:

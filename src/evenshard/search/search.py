@@ -46,12 +46,7 @@ MOST_CANDIDATES = 16
 
 @dataclass(frozen=True)
 class PlanSearchEffort:
-    """Length of a search.
-
-    Attributes:
-        changes: changes that are tried, all together; fewer for a handful of tables.
-        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
-    """
+    """Length of a search: changes that are tried, fewer for a handful of tables, and a time limit if any."""
 
     changes: int = 200_000
     time_limit_s: float | None = None
@@ -74,13 +69,7 @@ def effort_called(name: str) -> PlanSearchEffort:
 
 @dataclass(frozen=True)
 class PlanSearchResult:
-    """Placements that the search found.
-
-    Attributes:
-        best: the answer.
-        candidates: distinct placements, the answer first, the others by their cost.
-        is_interrupted: Ctrl-C ended the search, which answers with the best placement until then.
-    """
+    """Placements that the search found: distinct candidates, the best first, the others by their cost."""
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
@@ -121,13 +110,9 @@ class _Pool:
 
 
 class PlanSearch:
-    """The search on one task.
+    """The search on one task, of normal length by default.
 
     Args:
-        costs: prices placements of the task.
-        effort: length; normal by default.
-        seed: of all random numbers.
-        progress: see ``Progress``.
         packing_s: time of the solver that looks for any legal placement, where nothing else finds one.
     """
 
@@ -227,10 +212,7 @@ class PlanSearch:
         """Anneal placements; return the best of each phase.
 
         Args:
-            start: placements.
-            changes: that are tried.
             number: of the run, which tells its random numbers apart.
-            placer: of the space's groups.
             phases: as ``PHASES``.
             moves: of an earlier placement.
         """

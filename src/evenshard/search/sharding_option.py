@@ -34,13 +34,8 @@ WRONG = 0.1
 class ShardingOption:
     """One way to shard a group of tables: TorchRec's sharding option.
 
-    Attributes:
-        sharding_type: the type.
-        storage: where its weights are kept.
-        span: devices, one after the other, that each piece lives on: its place is the number of such a set.
-        home_span: devices, one after the other, that all pieces are among.
-        pieces: the number of each piece among all of the space, in the order of their columns.
-        widths: columns of each piece.
+    Each piece lives on ``span`` devices, one after the other; its place is the number of such a set. All pieces are
+    among ``home_span`` devices. ``pieces`` has the number of each among all of the space, ``widths`` its columns.
     """
 
     sharding_type: str
@@ -55,9 +50,7 @@ class ShardingOption:
 class Cuts:
     """Cuts of a table by columns, each an option.
 
-    Attributes:
-        widths: the different widths of all cuts, as they first appear.
-        slots: of each cut, the number of each part's width.
+    ``widths`` are the different widths of all cuts, ``slots`` the number of the width of each part of each cut.
     """
 
     widths: tuple[int, ...]
@@ -98,27 +91,19 @@ class OptionRun(NamedTuple):
 class OptionTable:
     """All options of all groups, one after the other, and the pieces of each.
 
-    Args:
-        cut_O: the same number for options with the same widths of pieces.
-
     Attributes:
         num_options_G, first_option_G: options of each group, and the number of its first one.
         group_O, number_O: the group of each option, and its number there.
         count_O, first_O: pieces of each option, and the first one in ``piece_A``.
         piece_A, option_A: the number of each piece among the distinct ones, and its option.
-        types, type_O: sharding types, and the number of each option's.
-        storages, storage_O: the same of storages.
-        span_O, home_O: devices, one after the other, of each piece, and those that all pieces are among.
-        bytes_O: device memory of the largest piece.
-        width_O: columns of the widest piece.
+        type_O, storage_O: numbers in ``types`` and ``storages``.
+        span_O, home_O: devices of each piece, and those that all pieces are among, each one after the other.
+        bytes_O, width_O: device memory of the largest piece, and columns of the widest.
         is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
             as a power of two.
-        is_replica_O, is_on_device_O: True if every device holds a replica, and if weights are kept in device memory.
         shape_O: the same number for options of the same type and the same columns of the first piece.
-        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
-            each option's first twin in ``twin_O``, and the number of its twins, itself among them.
-        most_pieces: of an option.
-        place_type: of arrays of places, compact.
+        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone (``cut_O`` is
+            the same number for the same widths); the place of each option's first twin, and the number of its twins.
     """
 
     def __init__(
@@ -186,13 +171,9 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables that are placed as one: a table, or those that stay together.
+    """Tables that are placed as one, by their positions in the task: a table, or those that stay together.
 
-    Attributes:
-        tables: positions in the task.
-        runs: its options, whole first where it is allowed.
-        allowed_D: devices that it may live on; None for all.
-        apart: numbers of the groups of tables that stay apart of which it has one.
+    ``allowed_D`` has the devices that it may live on, None for all; ``apart`` the groups of apart tables that it is in.
     """
 
     tables: tuple[int, ...]
@@ -203,10 +184,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the number of its option, and the place of each piece.
-
-    A place is the number of a set of ``ShardingOption.span`` devices: of the device, of the node, or 0 for all devices.
-    """
+    """The sharding of a group: the number of its option, and the place of each piece (``ShardingOption``)."""
 
     option: int
     places: tuple[int, ...] = (0,)
@@ -265,10 +243,8 @@ class MeanCollections:
     rows. Where some MEAN tables have rows and other tables have not, each group that would have to change counts as
     overflow of memory. Where a MEAN table has rows, the time of the division is added to a step.
 
-    Attributes:
-        names: the collections (``Table.collection``); most tasks have none.
-        number_G: number of the collection of each group; -1 for none.
-        is_row_O, is_mean_O: True for rows of tables of the collections, and for those of their MEAN tables.
+    ``number_G`` is the number in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``
+    mark rows of tables of the collections, and of their MEAN tables.
     """
 
     def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
