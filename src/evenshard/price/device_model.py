@@ -5,7 +5,7 @@ runs of equal ones, the radix sort of the indices with their bags between the tw
 gradients of each distinct row and update it with the optimizer. Where nothing is looked up there is no backward pass.
 
 A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
-L2 and for device memory, which overlaps in part with the instructions: see ``overlap_parts``. In profiles whose kernels
+L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels
 were measured one by one, instructions come on top of these waits, and every row of a call has as many lanes of a warp
 as its widest row needs: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is
 never shorter than the host takes to launch its kernels.
@@ -133,7 +133,7 @@ def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 class Waits(NamedTuple):
-    """What a kernel that reads rows waits for, [N] ns each; see ``overlap_parts``. All but chain add up over tables."""
+    """What a kernel that reads rows waits for, [N] ns each; see ``overlap``. All but chain add up over tables."""
 
     instructions: FloatArray
     l2: FloatArray
@@ -144,7 +144,7 @@ class Waits(NamedTuple):
 def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other."""
     issued_ns = (all_lanes_ns(profile, work)[:2] * lanes_by_widest(profile, work.widest)[:2]).sum(axis=0)
-    return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap_parts(*lookup_waits(profile, work)))
+    return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap(np.stack(lookup_waits(profile, work))))
 
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
@@ -230,7 +230,7 @@ def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
     """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state."""
     issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
     issued_ns += hot_row_ns(profile, work.hottest)
-    waits_ns = overlap_parts(*gradient_waits(profile, work, optimizer))
+    waits_ns = overlap(np.stack(gradient_waits(profile, work, optimizer)))
     return np.asarray(profile.gradient_floor_us * NS_PER_US + issued_ns + waits_ns)
 
 
@@ -264,17 +264,12 @@ def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
     return np.asarray(2 * per_weight * work.unique_requests)
 
 
-def overlap_parts(*parts_ns: FloatArray) -> FloatArray:
-    """[N] a time between the longest of what a kernel waits for, and all of it together.
+def overlap(parts_ns: FloatArray) -> FloatArray:
+    """Return a time between the longest wait of a kernel and the sum of all, [...] of [parts, ...].
 
     The cube root of the sum of cubes: in the public measurements one wait hides most of another that is much shorter,
     but two equal ones take about a quarter longer than one.
     """
-    return overlap(np.stack(parts_ns))
-
-
-def overlap(parts_ns: FloatArray) -> FloatArray:
-    """[...] ``overlap_parts`` of [parts, ...]."""
     longest = np.maximum(parts_ns.max(axis=0), 1e-9)
     ratios = parts_ns / longest
     return np.asarray(longest * np.cbrt((ratios * ratios * ratios).sum(axis=0)))

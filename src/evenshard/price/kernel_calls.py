@@ -38,13 +38,11 @@ ROUNDING = 1e-5
 
 
 class Lookup(NamedTuple):
-    """A table that a call looks up.
+    """A table that a call looks up for ``bags`` samples of the batch.
 
-    Attributes:
-        table: the table, or a part of one; a sequence where each lookup is an output.
-        bags: samples of the batch that look it up.
-        optimizer: of its update in the same call; of replicas sgd: their dense gradients are used later.
-        is_cached: whether the call looks its rows up in a cache.
+    ``table`` is a table or a part of one; of a sequence, each lookup is an output. ``optimizer`` updates it in the same
+    call; of replicas it is sgd, as their dense gradients are used later. ``is_cached`` if rows are looked up in a
+    cache.
     """
 
     table: Table
@@ -67,7 +65,7 @@ class Lookup(NamedTuple):
 
 
 class KernelCall(NamedTuple):
-    """What the parts that share a call have in common; of dense calls ``sharding_type`` is data_parallel."""
+    """Properties that the parts that share a call have in common; of dense calls ``sharding_type`` is data_parallel."""
 
     module: str
     sharding_type: str
@@ -78,7 +76,7 @@ class KernelCall(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether it leaves dense gradients, that are reduced over all devices before an optimizer takes them."""
+        """True if it leaves dense gradients, which all devices reduce before an optimizer takes them."""
         return TYPES[self.sharding_type].is_replicated
 
 
@@ -94,15 +92,15 @@ class HeldPart:
 EVERY_DEVICE = -1
 
 
-def kernel_call(table: Table, way: str, optimizer: str = SGD) -> KernelCall:
-    """The call that looks up the parts of a table that is sharded this way, and updates them with its optimizer."""
-    word = way if table.is_sequence else TYPES[way].call or way
-    fused = SGD if TYPES[way].is_replicated else optimizer
+def kernel_call(table: Table, name: str, optimizer: str = SGD) -> KernelCall:
+    """Return the call that looks up the parts of a table of this sharding type, and updates them."""
+    word = name if table.is_sequence else TYPES[name].call or name
+    fused = SGD if TYPES[name].is_replicated else optimizer
     return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted, fused)
 
 
 def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
-    """Every part, table after table; replicas once for all devices."""
+    """Yield every part, table after table; replicas once for all devices."""
     for table in task.tables:
         parts = by_table[table.name]
         call = kernel_call(table, sharding_type(parts, table, task.machine), task.optimizer_of(table.name))
@@ -114,19 +112,19 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 
 
 def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
-    """What a device looks up of a part: lookups of all devices' samples."""
+    """Return the lookups of a part on its device: those of all devices' samples."""
     own = deduplicated_table(part_table(part, whole), task.num_devices)
     return lookups_of(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
-    """What a device looks up of a replicated table: its own samples."""
+    """Return the lookups of a replicated table on a device: those of its own samples."""
     own = deduplicated_table(replica_table(table, task.num_devices), 1)
     return lookups_of(own, max(round(task.local_batch), 1))
 
 
 def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
-    """A table, or a part of one, as tables of one feature; a sequence as one, in which features share distinct rows."""
+    """Return a table or part as tables of one feature; a sequence as one, whose features share distinct rows."""
     features = table.num_features
     if table.is_sequence and features > 1:
         mean = _plain(table).with_fields(pooling_factor=table.pooling_factor / features)

@@ -268,9 +268,9 @@ class PartCosts:
         if len(part.devices) > 1:
             values = table.num_rows * table.embedding_dim
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
-        way = sharding_type(of_table, table, self.task.machine)
-        one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
-        more = float(slopes_V @ one.numbers_V)
+        name = sharding_type(of_table, table, self.task.machine)
+        one = part_volume(table, name, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
+        more = float(slopes_V @ one)
         return (
             more if part.storage.is_on_device else more + sum(self.offload_K2(part, table)[self.kind_of_D[part.device]])
         )

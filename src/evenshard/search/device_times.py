@@ -116,7 +116,7 @@ class _Cut:
     """A table that a type may cut by columns; each option stands for a range of ``parts``."""
 
     position: int
-    way: str
+    sharding_type: str
     options: tuple[int, ...]
     parts: tuple[tuple[int, int], ...]
     rows: Span | None
@@ -181,8 +181,8 @@ class CutBounds:
                 width_of_P += [len(width_E)] * len(own)
                 lookups += own
                 width_E.append((number, blocks))
-                volume = part_volume(table, cut.way, columns, lookup_share(table, rows), task.num_devices)
-                volume_EV.append(volume.numbers_V)
+                share = lookup_share(table, rows)
+                volume_EV.append(part_volume(table, cut.sharding_type, columns, share, task.num_devices))
         self._width_P, self._volume_EV = np.array(width_of_P, dtype=np.int64), np.array(volume_EV)
         self._cut_E, self._blocks_E = np.array(width_E, dtype=np.int64).reshape(-1, 2).T
         prices = self._space.costs.prices if lookups else []

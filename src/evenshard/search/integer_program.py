@@ -82,12 +82,11 @@ class IntegerProgram:
         return Solution(np.rint(ended.x).astype(np.int64).tolist())
 
 
-@dataclass(frozen=True)
-class Solved:
-    """The outcome of packing with a solver."""
+class Solved(NamedTuple):
+    """The outcome of packing: parts of all items, if any were found; a proof that none fit."""
 
-    parts: list[TablePart] | None = None  # of all items on their devices; None if none were found
-    impossible: bool = False  # there is a proof that no parts fit
+    parts: list[TablePart] | None = None
+    impossible: bool = False
 
 
 _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from evenshard.price.step import PartCosts
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-_volumes_of = attrgetter(*VOLUMES)
 _NO_BYTES, _NO_VOLUMES = (0, 0, 0), (0.0,) * len(VOLUMES)
 # Where the numbers of a line end: see ``PieceBuilder``.
 _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
@@ -181,13 +179,13 @@ class PieceBuilder:
             return (span, *whole_3, *_NO_BYTES, *_NO_VOLUMES, *_NO_VOLUMES, float(table.num_rows * columns))
         share, devices = lookup_share(table, part.rows), self._task.num_devices
         if not may_be_cut:
-            volume_V = _volumes_of(part_volume(table, name, columns, share, devices))
+            volume_V = part_volume(table, name, columns, share, devices)
             return (span, *whole_3, *_NO_BYTES, *volume_V, *_NO_VOLUMES, 0.0)
         narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
         steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
         more_3 = [(whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True)]
         bytes_3 = [least - more for least, more in zip(least_3, more_3, strict=True)]
-        none_V, one_V = (_volumes_of(part_volume(table, name, at, share, devices)) for at in (0, 1))
+        none_V, one_V = (part_volume(table, name, at, share, devices) for at in (0, 1))
         more_V = [one - none for one, none in zip(one_V, none_V, strict=True)]
         return (span, *bytes_3, *more_3, *none_V, *more_V, 0.0)
 
