@@ -1,4 +1,4 @@
-"""What the devices of a machine exchange in a training step, and how long that takes.
+"""Exchanges between the devices of a machine in a training step, and their times.
 
 Forward, and backward the other way round:
 
@@ -73,12 +73,12 @@ class Volumes:
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
-        """Volumes of devices that hold nothing."""
+        """Return the volumes of devices that hold nothing."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Volumes with these numbers, [V, ..., D] and [...], and without the collectives."""
+        """Return volumes with these numbers, [V, ..., D] and [...], and without collectives."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
@@ -247,14 +247,14 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """What each device takes for its exchanges in a step, [..., D] ms each."""
+    """Times of the exchanges of each device in a step, [..., D] ms each."""
 
     input_dist: FloatArray
     forward: FloatArray
     backward: FloatArray
 
     def select(self, number: int) -> ExchangeTimes:
-        """Those of one of many placements."""
+        """Return the times of one of many placements."""
         return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
 
 
@@ -281,7 +281,7 @@ class Links:
 
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
-    """How long the exchanges of a placement take on each device, or of many placements at once ([..., D])."""
+    """Return the times of the exchanges of a placement on each device, or of many placements at once ([..., D])."""
     machine = task.machine
     if machine.num_devices == 1:
         nothing = np.zeros_like(volumes.sent)
@@ -366,7 +366,7 @@ def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
 
 
 def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
-    """[3] latencies of the input dist, the forward and the backward exchange; collectives are (module, sharding type).
+    """Return the latencies of input dist, forward and backward exchange of (module, sharding type) collectives, [3].
 
     The input takes two exchanges, of lengths and of what they count.
     """
@@ -390,7 +390,7 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
 
 
 def moved_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """[..., D] time that the bytes of a collective take on both tiers."""
+    """Return the time that the bytes of a collective take on both tiers, [..., D]."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:
         return near_ms

@@ -129,7 +129,7 @@ class GpuProfile:
 
     @property
     def error(self) -> DeviceError:
-        """How far its times are from those of the real device."""
+        """Error of its times against those of the real device."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @property
@@ -149,7 +149,7 @@ class GpuProfile:
 
     @property
     def hbm_bytes_per_ns(self) -> float:
-        """What the embedding kernels get out of the device memory."""
+        """Bandwidth of the device memory that embedding kernels reach."""
         return self.hbm_gb_s * self.hbm_efficiency
 
 
@@ -219,12 +219,12 @@ ABOVE_0 = Range(1e-9, 1e18)
 
 
 def profile_of(hardware: HardwareName) -> GpuProfile | None:
-    """The profile of simulated hardware; None of real hardware. Errors are those of ``gpu_profile``."""
+    """Return the profile of simulated hardware; None of real hardware. Errors are those of ``gpu_profile``."""
     return gpu_profile(hardware.device) if hardware.kind.is_simulated else None
 
 
 def gpu_profile(name: str) -> GpuProfile:
-    """The profile with this name, or of this YAML file.
+    """Return the profile with this name, or of this YAML file.
 
     Raises:
         BadConfig: if there is none.

@@ -249,7 +249,7 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 
 def is_modelled(name: str) -> bool:
-    """Whether exchange times of a provenance with this link come from a model; else devices really exchanged."""
+    """Return True if exchange times of a provenance with this link are modelled; else devices really exchanged."""
     return name.partition(" ")[0] not in BACKENDS
 
 

@@ -60,7 +60,7 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
 
 
 def sources_of(path: Path) -> dict[str, str]:
-    """The source of each constant of a profile that ``read_profile`` accepts.
+    """Return the source of each constant of a profile that ``read_profile`` accepts.
 
     Raises:
         BadFile: if the file is missing or no YAML.
@@ -69,12 +69,12 @@ def sources_of(path: Path) -> dict[str, str]:
 
 
 def origin_of(source: str) -> str:
-    """Whether a number is measured, fitted, of a data sheet or a guess, by its source."""
+    """Return the origin of a number by its source: measured, fitted, of a data sheet or a guess."""
     return next((origin for word, origin in _ORIGINS.items() if source.startswith(word)), GUESS)
 
 
 def is_link_profile(path: Path) -> bool:
-    """Whether a file is the profile of a link; else it should be that of a device.
+    """Return True if a file is the profile of a link; else it should be that of a device.
 
     Raises:
         BadFile: if the file is missing or no YAML.
@@ -128,7 +128,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def is_data_sheet(path: Path) -> bool:
-    """Whether a file is the data sheet of a GPU, and no whole profile.
+    """Return True if a file is the data sheet of a GPU, and no whole profile.
 
     Raises:
         BadFile: if the file is missing or no YAML.

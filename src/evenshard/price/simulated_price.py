@@ -77,7 +77,7 @@ class DeviceModelPrice:
         self.lane_limits = LANE_LIMITS if self._has_lanes else ()
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> FloatArray:
-        """[P, H] columns of tables."""
+        """Return the columns of tables, [P, H]."""
         profile = self.profile
         work_PC = work_columns(self._counter, lookups, dims_P)
         work = self._counter.work_of_sums(work_PC)
@@ -101,7 +101,7 @@ class DeviceModelPrice:
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """[3, N] of calls: forward and backward kernels, and what a backward pass with the call takes beside them."""
+        """Return the times of forward and backward kernels, and of backward passes beside them, [3, N]."""
         profile, sums_HN = self.profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
@@ -135,7 +135,7 @@ class DeviceModelPrice:
         return np.asarray((tables_N > 1.5) * sharing_N * np.maximum(together_N - sums_HN[ROW_MISSES], 0.0))
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[2, N] forward and backward time of devices, from the times of their calls."""
+        """Return the forward and backward time of devices, [2, N]."""
         calls_2N = np.stack([calls_N, (times_QGN[1] > 0).sum(axis=0, dtype=np.float64)])
         took_2N = np.maximum(times_QGN[:2].sum(axis=1), calls_2N * self.launch_ms_2[:, None])
         took_2N += (calls_2N > 0) * self.overhead_ms_2[:, None]
@@ -143,7 +143,7 @@ class DeviceModelPrice:
         return np.asarray(took_2N)
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
-        """[D, 1, 2] forward and backward time of devices that hold these parts, by the device model."""
+        """Return the forward and backward time of devices by the device model, [D, 1, 2]."""
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
         lookups: list[Lookup] = []
         cells: list[int] = []
@@ -175,7 +175,7 @@ class DeviceModelPrice:
         return np.stack([forward, backward], axis=1)[:, None]
 
     def interval(self, members_M: FloatArray) -> float:
-        """0: how far a device model is from the device is told by its evidence."""
+        """Return 0: the evidence tells the error of a device model."""
         return 0.0
 
 

@@ -1,6 +1,6 @@
-"""What a training step of a placement takes: compute by the price of its devices, exchanges by the links.
+"""The predicted training step of a placement: compute by the price of its devices, exchanges by the links.
 
-How the times of the devices make that of the step is told by ``price/step_time.py``.
+``step_time`` makes a step of the times of the devices.
 
 Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
 """
@@ -50,14 +50,14 @@ Numbers = TypeVar("Numbers", float, FloatArray)
 
 
 def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
-    """Time that a device takes to clear dense gradients and to update weights and states with them, ms."""
+    """Return the time of a device to clear dense gradients and to update weights and states with them, ms."""
     states = STATE_NUMBERS[optimizer][1]
     return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices that are alike: their compute times, bytes per ns of their memory for dense gradients, and their host."""
+    """Devices that are alike: their price, bytes per ns of their memory for dense gradients, and their host."""
 
     price: DevicePrice
     bytes_per_ns: float
@@ -82,7 +82,7 @@ class PredictedDevice:
 
     @property
     def predicted_total_ms(self) -> float:
-        """What it does itself in a step: its five times, without what is hidden."""
+        """Time of its own work in a step: its five times, without hidden time."""
         return sum(predicted_step_times(self))
 
 
@@ -90,7 +90,7 @@ STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchang
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
-    """The predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
+    """Return the predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
     return (
         device.predicted_input_dist_ms - device.predicted_hidden_ms,
         device.predicted_fwd_compute_ms,
@@ -101,20 +101,20 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
 
 
 def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
-    """The phases of devices, [D] each."""
+    """Return the phases of devices, [D] each."""
     names = ("input_dist", "fwd_compute", "fwd_all_to_all", "bwd_all_to_all", "bwd_compute")
     return Phases(*(np.array([getattr(one, f"predicted_{name}_ms") for one in devices]) for name in names))
 
 
 def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
-    """What kernels and exchanges take of a step."""
+    """Return the times of kernels and of exchanges in a step."""
     phases = predicted_phases(devices)
     compute_ms = kernels_ms(phases, pipeline)
     return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
 
 
 def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
-    """The share of exchanges in a step, 0 to 1."""
+    """Return the share of exchanges in a step, 0 to 1."""
     compute_ms, exchanged_ms = step_shares_ms(devices, pipeline)
     total_ms = compute_ms + exchanged_ms
     return exchanged_ms / total_ms if total_ms > 0 else 0.0
@@ -185,7 +185,7 @@ class PartCosts:
         return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
-        """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
+        """Predict many placements of whole tables as ``predict`` does each, faster: what they share is priced once."""
         tables, found = self.task.tables, []
         by_table = {table.name: (whole_part(table, (0,)),) for table in tables}
         at_once = max(1, MOST_AT_ONCE // (len(tables) + self.task.num_devices))
@@ -276,7 +276,7 @@ class PartCosts:
         )
 
     def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
-        """How much longer forward and backward take as a part is kept, on each kind of device; empty on the device."""
+        """Return the added forward and backward time of a part on each kind of device; empty in device memory."""
         if part.storage.is_on_device:
             return ()
         return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
@@ -292,10 +292,10 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica.
+        """Time of exchanges for each of the volumes, [V], if all devices have as much; and of a weight of a replica.
 
-        No exchange takes less in proportion to its bytes, latencies left aside. An exchange of indices that runs beside
-        the step before counts nothing.
+        No exchange takes less in proportion to its bytes without latencies. An exchange of indices that runs beside the
+        step before counts nothing.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
@@ -303,7 +303,7 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """[V] time of exchanges for each of the volumes, if one device alone has any."""
+        """Time of exchanges for each of the volumes, [V], if one device alone has any."""
         return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
     def _slopes_V(self, held_D: FloatArray) -> FloatArray:
@@ -347,6 +347,6 @@ def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
 
 
 def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
-    """Weights of all replicated tables."""
+    """Return the number of weights of all replicated tables."""
     replicated = (part for parts in by_table.values() for part in parts if len(part.devices) > 1)
     return float(sum(part.rows.size * part.columns.size for part in replicated))

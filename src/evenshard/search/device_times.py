@@ -230,7 +230,7 @@ class CutBounds:
         return self._sum_widths_2FU(np.min([self._shared.works(columns_PH) for _, columns_PH in self._kinds], axis=0))
 
     def exchanged_FU(self, slopes_V: FloatArray) -> FloatArray:
-        """What a part of 1, 2, ... blocks exchanges; infinite where there is none."""
+        """Return the time of exchanges of a part of 1, 2, ... blocks; infinite where there is none."""
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
     def least(self, values_SFU: FloatArray) -> FloatArray:
@@ -245,7 +245,7 @@ class CutBounds:
         return found_SO
 
     def of_tables(self, values_W: FloatArray) -> FloatArray:
-        """[F] values of options that are alike in all cuts of a table."""
+        """Return the values of tables, [F], of options that are alike in all cuts of a table."""
         return values_W[[cut.options[0] for cut in self._cuts]]
 
     def _sum_widths_2FU(self, works_2P: FloatArray) -> FloatArray:

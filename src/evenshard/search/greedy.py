@@ -86,10 +86,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A start with its places [G, S] and its cost, ms.
-
-    Memory suffices where ``overflow`` is 0; where the placement breaks a rule, it is infinite.
-    """
+    """A start with its places [G, S] and its cost, ms; ``overflow`` of memory is infinite if it breaks a rule."""
 
     start: Start
     place_GS: Indices

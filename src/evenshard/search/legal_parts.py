@@ -1,4 +1,4 @@
-"""Some legal way to shard tables, whatever it costs: quickly where there is room, by a solver where memory is tight."""
+"""Legal placements of any cost: by packing where memory is ample, by a solver where it is tight."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
 
 
 def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
-    """Some legal parts where packing finds them, in device memory or, where rules allow that, outside of it.
+    """Return some legal parts if packing finds them, in device memory or, where rules allow that, outside of it.
 
     Args:
         known: items of the same task, whatever memory its devices and hosts have; new ones are added.

@@ -1,4 +1,4 @@
-"""What no placement that a task allows is predicted to take less than: over all types, all cuts and all places.
+"""Lower bounds of the predicted time of all placements that a task allows: of all types, all cuts and all places.
 
 A bound is the least over cases, which are opened and tightened one by one, the lowest first:
 
