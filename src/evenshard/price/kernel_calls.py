@@ -132,6 +132,14 @@ def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: b
     return tuple(Lookup(one, batch_size, optimizer, is_cached) for one in feature_tables(table))
 
 
+def numbers_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
+    """Return the numbers of lookups by their bags."""
+    found: dict[int, list[int]] = {}
+    for number, one in enumerate(lookups):
+        found.setdefault(one.bags, []).append(number)
+    return found
+
+
 def feature_tables(table: Table) -> tuple[Table, ...]:
     """A table as tables of one feature each, called after it where there are several: lookups are drawn by the name."""
     plain = _plain(table)

@@ -39,8 +39,7 @@ class LookupColumns:
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
-        self._new: list[tuple[Lookup, ...]] = []
-        self._new_dims: list[int | None] = []
+        self._new: list[tuple[tuple[Lookup, ...], int | None]] = []
         self._num_rows = 0
         self.columns_KPH: list[Columns] = []
 
@@ -50,21 +49,18 @@ class LookupColumns:
         Args:
             dim: of all the tables, in place of their own.
         """
-        self._new.append(lookups)
-        self._new_dims.append(dim)
+        self._new.append((lookups, dim))
         self._num_rows += 1
         return self._num_rows - 1
 
     def update(self) -> None:
         """Price the rows added since the last update."""
-        new, new_dims = self._new, self._new_dims
-        self._new, self._new_dims = [], []
+        new, self._new = self._new, []
         if not new:
             return
-        flat = [one for lookups in new for one in lookups]
-        sizes = np.array([len(lookups) for lookups in new])
-        each = zip(new, new_dims, strict=True)
-        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in each for one in lookups])
+        flat = [one for lookups, _ in new for one in lookups]
+        sizes = np.array([len(lookups) for lookups, _ in new])
+        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in new for one in lookups])
         found = [_sum_runs(price, price.columns(flat, dims_P), np.cumsum(sizes) - sizes) for price in self._prices]
         self.columns_KPH = (
             [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if self.columns_KPH else found

@@ -37,7 +37,7 @@ from evenshard.price.device_model import (
     sort_passes_ns,
 )
 from evenshard.price.gpu_profile import GpuProfile
-from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
+from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, numbers_by_bags
 from evenshard.price.offload import host_link
 from evenshard.price.shard_work import CACHED, WindowGrid, WorkCounter
 from evenshard.price.step import DeviceKind
@@ -187,10 +187,7 @@ def work_columns(
     counter: WorkCounter, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None
 ) -> FloatArray:
     """[P, C] work of tables that are looked up, with these dims instead of their own."""
-    by_bags: dict[int, list[int]] = {}
-    for number, one in enumerate(lookups):
-        by_bags.setdefault(one.bags, []).append(number)
-    rows = []
+    by_bags, rows = numbers_by_bags(lookups), []
     for bags, numbers in by_bags.items():
         tables = [lookups[at].table for at in numbers]
         rows.append(

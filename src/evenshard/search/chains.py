@@ -56,14 +56,7 @@ class _Sums:
         )
 
     def select(self, chain_M: Indices) -> _Sums:
-        return _Sums(
-            np.take(self.volumes_VND, chain_M, axis=1),
-            np.take(self.used_3ND, chain_M, axis=1),
-            np.take(self.offload_2ND, chain_M, axis=1),
-            self.values_N[chain_M],
-            self.users_NC[chain_M],
-            self.rows_NK[chain_M],
-        )
+        return _Sums(*(np.take(one, chain_M, axis=1 if one.ndim == 3 else 0) for one in vars(self).values()))
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,10 @@ columns, U blocks of columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,29 +62,25 @@ def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
     """Return the bound, ms, which need not exceed ``enough_ms``; 0 where nothing can be said."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
-    opened = [_Open(bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets]
+    # Of equal bounds, the one that was opened first.
+    opened: list[tuple[float, int, Tighten | None]] = [
+        (bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets
+    ]
     heapify(opened)
     count = len(opened)
     while opened:
-        least = heappop(opened)
-        if least.tighten is None or least.bound_ms >= enough_ms:
-            return least.bound_ms * (1 - _ROUNDING)
-        most_ms = min((one.bound_ms for one in opened if one.tighten is None), default=enough_ms)
-        for bound_ms, tighten in least.tighten(min(enough_ms, most_ms)):
+        least_ms, _, tighten = heappop(opened)
+        if tighten is None or least_ms >= enough_ms:
+            return least_ms * (1 - _ROUNDING)
+        most_ms = min((bound_ms for bound_ms, _, further in opened if further is None), default=enough_ms)
+        for bound_ms, further in tighten(min(enough_ms, most_ms)):
             count += 1
-            heappush(opened, _Open(max(bound_ms, least.bound_ms), count, tighten))
+            heappush(opened, (max(bound_ms, least_ms), count, further))
     return 0.0
 
 
 # Larger bounds of the same placements, each with what makes it larger yet, if anything does; up to one that is enough.
 Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
-
-
-@dataclass(order=True)
-class _Open:
-    bound_ms: float
-    number: int
-    tighten: Tighten | None = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -120,13 +115,13 @@ class _Bounds:
         self._has_backward = all(bounds.always_has_backward(columns_PH) for bounds, columns_PH in self._kinds)
         bytes_W = np.add.reduceat(pieces.size_P[piece_A], table.first_O)
         self._room = _room(space, bytes_W)
-        offload = _least_offload(space, self._copies_W * bytes_W)
-        self._bytes_GW = table.pad_by_group(offload.bytes_W)
+        least_bytes_W, offload_W, longest_offload_W = _least_offload(space, self._copies_W * bytes_W)
+        self._bytes_GW = table.pad_by_group(least_bytes_W)
         # Work besides kernels and exchanges.
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
         values_W, self._volume_AV = pieces.values_P[piece_A[table.first_O]], pieces.volume_PV[piece_A]
         self._replicas_W = values_W * update_ms
-        self._apart_W = (self._replicas_W + offload.offload_W) * self._copies_W
+        self._apart_W = (self._replicas_W + offload_W) * self._copies_W
         volume_VW = np.add.reduceat(self._volume_AV, table.first_O).T
         self._volume_XW = np.stack([*volume_VW, values_W]) * (self._copies_W / self._devices)
         self._lines_X, self._lines_beside_nodes_X = (
@@ -143,7 +138,7 @@ class _Bounds:
         least_P = np.min([bounds.least_ms(columns_PH) for bounds, columns_PH in self._kinds], axis=0)
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
-        longest_W += self._replicas_W + offload.longest_W + values_W * costs.exchange_slopes[1]
+        longest_W += self._replicas_W + longest_offload_W + values_W * costs.exchange_slopes[1]
         # Alone on its device, a piece may be all that is exchanged.
         self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
         self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
@@ -364,16 +359,11 @@ def _room(space: SearchSpace, bytes_W: Numbers) -> float:
     return room + float(space.table.pad_by_group(bytes_W.astype(np.float64)).min(axis=1)[is_kept_G].sum())
 
 
-class _Offload(NamedTuple):
-    """[W] memory of all devices, and time outside of it, of all pieces and of the longest."""
+def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return memory of all devices, and time outside of it, of all pieces and of the longest, [W] each.
 
-    bytes_W: FloatArray
-    offload_W: FloatArray
-    longest_W: FloatArray
-
-
-def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> _Offload:
-    """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
+    Each cache has its own memory (the smallest none), and the next larger one's time (the largest none).
+    """
     table, bytes_W = space.table, bytes_W.copy()
     offload_A = space.piece_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.piece_A]
     offload_W, longest_W = (of.reduceat(offload_A, table.first_O) for of in (np.add, np.maximum))
@@ -387,4 +377,4 @@ def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> _Offload:
         bytes_W[ordered[0]] = 0.0
         offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
         longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]
-    return _Offload(bytes_W, offload_W, longest_W)
+    return bytes_W, offload_W, longest_W

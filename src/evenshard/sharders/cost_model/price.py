@@ -18,7 +18,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
 from evenshard.price.device_model import LANE_LIMITS
-from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup
+from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup, numbers_by_bags
 from evenshard.price.step import DeviceKind, PartCosts, PredictedParts
 from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import PriceBounds, SharedSteps, TangentLine, price_bounds
@@ -78,7 +78,7 @@ class LearnedPrice(DevicePrice):
         return found
 
     def _represent(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
-        for bags, numbers in _by_bags(lookups).items():
+        for bags, numbers in numbers_by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
@@ -207,13 +207,6 @@ def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> fl
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
     return float(densities_P[order_P[inside]]) if inside < len(order_P) else 0.0
-
-
-def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for number, one in enumerate(lookups):
-        found.setdefault(one.bags, []).append(number)
-    return found
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
