@@ -21,9 +21,9 @@ import numpy as np
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief, cut
 from evenshard.price.evidence import Evidence
+from evenshard.price.gpu_profile import read_profile
 from evenshard.price.hardware import AUTO, link_profile_path
 from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curve, Link, mean_curve
-from evenshard.price.profile_file import read_profile
 
 DEFAULT_LINK = "ethernet_25g"
 GPUS_OF_A_NODE = 8
