@@ -26,10 +26,10 @@ from evenshard.price.loads import Indices
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyPlacer
 from evenshard.search.legal_parts import legal_parts
 from evenshard.search.moves import Moves
 from evenshard.search.near_placement import ALIKE, NearResult, NearSearch
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.proposals import Proposals
 from evenshard.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.search.sharding_option import Choice, edits_of

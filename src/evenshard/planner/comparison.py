@@ -40,7 +40,8 @@ from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO
 from evenshard.price.step import PartCosts, step_shares_ms
-from evenshard.search.greedy import GreedyPlacer, GreedyStarts
+from evenshard.search.greedy import GreedyStarts
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.sharding_option import choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder

@@ -16,7 +16,7 @@ import numpy as np
 
 from evenshard.price.loads import Indices, Mask
 from evenshard.search.chains import Chains, round_last_digits
-from evenshard.search.greedy import FORBIDDEN, GreedyPlacer
+from evenshard.search.placer import FORBIDDEN, GreedyPlacer
 from evenshard.search.sharding_option import Edits
 
 if TYPE_CHECKING:  # the search near a placement alone needs it

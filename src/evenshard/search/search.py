@@ -26,9 +26,10 @@ from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.annealing import PHASES, Annealing, Best, Phases
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyPlacer, GreedyStarts, greedy_starts
+from evenshard.search.greedy import GreedyStarts, greedy_starts
 from evenshard.search.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.search.lower_bound import ENOUGH, lower_bound_ms
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
 from evenshard.search.space import SearchSpace, choices_of, parts_of
