@@ -40,10 +40,9 @@ from evenshard.price.device_model import (
     kernel_times,
 )
 from evenshard.price.evidence import Evidence
-from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile, origin_of, sources_of, write_profile
 from evenshard.price.hardware import profile_path
 from evenshard.price.kernel_calls import Lookup
-from evenshard.price.profile_file import origin_of, sources_of, write_profile
 from evenshard.price.shard_work import WorkCounter
 from evenshard.price.simulated_price import work_columns
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, power_law_reuse_bins

@@ -37,9 +37,8 @@ from evenshard.measure.calibrate.device import (
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
 from evenshard.price.evidence import Evidence
-from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, GpuProfile, gpu_profile, write_profile
 from evenshard.price.hardware import profile_path
-from evenshard.price.profile_file import write_profile
 from evenshard.price.shard_work import WorkCounter
 from evenshard.tables.files import load_tables
 from evenshard.tables.reuse import FloatArray

@@ -24,9 +24,8 @@ from benchmarks.scripts.fit_devices import (
 )
 from evenshard.measure.calibrate.device import SHARD_TIMES, Errors, MeasuredShards, predicted_ms
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
-from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile, is_data_sheet
 from evenshard.price.hardware import profile_names, profile_path
-from evenshard.price.profile_file import is_data_sheet
 from evenshard.price.shard_work import WorkCounter
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table

@@ -24,9 +24,9 @@ from evenshard.planner.file import json_schema, json_text, load_answer, save_ans
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.price.costs import MeasuredPlacement
 from evenshard.price.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
+from evenshard.price.gpu_profile import write_profile
 from evenshard.price.hardware import profile_path
 from evenshard.price.link import link
-from evenshard.price.profile_file import write_profile
 from evenshard.price.step import exchange_share
 from evenshard.report.explanation import print_explanation
 from evenshard.report.page.page import page

@@ -19,7 +19,7 @@ from evenshard.price.device_model import (
     backward_ms,
     forward_ms,
     kernel_times,
-    overlap_parts,
+    overlap,
     pass_ms,
     sort_passes,
     updated_state_bytes,
@@ -238,11 +238,11 @@ def test_a_shard_has_the_hottest_row_and_the_longest_bag_of_its_tables_not_their
 def test_parts_of_a_kernel_overlap_in_part() -> None:
     """Two equal ones take 2**(1/3) of one, and one that is twice another 9**(1/3) / 2 of itself."""
     ones = np.ones(1)
-    assert overlap_parts(ones * 5)[0] == pytest.approx(5)
-    assert overlap_parts(ones * 5, ones * 5)[0] == pytest.approx(5 * 2 ** (1 / 3))
-    assert overlap_parts(ones, ones * 2, ones * 0)[0] == pytest.approx(9 ** (1 / 3))
-    assert overlap_parts(ones * 0, ones * 0)[0] == pytest.approx(0)
-    assert np.isfinite(overlap_parts(ones * 1e12, ones * 1e-12)[0])
+    assert overlap(np.stack([ones * 5]))[0] == pytest.approx(5)
+    assert overlap(np.stack([ones * 5, ones * 5]))[0] == pytest.approx(5 * 2 ** (1 / 3))
+    assert overlap(np.stack([ones, ones * 2, ones * 0]))[0] == pytest.approx(9 ** (1 / 3))
+    assert overlap(np.stack([ones * 0, ones * 0]))[0] == pytest.approx(0)
+    assert np.isfinite(overlap(np.stack([ones * 1e12, ones * 1e-12]))[0])
 
 
 def test_nothing_takes_any_time_on_the_ideal_gpu() -> None:

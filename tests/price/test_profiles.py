@@ -10,10 +10,18 @@ import yaml
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.price.evidence import Evidence
-from evenshard.price.gpu_profile import BY_KERNEL, RATES, GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import (
+    BY_KERNEL,
+    RATES,
+    GpuProfile,
+    gpu_profile,
+    is_data_sheet,
+    read_profile,
+    sources_of,
+    write_profile,
+)
 from evenshard.price.hardware import profile_names, profile_of_gpu, profile_path
 from evenshard.price.link import link
-from evenshard.price.profile_file import is_data_sheet, read_profile, sources_of, write_profile
 
 
 @dataclass(frozen=True)

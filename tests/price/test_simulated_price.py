@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from evenshard.price.device_model import backward_ms, beside_kernels_ms, forward_ms
-from evenshard.price.device_price import alone_ms
 from evenshard.price.gpu_profile import gpu_profile
-from evenshard.price.kernel_calls import Lookup
+from evenshard.price.kernel_calls import Lookup, alone_ms
 from evenshard.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.price.shard_work import WorkCounter
 from evenshard.price.simulated_price import LOOKUPS, DeviceModelPrice, work_columns
+from evenshard.search.bound_lines import price_bounds
 from evenshard.tables.locality import looked_up_rows
 from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
 PROFILE = gpu_profile("h100")
 PRICE = DeviceModelPrice(PROFILE)
+BOUNDS = price_bounds(PRICE)
 COUNTER = WorkCounter(PROFILE)
 BATCH = 8_192
 
@@ -155,8 +156,8 @@ def test_calls_take_launches_and_only_one_overhead() -> None:
 def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None:
     lookups = [one._replace(table=replace(one.table, num_rows=10**6)) for one in drawn(40, seed)]
     columns_PH = PRICE.columns(lookups)
-    steps_2P = PRICE.own_steps_ms(columns_PH)
-    line = PRICE.line_at(columns_PH.sum(axis=0) / 2)
+    steps_2P = BOUNDS.own_steps_ms(columns_PH)
+    line = BOUNDS.line_at(columns_PH.sum(axis=0) / 2)
     rng = np.random.default_rng(seed)
     gaps = []
     for _ in range(20):
@@ -172,15 +173,15 @@ def test_a_call_takes_what_any_of_its_tables_needs_once(seed: int) -> None:
     """Above a line and its own steps: the most that one of its tables needs, nearly all of it where that is alone."""
     lookups = drawn(12, seed)
     columns_PH = PRICE.columns(lookups)
-    once_2P = PRICE.least_call_ms(columns_PH)
-    line = PRICE.line_at(columns_PH.sum(axis=0))
-    works_2P = line.works(columns_PH) + PRICE.own_steps_ms(columns_PH)
+    once_2P = BOUNDS.least_call_ms(columns_PH)
+    line = BOUNDS.line_at(columns_PH.sum(axis=0))
+    works_2P = line.works(columns_PH) + BOUNDS.own_steps_ms(columns_PH)
     took_2 = loaded(lookups, 1).compute_2ND[:, 0, 0]
     assert (took_2 >= line.at_0_2 + works_2P.sum(axis=1) + once_2P.max(axis=1)).all()
     for at in range(len(lookups)):
-        own = PRICE.line_at(columns_PH[at])
-        least_2 = own.at_0_2 + own.works(columns_PH[at : at + 1])[:, 0] + PRICE.own_steps_ms(columns_PH)[:, at]
-        kernels_2 = PRICE.call_ms(columns_PH[at : at + 1])[:2, 0] + PRICE._overhead_ms_2
+        own = BOUNDS.line_at(columns_PH[at])
+        least_2 = own.at_0_2 + own.works(columns_PH[at : at + 1])[:, 0] + BOUNDS.own_steps_ms(columns_PH)[:, at]
+        kernels_2 = PRICE.call_ms(columns_PH[at : at + 1])[:2, 0] + PRICE.overhead_ms_2
         assert (kernels_2 >= least_2 + once_2P[:, at] - 1e-9).all()
         assert kernels_2[1] == pytest.approx(least_2[1] + once_2P[1, at], rel=0.02)
 

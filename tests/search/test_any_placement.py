@@ -10,8 +10,8 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search import legal_parts as packing
+from evenshard.search.integer_program import solve_program
 from evenshard.search.items import PackedItems
-from evenshard.search.program import solve_program
 from support.builders import capped, sized, split_by, table, task
 from support.constraint_builders import any_placement, gb_task, legal_placements, limited, limited_tasks
 

@@ -14,10 +14,10 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
-from evenshard.price.device_price import Columns, TangentLine
-from evenshard.price.kernel_calls import Lookup
+from evenshard.price.kernel_calls import Columns, Lookup
 from evenshard.price.link_model import Link
 from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.search.bound_lines import PriceBounds, TangentLine, price_bounds
 from evenshard.search.device_times import FUNCTIONS
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.space import SearchSpace
@@ -73,11 +73,16 @@ class OncePrice(AdditivePrice):
     def call_ms(self, sums_NH: Columns) -> FloatArray:
         return np.asarray(sums_NH.sum(axis=1)[None])
 
+
+class OnceBounds(PriceBounds):
     def line_at(self, sums_H: FloatArray) -> TangentLine:
         return TangentLine(0.5 * FORWARD_2, np.outer(FORWARD_2, [1.0, 0.0]))
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
         return np.outer(FORWARD_2, columns_PH[:, 1])
+
+
+price_bounds.register(OncePrice, OnceBounds)
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.search.greedy import (
-    BY_COLUMNS,
-    EIGHTHS,
-    SHARES_OF_MEMORY,
-    GreedyStarts,
-    Placed,
-    Start,
-    greedy_starts,
-)
+from evenshard.search.greedy import BY_COLUMNS, EIGHTHS, SHARES_OF_MEMORY, GreedyStarts, Placed, Start, greedy_starts
 from evenshard.tables.table import Table
 from support.additive_price import Additive
 from support.builders import sized, task

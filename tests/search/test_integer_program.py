@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.search.program import IntegerProgram, Solution
+from evenshard.search.integer_program import IntegerProgram, Solution
 
 
 def test_values_cost_least_within_the_limits() -> None:

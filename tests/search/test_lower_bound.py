@@ -28,8 +28,9 @@ from evenshard.price.link import LINKS
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.price.step_time import LARGEST_SUM
+from evenshard.search.bound_lines import price_bounds
 from evenshard.search.chains import chains_of
-from evenshard.search.cut_bounds import CutBounds, least_sums
+from evenshard.search.device_times import CutBounds, least_sums
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.sharding_option import Choice
 from evenshard.search.space import SearchSpace
@@ -186,9 +187,10 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     kind = simulated_kind(gpu_profile("h100"), Nodes(1, 1))
     links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
     space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
-    (price,), (columns_PH,), cuts, table = space.costs.prices, space.lookups.columns_KPH, CutBounds(space), space.table
-    line = price.line_at(columns_PH.sum(axis=0))
-    works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
+    bounds, (columns_PH,) = price_bounds(space.costs.prices[0]), space.lookups.columns_KPH
+    cuts, table = CutBounds(space), space.table
+    line = bounds.line_at(columns_PH.sum(axis=0))
+    works_2P = line.works(columns_PH) + bounds.own_steps_ms(columns_PH)
     piece_C, cell_C = space.piece_arrays.cells_of(table.piece_A)
     works_2C = works_2P[:, space.piece_arrays.row_C[cell_C]]
     even_2W = np.array([np.bincount(table.option_A[piece_C], works_C) * table.span_O for works_C in works_2C])

@@ -10,10 +10,9 @@ from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_means_of_rows
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyPlacer
-from evenshard.search.means import WRONG
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.search import PlanSearch, PlanSearchEffort
-from evenshard.search.sharding_option import choices_from
+from evenshard.search.sharding_option import WRONG, choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.tables.table import MEAN, Table
 from support.search_builders import FOUR, TWO_NODES, costs_of, types_of

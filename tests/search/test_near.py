@@ -13,7 +13,7 @@ import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import STATE_NUMBERS
-from evenshard.placement.moves import larger_machine, shared_pieces
+from evenshard.placement.moves import EarlierPlacement, larger_machine, shared_pieces
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, parts_by_table
@@ -26,10 +26,10 @@ from evenshard.price.loads import Indices
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyPlacer
 from evenshard.search.legal_parts import legal_parts
-from evenshard.search.moves import EarlierPlacement, Moves
+from evenshard.search.moves import Moves
 from evenshard.search.near_placement import ALIKE, NearResult, NearSearch
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.proposals import Proposals
 from evenshard.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.search.sharding_option import Choice, edits_of

@@ -96,7 +96,7 @@ def test_pieces_take_what_parts_take_by_themselves(seed: int) -> None:
                 sizes = (pieces.size_P[piece], pieces.host_P[piece], pieces.ssd_P[piece])
                 assert sizes == (memory.device_bytes, memory.host_bytes, memory.ssd_weights)
                 volume = part_volume(table, own.name, columns, lookup_share(table, rows), 8)
-                expected_V = [0.0] * 4 if own.is_replicated else volume.numbers_V.tolist()
+                expected_V = [0.0] * 4 if own.is_replicated else list(volume)
                 assert pieces.volume_PV[piece].tolist() == expected_V
                 offload_K2 = costs.offload_K2(part, table) or ((0, 0), (0, 0))
                 assert pieces.offload_PK2[piece].tolist() == [[*times] for times in offload_K2]

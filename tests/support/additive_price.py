@@ -10,10 +10,10 @@ import numpy as np
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
-from evenshard.price.device_price import Columns, DevicePrice, TangentLine
-from evenshard.price.kernel_calls import HeldPart, Lookup
+from evenshard.price.kernel_calls import Columns, DevicePrice, HeldPart, Lookup
 from evenshard.price.link_model import Link
 from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.search.bound_lines import PriceBounds, TangentLine, price_bounds
 from evenshard.tables.reuse import FloatArray
 
 # All of it is forward time.
@@ -47,11 +47,13 @@ class AdditivePrice(DevicePrice):
     def interval(self, members_M: FloatArray) -> float:
         return 0.0
 
+
+class AdditiveBounds(PriceBounds):
     def line_at(self, sums_H: FloatArray) -> TangentLine:
         return TangentLine(0.5 * FORWARD_2, FORWARD_2[:, None])
 
-    def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        return np.zeros((2, len(columns_PH)))
+
+price_bounds.register(AdditivePrice, AdditiveBounds)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from evenshard.price.link import LINKS
 from evenshard.price.simulated_price import simulated_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.chains import chains_of
-from evenshard.search.greedy import GreedyPlacer, GreedyStarts, Placed
+from evenshard.search.greedy import GreedyStarts, Placed
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.sharding_option import Choice, choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.tables.table import Table

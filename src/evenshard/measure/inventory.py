@@ -20,11 +20,19 @@ from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief, printable, text_table
 from evenshard.base.units import pct_text
 from evenshard.price.evidence import DeviceError, Evidence
-from evenshard.price.gpu_profile import GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import (
+    GUESS,
+    GpuProfile,
+    gpu_profile,
+    is_data_sheet,
+    is_link_profile,
+    origin_of,
+    sources_of,
+    write_profile,
+)
 from evenshard.price.hardware import DEFAULT_HARDWARE, KINDS, SHORT_NAMES, profile_names, profile_path
 from evenshard.price.link import ALIASES, GPUS_OF_A_NODE, LINKS, link, link_name
 from evenshard.price.link_model import Curve, Link
-from evenshard.price.profile_file import GUESS, is_data_sheet, is_link_profile, origin_of, sources_of, write_profile
 
 _SUFFIXES = {"_gb_s": "GB/s", "_gb": "GB", "_mb": "MB", "_us": "us", "_ns": "ns"}
 _PER = re.compile(r"(?:.*_)?([a-z]+)_per_([a-z]+)")

@@ -13,8 +13,8 @@ Legend: D devices, O devices of the old answer, N devices of the new one; both p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,21 @@ from evenshard.tables.table import Table
 
 # Two tables of one name must share these, or nothing of one can be used for the other.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
+
+
+@dataclass(frozen=True)
+class EarlierPlacement:
+    """A placement that has weights.
+
+    Attributes:
+        parts_of_table: parts of the tables whose weights can be used, by name.
+        machine: machine of these parts.
+        optimizer_of: optimizer whose state moves with a table, by name; no state moves without one.
+    """
+
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]
+    machine: Nodes
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
 from evenshard.base.providers import provided
 from evenshard.placement.memory import SGD
-from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
+from evenshard.placement.moves import EarlierPlacement, SharedPiece, larger_machine, same_shape, shared_pieces
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import broken_rule, parts_by_table
 from evenshard.placement.task import TASK_ID
@@ -39,14 +40,16 @@ from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO
 from evenshard.price.step import PartCosts, step_shares_ms
-from evenshard.search.greedy import GreedyPlacer, GreedyStarts
-from evenshard.search.moves import EarlierPlacement
-from evenshard.search.near_placement import NearResult
+from evenshard.search.greedy import GreedyStarts
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.sharding_option import choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
+
+if TYPE_CHECKING:  # it needs SciPy
+    from evenshard.search.near_placement import NearResult
 
 
 @dataclass(frozen=True)

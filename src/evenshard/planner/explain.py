@@ -24,8 +24,8 @@ from evenshard.placement.placement import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
-from evenshard.price.device_price import ROUNDING
 from evenshard.price.evidence import device_text
+from evenshard.price.kernel_calls import ROUNDING
 from evenshard.price.step import STEP_PARTS, predicted_step_times
 from evenshard.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.model import Model

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.installation import require_package
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.base.units import ms_text
@@ -40,7 +41,6 @@ from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.infeasibility import require_sharding_room, require_types
 from evenshard.search.lower_bound import lower_bound_ms
-from evenshard.search.near_placement import NearSearch
 from evenshard.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, effort_called
 from evenshard.sharders.learned import rollouts
 from evenshard.sharders.model import Model
@@ -129,7 +129,12 @@ def place_request(
         free = search.run(starts)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
-    beside = None if near is None else NearSearch(search, near.earlier(request), near.most_bytes).run(free)
+    beside = None
+    if near is not None:
+        require_package("scipy")
+        from evenshard.search.near_placement import NearSearch
+
+        beside = NearSearch(search, near.earlier(request), near.most_bytes).run(free)
     found = beside or free
     best, candidates = found.best, found.candidates
     if near is None and not config.num_measured:

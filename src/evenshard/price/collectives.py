@@ -1,4 +1,4 @@
-"""What the devices of a machine exchange in a training step, and how long that takes.
+"""Exchanges between the devices of a machine in a training step, and their times.
 
 Forward, and backward the other way round:
 
@@ -20,7 +20,8 @@ Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,40 +73,34 @@ class Volumes:
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
-        """Volumes of devices that hold nothing."""
+        """Return the volumes of devices that hold nothing."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Volumes with these numbers, [V, ..., D] and [...], and without the collectives."""
+        """Return volumes with these numbers, [V, ..., D] and [...], and without collectives."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
 
 
-@dataclass(frozen=True)
-class PartVolume:
-    """What a part adds to the volumes of its device, called as there; values and bytes for each sample."""
+class PartVolume(NamedTuple):
+    """Volumes that a part adds to those of its device (``Volumes``); values and bytes for each sample."""
 
     sent: float = 0.0
     summed: float = 0.0
     summed_in_node: float = 0.0
     input_bytes: float = 0.0
 
-    @property
-    def numbers_V(self) -> FloatArray:
-        """[V] its numbers, in the order of ``Volumes``."""
-        return np.array([getattr(self, name) for name in VOLUMES])
+
+VOLUMES = PartVolume._fields
 
 
-VOLUMES = tuple(one.name for one in fields(PartVolume))
-
-
-def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:
+def part_volume(table: Table, name: str, columns: int, share: float, num_devices: int) -> PartVolume:
     """Return the volumes that a part of a table adds to its device.
 
     Args:
-        way: sharding type of the whole table, none of replicas.
+        name: sharding type of the whole table; not data_parallel.
         columns: of the part.
         share: of the table's lookups that go to the rows of the part.
     """
@@ -115,9 +110,9 @@ def part_volume(table: Table, way: str, columns: int, share: float, num_devices:
     if table.is_sequence:
         return PartVolume(sent=lookups * columns, input_bytes=input_bytes)
     values = float(table.num_features * columns)
-    if TYPES[way].scope == EVERYWHERE:
+    if TYPES[name].scope == EVERYWHERE:
         return PartVolume(summed=values, input_bytes=input_bytes)
-    if TYPES[way].scope == NODE:
+    if TYPES[name].scope == NODE:
         return PartVolume(summed_in_node=values, input_bytes=input_bytes)
     return PartVolume(sent=values, input_bytes=input_bytes)
 
@@ -138,18 +133,18 @@ def volumes_of(
     """
     found = Volumes.empty(task.num_devices)
     homes: list[int] = []
-    numbers: list[FloatArray] = []
+    numbers: list[PartVolume] = []
     for table in task.tables:
         parts = by_table[table.name]
-        way = sharding_type(parts, table, task.machine)
-        found.collectives.add(kernel_call(table, way)[:2])
-        if TYPES[way].is_replicated:
+        name = sharding_type(parts, table, task.machine)
+        found.collectives.add(kernel_call(table, name)[:2])
+        if TYPES[name].is_replicated:
             found.replicated_values += float(table.num_rows * table.embedding_dim)
             continue
         for part in parts:
-            one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
+            share = lookup_share(table, part.rows)
             homes.append(part.device)
-            numbers.append(one.numbers_V)
+            numbers.append(part_volume(table, name, part.columns.size, share, task.num_devices))
     at_NP = np.array([homes], dtype=np.int64) if device_NP is None else device_NP
     sums_NDV = np.zeros((len(at_NP), task.num_devices, len(VOLUMES)))
     if numbers:
@@ -252,14 +247,14 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """What each device takes for its exchanges in a step, [..., D] ms each."""
+    """Times of the exchanges of each device in a step, [..., D] ms each."""
 
     input_dist: FloatArray
     forward: FloatArray
     backward: FloatArray
 
     def select(self, number: int) -> ExchangeTimes:
-        """Those of one of many placements."""
+        """Return the times of one of many placements."""
         return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
 
 
@@ -286,7 +281,7 @@ class Links:
 
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
-    """How long the exchanges of a placement take on each device, or of many placements at once ([..., D])."""
+    """Return the times of the exchanges of a placement on each device, or of many placements at once ([..., D])."""
     machine = task.machine
     if machine.num_devices == 1:
         nothing = np.zeros_like(volumes.sent)
@@ -371,7 +366,7 @@ def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
 
 
 def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
-    """[3] latencies of the input dist, the forward and the backward exchange; collectives are (module, sharding type).
+    """Return the latencies of input dist, forward and backward exchange of (module, sharding type) collectives, [3].
 
     The input takes two exchanges, of lengths and of what they count.
     """
@@ -380,14 +375,14 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
         return links.widest.latency_ms(machine.num_devices, collective)
 
     found_3 = np.zeros(3)
-    for _, way in collectives:
-        if TYPES[way].is_replicated:
+    for _, name in collectives:
+        if TYPES[name].is_replicated:
             found_3[2] += of(ALL_REDUCE)
             continue
         forward = backward = of(ALL_TO_ALL)
-        if TYPES[way].scope == EVERYWHERE or (TYPES[way].scope == NODE and machine.num_nodes == 1):
+        if TYPES[name].scope == EVERYWHERE or (TYPES[name].scope == NODE and machine.num_nodes == 1):
             forward, backward = of(REDUCE_SCATTER), of(ALL_GATHER)
-        elif TYPES[way].scope == NODE:
+        elif TYPES[name].scope == NODE:
             forward += links.intra.latency_ms(machine.devices_per_node, REDUCE_SCATTER)
             backward += links.intra.latency_ms(machine.devices_per_node, ALL_GATHER)
         found_3 += 2 * of(ALL_TO_ALL) * links.counts_inputs, links.intra.forward_share * forward, backward
@@ -395,7 +390,7 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
 
 
 def moved_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """[..., D] time that the bytes of a collective take on both tiers."""
+    """Return the time that the bytes of a collective take on both tiers, [..., D]."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:
         return near_ms

@@ -5,7 +5,7 @@ runs of equal ones, the radix sort of the indices with their bags between the tw
 gradients of each distinct row and update it with the optimizer. Where nothing is looked up there is no backward pass.
 
 A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
-L2 and for device memory, which overlaps in part with the instructions: see ``overlap_parts``. In profiles whose kernels
+L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels
 were measured one by one, instructions come on top of these waits, and every row of a call has as many lanes of a warp
 as its widest row needs: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is
 never shorter than the host takes to launch its kernels.
@@ -60,7 +60,7 @@ FORWARD_KERNELS, BACKWARD_KERNELS = KERNELS[:2], KERNELS[2:]
 
 
 def kernel_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> KernelTimes:
-    """The times of all kernels."""
+    """Return the times of all kernels."""
     return KernelTimes(
         bounds_check_ns(profile, work),
         lookup_ns(profile, work),
@@ -85,12 +85,12 @@ def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
-    """[N] whether calls look anything up: FBGEMM's backward pass returns at once where no index is given."""
+    """Return True for calls with lookups, [N]: FBGEMM skips the backward pass of calls without an index."""
     return np.asarray(lookups_N >= ANY_LOOKUPS)
 
 
 def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
-    """[N] what backward calls take beside their kernels, by their lookups; see ``GpuProfile.short_call_us``."""
+    """Return the time of backward calls beside their kernels, [N]; see ``GpuProfile.short_call_us``."""
     if profile.short_call_us == profile.medium_call_us == 0:
         return np.zeros(len(lookups_N))
     powers_N = np.log2(np.maximum(lookups_N, 1.0))
@@ -133,7 +133,7 @@ def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 class Waits(NamedTuple):
-    """What a kernel that reads rows waits for, [N] ns each; see ``overlap_parts``. All but chain add up over tables."""
+    """Waits of a kernel that reads rows, [N] ns each; see ``overlap``. All but chain add up over tables."""
 
     instructions: FloatArray
     l2: FloatArray
@@ -144,7 +144,7 @@ class Waits(NamedTuple):
 def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other."""
     issued_ns = (all_lanes_ns(profile, work)[:2] * lanes_by_widest(profile, work.widest)[:2]).sum(axis=0)
-    return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap_parts(*lookup_waits(profile, work)))
+    return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap(np.stack(lookup_waits(profile, work))))
 
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
@@ -155,7 +155,7 @@ def lanes(widest: FloatArray, power: float) -> FloatArray:
 
 
 def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
-    """[3, N] what the times of ``all_lanes_ns`` are multiplied by, by the largest dim of a call."""
+    """Return the factors of the times of ``all_lanes_ns`` by the largest dim of a call, [3, N]."""
     bags = lanes(widest, profile.lookup_lane_power)
     gradients = lanes(widest, profile.gradient_lane_power)
     warps = np.ceil(np.maximum(widest, 1.0) / REQUEST_VALUES)
@@ -163,7 +163,7 @@ def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
 
 
 def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[3, N] what bags, looked-up rows and gradients take on top of all waits, if each took all lanes of one warp."""
+    """Return the time of bags, rows and gradients on top of all waits, if each took all lanes of a warp, [3, N]."""
     bags, rows, gradients = np.zeros((3, len(work.bags)))
     if profile.lookup_lane_power:
         bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
@@ -175,7 +175,7 @@ def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
 
 
 def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
-    """What the forward kernel waits for."""
+    """Return the waits of the forward kernel."""
     instructions = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
     return Waits(
         np.zeros_like(instructions) if profile.lookup_lane_power else instructions,
@@ -200,7 +200,7 @@ def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] what of these kernels adds up over tables."""
+    """Return the time of these kernels that adds up over tables, [N]."""
     return np.asarray(
         profile.index_ns_per_bag * work.bags
         + profile.index_ns_per_lookup * work.lookups
@@ -230,17 +230,17 @@ def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
     """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state."""
     issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
     issued_ns += hot_row_ns(profile, work.hottest)
-    waits_ns = overlap_parts(*gradient_waits(profile, work, optimizer))
+    waits_ns = overlap(np.stack(gradient_waits(profile, work, optimizer)))
     return np.asarray(profile.gradient_floor_us * NS_PER_US + issued_ns + waits_ns)
 
 
 def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
-    """[N] what the hottest row takes on top of all waits."""
+    """Return the time of the hottest row on top of all waits, [N]."""
     return np.asarray(profile.hot_row_ns * np.minimum(hottest, HOT_LOOKUPS))
 
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
-    """What the backward kernels wait for; the hottest row takes its time however idle the rest of the GPU is."""
+    """Return the waits of the backward kernels; the hottest row takes its time however idle the GPU is."""
     requests = work.row_requests + updated_state_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
@@ -264,17 +264,12 @@ def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
     return np.asarray(2 * per_weight * work.unique_requests)
 
 
-def overlap_parts(*parts_ns: FloatArray) -> FloatArray:
-    """[N] a time between the longest of what a kernel waits for, and all of it together.
+def overlap(parts_ns: FloatArray) -> FloatArray:
+    """Return a time between the longest wait of a kernel and the sum of all, [...] of [parts, ...].
 
     The cube root of the sum of cubes: in the public measurements one wait hides most of another that is much shorter,
     but two equal ones take about a quarter longer than one.
     """
-    return overlap(np.stack(parts_ns))
-
-
-def overlap(parts_ns: FloatArray) -> FloatArray:
-    """[...] ``overlap_parts`` of [parts, ...]."""
     longest = np.maximum(parts_ns.max(axis=0), 1e-9)
     ratios = parts_ns / longest
     return np.asarray(longest * np.cbrt((ratios * ratios * ratios).sum(axis=0)))

@@ -40,7 +40,7 @@ class Evidence:
     p90_error_percent: float | None = None
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Return what makes it impossible in one clause, or None."""
         for name in ("points", "source"):
             if not getattr(self, name).strip():
                 return f"{name} is empty"
@@ -87,11 +87,11 @@ class DeviceError:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether enough measurements stand behind it."""
+        """True if enough measurements confirm it."""
         return self.points >= MIN_HELD_OUT
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Return what makes it impossible in one clause, or None."""
         for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
             if problem := limits.problem(getattr(self, name)):
                 return f"{name} {problem}"
@@ -108,7 +108,7 @@ class DeviceError:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the factor is what the held-out measurements say, and not one that is taken for want of them."""
+        """True if the factor is that of the held-out measurements, and not assumed for want of them."""
         return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class DeviceError:
 
     @property
     def why(self) -> str:
-        """What the factor follows from, in a clause."""
+        """Reason for the factor, as a clause."""
         if self.is_measured:
             return f"{self.points:,} held-out measurements"
         if self.is_confirmed:

@@ -38,14 +38,13 @@ _PROFILES = resources.files("evenshard.price").joinpath("profiles")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of hardware.
+    """A kind of hardware; its name is the first word of every spelling of such hardware.
 
     Attributes:
-        name: the first word of every spelling of such hardware.
-        runs_kernels: whether it runs kernels on devices of this machine, one process of torchrun for each.
+        runs_kernels: True if it runs kernels on devices of this machine, one process of torchrun for each.
         device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
         compute_device: torch's word for such devices.
-        needs_gpu: whether there must be a GPU here to ask or to measure on.
+        needs_gpu: True if there must be a GPU here to ask or to measure on.
         memory_bytes_per_ns: speed of the memory where no profile says it: guesses for a core of a CPU, and for a GPU.
     """
 
@@ -59,17 +58,17 @@ class Kind:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its times are those of a device model."""
+        """True if its times are those of a device model."""
         return self.times == "simulated"
 
     @property
     def is_host(self) -> bool:
-        """Whether its devices are shares of a host: they have its memory, and there may be any number of them."""
+        """True if its devices are shares of a host: they have its memory, and there may be any number of them."""
         return self.compute_device == "cpu"
 
     @property
     def usage(self) -> str:
-        """What flags and settings say."""
+        """Spelling in flags and settings."""
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
@@ -87,13 +86,13 @@ CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the device profiles that come with evenshard."""
+    """Return the names of the device profiles that come with evenshard."""
     files = (entry.name for entry in _PROFILES.iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
 def profile_of_gpu(name: str) -> str | None:
-    """The profile of a GPU, by what its driver calls it ("NVIDIA H200"); None where it has none."""
+    """Return the profile of a GPU by the name of its driver ("NVIDIA H200"); None where it has none."""
     return next((profile for pattern, profile in _PROFILE_OF_GPU.items() if re.search(pattern, name)), None)
 
 
@@ -111,7 +110,7 @@ def profile_path(name: str) -> Path:
 
 
 def link_profile_path(name: str) -> Path:
-    """The file of a fitted link that comes with evenshard."""
+    """Return the file of a fitted link that comes with evenshard."""
     return Path(str(_PROFILES.joinpath("links", name + ".yaml")))
 
 
@@ -120,18 +119,14 @@ _SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class HardwareName:
-    """The name of some hardware: its kind, and which device of that kind.
+    """The name of some hardware: its kind, and the device of that kind.
 
-    It has three spellings, and ``parse`` reads them all: simulated:h200 in flags and settings (``str``),
-    "simulated: h200" in what was measured (``provenance``), and simulated-h200 in data/ (``folder``). Real hardware is
-    asked for by its kind alone (cuda); what was measured on it also names the device ("cuda: NVIDIA H200").
+    It has three spellings, and ``parse`` reads them all: simulated:h200 in flags and settings (``str``), "simulated:
+    h200" in measurements (``provenance``), and simulated-h200 in data/. Real hardware is asked for by its kind alone
+    (cuda); its measurements also name the device ("cuda: NVIDIA H200"). ``device`` is "" for any.
 
-    Who asks for hardware may leave "simulated:" out of a profile that comes with evenshard, and call it by the name of
-    the GPU: h200 is simulated:h200, a100 simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
-
-    Attributes:
-        kind: one of ``KINDS``, or that of ``AUTO``.
-        device: the profile's name or YAML file of a simulated device, or what the driver calls a real one; "" for any.
+    "simulated:" may be left out of a profile that comes with evenshard, which may have the name of the GPU: h200 is
+    simulated:h200, a100 simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
     """
 
     kind: Kind
@@ -161,10 +156,9 @@ class HardwareName:
         return f"{self.kind.name}: {device}"
 
     def has_measured(self, provenance: str) -> bool:
-        """Whether all of these costs are of this hardware: those of any device where it names none.
+        """Return True if all costs of one or several joined provenances are of this hardware.
 
-        Args:
-            provenance: one, or several joined.
+        A name without a device matches any device of its kind.
         """
         names = names_in(provenance)
         if self.kind.name == AUTO:
@@ -175,7 +169,7 @@ class HardwareName:
 
 
 def names_in(text: str) -> tuple[HardwareName, ...]:
-    """The names of known kinds in one or several provenances that are joined by commas or semicolons."""
+    """Return the names of known kinds in provenances that are joined by commas or semicolons."""
     return tuple(name for part in re.split("[,;]", text) if (name := _name_in(part.strip())) is not None)
 
 
@@ -185,12 +179,12 @@ def measured_or_simulated(hardware: str) -> Times:
 
 
 def is_simulated(hardware: str) -> bool:
-    """Whether any of one or several names is of a device model."""
+    """Return True if any of one or several names is of a device model."""
     return any(name.kind.is_simulated for name in names_in(hardware))
 
 
 def provenance_problem(hardware: str) -> str | None:
-    """Says in one clause why this is not the provenance of a measurement, or None."""
+    """Return why this is not the provenance of a measurement in one clause, or None."""
     name = _name_in(hardware)
     if name is not None and name.kind in KINDS:
         return None

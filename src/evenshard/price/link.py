@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief, cut
 from evenshard.price.evidence import Evidence
+from evenshard.price.gpu_profile import read_profile
 from evenshard.price.hardware import AUTO, link_profile_path
 from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curve, Link, mean_curve
-from evenshard.price.profile_file import read_profile
 
 DEFAULT_LINK = "ethernet_25g"
 GPUS_OF_A_NODE = 8
@@ -141,41 +143,32 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
     )
 
 
-class _Links(Mapping[str, Link]):
+class _Links(UserDict[str, Any]):
     """Links by name, each made from its profile or rule when it is first asked for."""
 
-    def __init__(self, links: Mapping[str, Link | Callable[[], Link]]) -> None:
-        self._links = dict(links)
-
     def __getitem__(self, name: str) -> Link:
-        found = self._links[name]
-        if not isinstance(found, Link):
-            found = self._links[name] = found()
+        if not isinstance(self.data[name], Link):
+            self.data[name] = self.data[name]()
+        found: Link = self.data[name]
         return found
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._links
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
-
-    def __len__(self) -> int:
-        return len(self._links)
+def _of_profile(name: str) -> Link:
+    return _of_file(link_profile_path(name))
 
 
-def _profile_loader(name: str) -> Callable[[], Link]:
-    return lambda: _of_file(link_profile_path(name))
+def _ethernet(gb_s: float, name: str) -> Link:
+    source = f"data sheet: line rate of {name}; latency of a kernel TCP round through one switch"
+    return Link(30.0, source, bandwidth_gb_s=gb_s)
 
 
-def _nvlink(line_gb_s: float, spans: float) -> Callable[[], Link]:
+def _by_fitted_links(line_gb_s: float, spans: float, evidence: Sequence[Evidence] = ()) -> Link:
+    return nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, evidence)
+
+
+def _nvlink(line_gb_s: float, spans: float) -> Link:
     """Make the NVLink of a line rate by the rule; its error is smaller if a fitted link has that rate."""
-    evidence = _SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE
-    return lambda: nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, [evidence])
-
-
-def _infinity_fabric(line_gb_s: float) -> Callable[[], Link]:
-    """Make the seven links of each GPU by the rule for NVLink, which nothing confirms here."""
-    return lambda: nvlink_by_rule(line_gb_s, GPUS_OF_A_NODE, {name: LINKS[name] for name in NVLINK_GB_S}, ())
+    return _by_fitted_links(line_gb_s, spans, [_SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE])
 
 
 # The errors are by benchmarks/scripts/fit_links.py.
@@ -212,25 +205,13 @@ LINKS: Mapping[str, Link] = _Links(
         ),
         "pcie4": partial(pcie_by_rule, 31.5, "PCIe 4.0 x16, as of L40S"),
         "pcie5": partial(pcie_by_rule, 63.0, "PCIe 5.0 x16, as of RTX PRO 6000 Blackwell"),
-        "ethernet_1g": Link(
-            30.0,
-            "data sheet: line rate of 1000BASE; latency of a kernel TCP round through one switch",
-            bandwidth_gb_s=0.125,
-        ),
-        "ethernet_10g": Link(
-            30.0,
-            "data sheet: line rate of 10GBASE; latency of a kernel TCP round through one switch",
-            bandwidth_gb_s=1.25,
-        ),
-        "ethernet_25g": Link(
-            30.0,
-            "data sheet: line rate of 25GBASE; latency of a kernel TCP round through one switch",
-            bandwidth_gb_s=3.125,
-        ),
+        "ethernet_1g": partial(_ethernet, 0.125, "1000BASE"),
+        "ethernet_10g": partial(_ethernet, 1.25, "10GBASE"),
+        "ethernet_25g": partial(_ethernet, 3.125, "25GBASE"),
         "infiniband_hdr": partial(nic_by_rule, 25.0, "HDR 200 Gb/s"),
         "infiniband_ndr": partial(nic_by_rule, 50.0, "NDR 400 Gb/s"),
         "infiniband_xdr": partial(nic_by_rule, 100.0, "XDR 800 Gb/s, as of ConnectX-8"),
-        "nvlink_v100": _nvlink(150.0, 16),
+        "nvlink_v100": partial(_nvlink, 150.0, 16),
         "nvlink_v100_dgx1": Link(
             87.0,
             f"fitted: one half of a DGX-1, to {_PARAM}. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, "
@@ -239,15 +220,16 @@ LINKS: Mapping[str, Link] = _Links(
             spans=4,
             evidence=(Evidence("exchanges of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
         ),
-        "nvlink_a100": _profile_loader("nvlink_a100"),
-        "nvlink_h100": _profile_loader("nvlink_h100"),
-        "nvlink_h200": _profile_loader("nvlink_h200"),
-        "nvlink_b200": _profile_loader("nvlink_b200"),
-        "nvlink_gb200": _profile_loader("nvlink_gb200"),
-        "nvlink_b300": _nvlink(900.0, GPUS_OF_A_NODE),
-        "nvlink_gb300": _nvlink(900.0, 72),
-        "infinity_fabric_mi300x": _infinity_fabric(448.0),
-        "infinity_fabric_mi350x": _infinity_fabric(537.6),
+        "nvlink_a100": partial(_of_profile, "nvlink_a100"),
+        "nvlink_h100": partial(_of_profile, "nvlink_h100"),
+        "nvlink_h200": partial(_of_profile, "nvlink_h200"),
+        "nvlink_b200": partial(_of_profile, "nvlink_b200"),
+        "nvlink_gb200": partial(_of_profile, "nvlink_gb200"),
+        "nvlink_b300": partial(_nvlink, 900.0, GPUS_OF_A_NODE),
+        "nvlink_gb300": partial(_nvlink, 900.0, 72),
+        # Seven links of each GPU, by the rule for NVLink, which nothing confirms here.
+        "infinity_fabric_mi300x": partial(_by_fitted_links, 448.0, GPUS_OF_A_NODE),
+        "infinity_fabric_mi350x": partial(_by_fitted_links, 537.6, GPUS_OF_A_NODE),
     }
 )
 ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr", "ib_800g": "infiniband_xdr"} | {
@@ -259,7 +241,7 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 
 def is_modelled(name: str) -> bool:
-    """Whether exchange times of a provenance with this link come from a model; else devices really exchanged."""
+    """Return True if exchange times of a provenance with this link are modelled; else devices really exchanged."""
     return name.partition(" ")[0] not in BACKENDS
 
 

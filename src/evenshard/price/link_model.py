@@ -1,4 +1,4 @@
-"""How long exchanges over a link take: a fixed time, and times that grow with three counts of bytes.
+"""Times of exchanges over a link: a fixed time, and times that grow with three counts of bytes.
 
 The three counts: what a device itself moves in the busier of its two directions, what the device that moves most does
 (the others wait for its data), and what all devices send together (through a host's memory, it takes turns).
@@ -61,7 +61,7 @@ class Curve:
     gb_s: float
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Return what makes it impossible in one clause, or None."""
         if self.collective not in COLLECTIVES:
             return f"collective is none of {', '.join(COLLECTIVES)}"
         if self.num_devices < 2:
@@ -77,11 +77,11 @@ class Curve:
 
     @property
     def latency_ms(self) -> float:
-        """What it takes without any bytes."""
+        """Time without any bytes."""
         return self.us[0] / 1e3
 
     def bytes_ms(self, moved: FloatArray | float) -> FloatArray:
-        """What bytes take besides the latency, [any shape]."""
+        """Return the time of bytes without the latency, [any shape]."""
         return np.asarray(np.interp(moved, *self._points))
 
     @cached_property
@@ -136,7 +136,6 @@ class Link:
 
     Attributes:
         latency_us: microseconds that an exchange takes besides its bytes.
-        source: source of the numbers.
         bandwidth_gb_s, slowest_gb_s, shared_gb_s: for the bytes that ``BANDWIDTHS`` names.
         forward_share: duration of a forward exchange over that of the backward one.
         spans: devices that it connects; infinite for any number.
@@ -158,7 +157,7 @@ class Link:
 
     @property
     def error(self) -> DeviceError:
-        """How far its exchanges are from real ones, by the evidence: what nothing confirms counts as devices do."""
+        """Error of its exchanges by the evidence; unconfirmed links count as devices do."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @cached_property
@@ -178,7 +177,7 @@ class Link:
         return self._curve_of[key]
 
     def latency_ms(self, num_devices: int, collective: str = ALL_TO_ALL) -> float:
-        """What a collective takes besides its bytes."""
+        """Return the time of a collective without its bytes."""
         curve = self.curve(collective, num_devices)
         return self.latency_us / 1e3 if curve is None else curve.latency_ms
 
@@ -215,12 +214,12 @@ class Link:
 
     @property
     def counts_own_alone(self) -> bool:
-        """Whether a device's own bytes are all that its time depends on."""
+        """True if the time of a device depends on its own bytes alone."""
         return math.isinf(self.slowest_gb_s) and math.isinf(self.shared_gb_s)
 
     @property
     def tier(self) -> str:
-        """Which link it is: intra within a node, or several that it spans, inter between nodes."""
+        """Tier of the link: intra within a node, or several that it spans, inter between nodes."""
         return "inter" if math.isinf(self.spans) else "intra"
 
     def even_gb_s(self, num_devices: int) -> float:

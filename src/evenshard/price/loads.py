@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.price.device_price import Columns, DevicePrice
-from evenshard.price.kernel_calls import Lookup
+from evenshard.price.kernel_calls import Columns, DevicePrice, Lookup
 from evenshard.tables.reuse import FloatArray
 
 Indices = npt.NDArray[np.int64]
@@ -40,8 +39,7 @@ class LookupColumns:
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
-        self._new: list[tuple[Lookup, ...]] = []
-        self._new_dims: list[int | None] = []
+        self._new: list[tuple[tuple[Lookup, ...], int | None]] = []
         self._num_rows = 0
         self.columns_KPH: list[Columns] = []
 
@@ -51,21 +49,18 @@ class LookupColumns:
         Args:
             dim: of all the tables, in place of their own.
         """
-        self._new.append(lookups)
-        self._new_dims.append(dim)
+        self._new.append((lookups, dim))
         self._num_rows += 1
         return self._num_rows - 1
 
     def update(self) -> None:
         """Price the rows added since the last update."""
-        new, new_dims = self._new, self._new_dims
-        self._new, self._new_dims = [], []
+        new, self._new = self._new, []
         if not new:
             return
-        flat = [one for lookups in new for one in lookups]
-        sizes = np.array([len(lookups) for lookups in new])
-        each = zip(new, new_dims, strict=True)
-        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in each for one in lookups])
+        flat = [one for lookups, _ in new for one in lookups]
+        sizes = np.array([len(lookups) for lookups, _ in new])
+        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in new for one in lookups])
         found = [_sum_runs(price, price.columns(flat, dims_P), np.cumsum(sizes) - sizes) for price in self._prices]
         self.columns_KPH = (
             [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if self.columns_KPH else found
@@ -84,14 +79,10 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 @dataclass(frozen=True)
 class CellChanges(Rows):
-    """Lookups that changes add to places or take away from them, all changes one after the other.
+    """Lookups that come to places (``sign_E`` 1) or go (-1), of all changes or placements one after the other.
 
-    A place is the devices that look up the same in a kernel call: one, those of a node, or all.
-
-    Attributes:
-        change_E: the change, or the placement, that each belongs to.
-        device_E: a device of its place.
-        sign_E: 1 where it comes, -1 where it goes.
+    A place is the devices that look up the same in a kernel call: one, those of a node, or all. ``device_E`` is one of
+    them.
     """
 
     change_E: Indices
@@ -105,13 +96,8 @@ class _KindLoads:
     """The loads of all devices as one kind of device takes them.
 
     A kind that is priced by call has a sum of each call and place, at the place's first device; any other has one of
-    each device. Sums are numbered by ``group * X + device``, where a group is a call, or 0.
-
-    Attributes:
-        group_C: the group of each call.
-        span_G: devices that have the same sum in each group.
-        next_SL: the second largest of each maximum, equal to it where two cells have it.
-        sum_E, row_E: the cells of all sums.
+    each device. Sums are numbered by ``group * X + device``, where a group is a call, or 0; ``span_G`` devices have the
+    same sum. ``next_SL`` has the second largest of each maximum, equal to it where two cells have it.
     """
 
     def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
@@ -184,15 +170,11 @@ class _KindLoads:
 
 
 class Loads:
-    """The lookups of the devices of N placements, and the compute time that they take.
-
-    Attributes:
-        compute_2ND: forward and backward compute time, ms.
+    """The lookups of the devices of N placements, and the compute time that they take, forward and backward, ms.
 
     Args:
         kind_of_D: the kind of each device.
         span_C: number of devices, one after the other, that look up the same in each call: 1, a node's, or all.
-        num: of placements.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How much longer a step takes where rows are not in device memory: they come over the host's link, or from SSDs.
+"""Added time of a step for rows outside of device memory: they come over the host's link, or from SSDs.
 
 A device reads and writes host memory row by row while its kernels run (FBGEMM's managed tables, UVM):
 

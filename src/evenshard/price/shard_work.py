@@ -46,18 +46,17 @@ _BINS = NUM_REUSE_BINS
 class ShardWork:
     """Work of shards in one training step, [N] each; an empty shard is all zero.
 
+    Rows are counted in whole 32-byte sectors, and requests for them of 128 values each; gradients take as many
+    requests.
+
     Attributes:
-        size_bytes: weights and optimizer state.
         num_rows: rows of all tables, which decide the bits to sort.
         bags: samples times tables.
-        uniques, unique_bytes: distinct rows, and those in whole 32-byte sectors.
-        row_bytes: all rows looked up, in whole sectors.
-        row_requests: requests for them, one for each 128 values of a row; the gradients take as many.
+        uniques: distinct rows.
         row_miss_bytes, grad_miss_bytes: part of ``row_bytes`` and of ``grad_bytes`` that the L2 misses.
         output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
-        grad_bytes: gradient rows read in the backward pass, one for each lookup, in whole sectors.
+        grad_bytes: gradient rows read in the backward pass, one for each lookup.
         unique_values: values of the distinct rows, which some optimizers keep states of.
-        unique_requests: requests for the distinct rows.
         hottest: lookups of the row that is looked up most.
         longest_bag: lookups of a bag of the table with the most.
         widest: largest dim.
@@ -85,7 +84,7 @@ class ShardWork:
     cached: FloatArray
 
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
-        """Some of the shards."""
+        """Return some of the shards."""
         return ShardWork(*(getattr(self, name)[mask_or_indices] for name in _FIELDS))
 
 
@@ -168,7 +167,7 @@ class WorkCounter:
         return np.asarray(alone_N + sharing_N * np.maximum(together_N - alone_N, 0.0))
 
     def tables_in_flight(self, batch_size: FloatArray | float) -> FloatArray | float:
-        """How many other tables' bags the GPU works on at the same time: it keeps one warp per bag resident."""
+        """Return how many other tables' bags the GPU works on at a time: it keeps one warp per bag resident."""
         return self._resident_warps / batch_size
 
 

@@ -19,7 +19,6 @@ from evenshard.price.device_model import (
     LANE_LIMITS,
     NS_PER_MS,
     NS_PER_US,
-    ONE_KERNEL_PAIRS,
     US_PER_MS,
     all_lanes_ns,
     backward_ns,
@@ -35,12 +34,10 @@ from evenshard.price.device_model import (
     lookup_waits,
     overlap,
     pass_ms,
-    sort_passes,
     sort_passes_ns,
 )
-from evenshard.price.device_price import SharedSteps, TangentLine
 from evenshard.price.gpu_profile import GpuProfile
-from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
+from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, numbers_by_bags
 from evenshard.price.offload import host_link
 from evenshard.price.shard_work import CACHED, WindowGrid, WorkCounter
 from evenshard.price.step import DeviceKind
@@ -57,10 +54,11 @@ LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
 
 
 class DeviceModelPrice:
-    """The compute times of a simulated GPU; see ``DevicePrice``.
+    """The compute times of a simulated GPU by the constants of its profile; see ``DevicePrice``.
 
-    Args:
-        profile: its constants.
+    Attributes:
+        floors_ns: kernels of a call with next to nothing, [2, 1].
+        launch_ms_2, overhead_ms_2: time of the host to launch each call, and to begin a pass.
     """
 
     num_maxima = 4
@@ -68,19 +66,19 @@ class DeviceModelPrice:
     sees_hot_rows = False
 
     def __init__(self, profile: GpuProfile) -> None:
-        self._profile, self._counter = profile, WorkCounter(profile)
+        self.profile, self._counter = profile, WorkCounter(profile)
         forward_us = profile.bounds_floor_us + profile.lookup_floor_us
         backward_us = profile.index_floor_us + profile.sort_floor_us + profile.gradient_floor_us
-        self._floors_ns = np.array([[forward_us], [backward_us]]) * NS_PER_US
-        self._launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
+        self.floors_ns = np.array([[forward_us], [backward_us]]) * NS_PER_US
+        self.launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
         self._cache_ns_2 = np.array([[profile.cached_fwd_us], [profile.cached_bwd_us]]) * NS_PER_US
-        self._overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
+        self.overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
         self._has_lanes = profile.lookup_lane_power > 0 or profile.gradient_lane_power > 0
         self.lane_limits = LANE_LIMITS if self._has_lanes else ()
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> FloatArray:
-        """[P, H] columns of tables."""
-        profile = self._profile
+        """Return the columns of tables, [P, H]."""
+        profile = self.profile
         work_PC = work_columns(self._counter, lookups, dims_P)
         work = self._counter.work_of_sums(work_PC)
         found = np.zeros((len(lookups), SHARED.stop + self.num_maxima))
@@ -103,8 +101,8 @@ class DeviceModelPrice:
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """[3, N] of calls: forward and backward kernels, and what a backward pass with the call takes beside them."""
-        profile, sums_HN = self._profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
+        """Return the times of forward and backward kernels, and of backward passes beside them, [3, N]."""
+        profile, sums_HN = self.profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
         waits_WPN[:3, 0], waits_WPN[:3, 1] = sums_HN[LOOKUP_WAITS], sums_HN[GRADIENT_WAITS]
@@ -118,7 +116,7 @@ class DeviceModelPrice:
             issued_3N = sums_HN[ALL_LANES] * lanes_by_widest(profile, sums_HN[WIDEST])
             found[:2] += _by_pass(issued_3N - sums_HN[OWN_LANES])
         found[:2] += overlap(waits_WPN)
-        found[:2] += self._floors_ns + self._cache_ns_2 * sums_HN[IS_CACHED]
+        found[:2] += self.floors_ns + self._cache_ns_2 * sums_HN[IS_CACHED]
         found[1] += sort_passes_ns(profile, sums_HN[LOOKUPS], sums_HN[ROWS]) + hot_row_ns(profile, sums_HN[HOTTEST])
         found[1] += profile.index_bag_ns * sums_HN[LONGEST_BAG]
         found[:2] /= NS_PER_MS
@@ -133,19 +131,19 @@ class DeviceModelPrice:
         several_N = np.maximum(tables_N, 2.0)
         in_flight_N = self._counter.tables_in_flight(np.maximum(sums_HN[BAGS], 1.0) / several_N)
         sharing_N = np.minimum(in_flight_N / (several_N - 1), 1.0)
-        together_N = WindowGrid.missed_bytes(sums_HN[SHARED], self._profile.l2_bytes)
+        together_N = WindowGrid.missed_bytes(sums_HN[SHARED], self.profile.l2_bytes)
         return np.asarray((tables_N > 1.5) * sharing_N * np.maximum(together_N - sums_HN[ROW_MISSES], 0.0))
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[2, N] forward and backward time of devices, from the times of their calls."""
+        """Return the forward and backward time of devices, [2, N]."""
         calls_2N = np.stack([calls_N, (times_QGN[1] > 0).sum(axis=0, dtype=np.float64)])
-        took_2N = np.maximum(times_QGN[:2].sum(axis=1), calls_2N * self._launch_ms_2[:, None])
-        took_2N += (calls_2N > 0) * self._overhead_ms_2[:, None]
+        took_2N = np.maximum(times_QGN[:2].sum(axis=1), calls_2N * self.launch_ms_2[:, None])
+        took_2N += (calls_2N > 0) * self.overhead_ms_2[:, None]
         took_2N[1] += times_QGN[2].max(axis=0)
         return np.asarray(took_2N)
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
-        """[D, 1, 2] forward and backward time of devices that hold these parts, by the device model."""
+        """Return the forward and backward time of devices by the device model, [D, 1, 2]."""
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
         lookups: list[Lookup] = []
         cells: list[int] = []
@@ -157,7 +155,7 @@ class DeviceModelPrice:
                 cells += [first + device] * len(one.lookups)
         if not cells:
             return np.zeros((num_devices, 1, 2))
-        profile = self._profile
+        profile = self.profile
         count = len(calls) * num_devices
         work = self._counter.shard_work(work_columns(self._counter, lookups), np.array(cells, dtype=np.int64), count)
         optimizer_N = np.array([call.optimizer for call in calls]).repeat(num_devices)
@@ -177,63 +175,8 @@ class DeviceModelPrice:
         return np.stack([forward, backward], axis=1)[:, None]
 
     def interval(self, members_M: FloatArray) -> float:
-        """0: how far a device model is from the device is told by its evidence."""
+        """Return 0: the evidence tells the error of a device model."""
         return 0.0
-
-    def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Lines below the time of a call: what its kernels wait for.
-
-        Waits of several such calls take no less than those of one (Minkowski). Left out are the longest bag, the
-        hottest row, lanes that rows take because others are wider, misses of tables that share the L2, what starting
-        each pass of the sort takes, what is beside the kernels, and a cache's kernels.
-        """
-        slopes_2H = np.zeros((2, len(sums_H)))
-        others = range(OTHER_NS.start, OTHER_NS.stop)
-        for slopes_H, other, waits in zip(slopes_2H, others, (LOOKUP_WAITS, GRADIENT_WAITS), strict=True):
-            norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
-            slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
-            slopes_H[other] = 1.0
-        return TangentLine(self._overhead_ms_2 + self.further_call_ms_2, slopes_2H / NS_PER_MS)
-
-    def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """[2, P] passes of the sort that the rows of each table need by themselves."""
-        found_2P = np.zeros((2, len(columns_PH)))
-        passes_P = sort_passes(columns_PH[:, ROWS])
-        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
-        return found_2P
-
-    def shared_steps(self, columns_PH: FloatArray, num_devices: int, total_rows: int) -> SharedSteps:
-        """None: each call sorts what it looks up by itself, and how many calls share the rows is not known."""
-        return SharedSteps()
-
-    def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """[2, P] the hottest row, the longest bag's indices, and the starts of the passes that sort the own rows."""
-        profile, columns_HP = self._profile, columns_PH.T
-        starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
-        once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
-        once_P += profile.sort_pass_us * NS_PER_US * starts_P
-        return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
-
-    def least_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """[P] times alone, but for what may be less beside others: the longest bag, and what is beside the kernels."""
-        times_QP = self.call_ms(
-            np.where(np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG, 0.0, columns_PH)
-        )
-        times_QP[2] = 0.0
-        return np.asarray(self.device_ms(times_QP[:, None], np.ones(len(columns_PH), dtype=np.int64)).sum(axis=0))
-
-    def always_has_backward(self, columns_PH: FloatArray) -> bool:
-        """Whether there is a lookup in every call of these tables."""
-        return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
-
-    @property
-    def further_call_ms_2(self) -> FloatArray:
-        """[2] the floors of a call's kernels."""
-        return np.asarray(self._floors_ns[:, 0] / NS_PER_MS)
-
-    def launched_ms_2(self, calls: int) -> FloatArray:
-        """[2] what the host takes to launch so many calls."""
-        return np.asarray(self._overhead_ms_2 + calls * self._launch_ms_2)
 
 
 def _by_pass(issued_3N: FloatArray) -> FloatArray:
@@ -244,10 +187,7 @@ def work_columns(
     counter: WorkCounter, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None
 ) -> FloatArray:
     """[P, C] work of tables that are looked up, with these dims instead of their own."""
-    by_bags: dict[int, list[int]] = {}
-    for number, one in enumerate(lookups):
-        by_bags.setdefault(one.bags, []).append(number)
-    rows = []
+    by_bags, rows = numbers_by_bags(lookups), []
     for bags, numbers in by_bags.items():
         tables = [lookups[at].table for at in numbers]
         rows.append(

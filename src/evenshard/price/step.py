@@ -1,6 +1,6 @@
-"""What a training step of a placement takes: compute by the price of its devices, exchanges by the links.
+"""The predicted training step of a placement: compute by the price of its devices, exchanges by the links.
 
-How the times of the devices make that of the step is told by ``price/step_time.py``.
+``step_time`` makes a step of the times of the devices.
 
 Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
 """
@@ -30,9 +30,7 @@ from evenshard.price.collectives import (
     part_volume,
     volumes_of,
 )
-from evenshard.price.device_price import DevicePrice, alone_ms
-from evenshard.price.exchange_lines import times_3
-from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, held_parts
 from evenshard.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.price.offload import HostLink, part_offload_ms
 from evenshard.price.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
@@ -52,14 +50,14 @@ Numbers = TypeVar("Numbers", float, FloatArray)
 
 
 def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
-    """Time that a device takes to clear dense gradients and to update weights and states with them, ms."""
+    """Return the time of a device to clear dense gradients and to update weights and states with them, ms."""
     states = STATE_NUMBERS[optimizer][1]
     return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices that are alike: their compute times, bytes per ns of their memory for dense gradients, and their host."""
+    """Devices that are alike: their price, bytes per ns of their memory for dense gradients, and their host."""
 
     price: DevicePrice
     bytes_per_ns: float
@@ -70,9 +68,8 @@ class DeviceKind:
 class PredictedDevice:
     """Predicted times of one device in one training step, ms; one that holds no table has exchanges alone.
 
-    Attributes:
-        predicted_hidden_ms: what of the exchange of indices runs beside the step before, and takes no time of its own.
-        predicted_wait_ms: how long it waits for others: with ``predicted_total_ms`` the time of the step.
+    The hidden part of the exchange of indices runs beside the step before. ``predicted_wait_ms`` is spent waiting for
+    other devices: with ``predicted_total_ms`` the time of the step.
     """
 
     predicted_fwd_compute_ms: float
@@ -85,7 +82,7 @@ class PredictedDevice:
 
     @property
     def predicted_total_ms(self) -> float:
-        """What it does itself in a step: its five times, without what is hidden."""
+        """Time of its own work in a step: its five times, without hidden time."""
         return sum(predicted_step_times(self))
 
 
@@ -93,7 +90,7 @@ STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchang
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
-    """The predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
+    """Return the predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
     return (
         device.predicted_input_dist_ms - device.predicted_hidden_ms,
         device.predicted_fwd_compute_ms,
@@ -104,25 +101,20 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
 
 
 def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
-    """The phases of devices, [D] each."""
-    return Phases(
-        np.array([one.predicted_input_dist_ms for one in devices]),
-        np.array([one.predicted_fwd_compute_ms for one in devices]),
-        np.array([one.predicted_fwd_all_to_all_ms for one in devices]),
-        np.array([one.predicted_bwd_all_to_all_ms for one in devices]),
-        np.array([one.predicted_bwd_compute_ms for one in devices]),
-    )
+    """Return the phases of devices, [D] each."""
+    names = ("input_dist", "fwd_compute", "fwd_all_to_all", "bwd_all_to_all", "bwd_compute")
+    return Phases(*(np.array([getattr(one, f"predicted_{name}_ms") for one in devices]) for name in names))
 
 
 def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
-    """What kernels and exchanges take of a step."""
+    """Return the times of kernels and of exchanges in a step."""
     phases = predicted_phases(devices)
     compute_ms = kernels_ms(phases, pipeline)
     return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
 
 
 def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
-    """The share of exchanges in a step, 0 to 1."""
+    """Return the share of exchanges in a step, 0 to 1."""
     compute_ms, exchanged_ms = step_shares_ms(devices, pipeline)
     total_ms = compute_ms + exchanged_ms
     return exchanged_ms / total_ms if total_ms > 0 else 0.0
@@ -130,14 +122,7 @@ def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
 
 @dataclass(frozen=True)
 class PredictedParts:
-    """Prediction of a placement of parts.
-
-    Attributes:
-        devices: predicted times, by device id.
-        predicted_ms: predicted time of the step.
-        low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
-        members_ms: the time of the step by each member of the models' ensembles.
-    """
+    """Prediction of a placement, with the 90 % interval of the step by the models alone; device models have none."""
 
     parts: tuple[TablePart, ...]
     devices: tuple[PredictedDevice, ...]
@@ -150,13 +135,7 @@ class PredictedParts:
 class PartCosts:
     """Predicts any placement of the parts of a task's tables.
 
-    Attributes:
-        pipeline: that makes a step of the phases of devices, see ``step_time.windows``; by default the task's.
-
-    Args:
-        kinds: kinds of its devices.
-        kind_of_D: [D] the kind of each device.
-        links: of its tiers.
+    ``pipeline`` makes a step of the phases of devices (``step_time.windows``); by default it is the task's.
     """
 
     def __init__(
@@ -206,7 +185,7 @@ class PartCosts:
         return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
-        """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
+        """Predict many placements of whole tables as ``predict`` does each, faster: what they share is priced once."""
         tables, found = self.task.tables, []
         by_table = {table.name: (whole_part(table, (0,)),) for table in tables}
         at_once = max(1, MOST_AT_ONCE // (len(tables) + self.task.num_devices))
@@ -289,15 +268,15 @@ class PartCosts:
         if len(part.devices) > 1:
             values = table.num_rows * table.embedding_dim
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
-        way = sharding_type(of_table, table, self.task.machine)
-        one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
-        more = float(slopes_V @ one.numbers_V)
+        name = sharding_type(of_table, table, self.task.machine)
+        one = part_volume(table, name, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
+        more = float(slopes_V @ one)
         return (
             more if part.storage.is_on_device else more + sum(self.offload_K2(part, table)[self.kind_of_D[part.device]])
         )
 
     def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
-        """How much longer forward and backward take as a part is kept, on each kind of device; empty on the device."""
+        """Return the added forward and backward time of a part on each kind of device; empty in device memory."""
         if part.storage.is_on_device:
             return ()
         return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
@@ -313,18 +292,18 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica.
+        """Time of exchanges for each of the volumes, [V], if all devices have as much; and of a weight of a replica.
 
-        No exchange takes less in proportion to its bytes, latencies left aside. An exchange of indices that runs beside
-        the step before counts nothing.
+        No exchange takes less in proportion to its bytes without latencies. An exchange of indices that runs beside the
+        step before counts nothing.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms(volumes))
+        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms_3(volumes))
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """[V] time of exchanges for each of the volumes, if one device alone has any."""
+        """Time of exchanges for each of the volumes, [V], if one device alone has any."""
         return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
     def _slopes_V(self, held_D: FloatArray) -> FloatArray:
@@ -333,12 +312,11 @@ class PartCosts:
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = held_D
-            found.append(sum(self._floors_ms(volumes)[counted]))
+            found.append(sum(self._floors_ms_3(volumes)[counted]))
         return np.array(found)
 
-    def _floors_ms(self, volumes: Volumes) -> list[float]:
-        """Return the least time of each exchange on the first device, without latencies."""
-        return list(map(float, times_3(self.task, volumes, self.links.floor)))
+    def _floors_ms_3(self, volumes: Volumes) -> list[float]:
+        return list(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """Compute times by ensemble member, [N, D, M, 2], forward and backward, of ``copies`` (N) machines in a row."""
@@ -353,6 +331,12 @@ class PartCosts:
         return total.reshape(copies, self.task.num_devices, *total.shape[1:])
 
 
+def exchanges_ms_3(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
+    """Return the time of each exchange on the first device, without latencies, [3]."""
+    found = exchange_times(task, volumes, links)
+    return np.array([float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])])
+
+
 def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
     forward, backward = compute
     alike = (
@@ -363,6 +347,6 @@ def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
 
 
 def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
-    """Weights of all replicated tables."""
+    """Return the number of weights of all replicated tables."""
     replicated = (part for parts in by_table.values() for part in parts if len(part.devices) > 1)
     return float(sum(part.rows.size * part.columns.size for part in replicated))

@@ -1,4 +1,4 @@
-"""How long a training step takes, from the times of its devices' phases: exchanges are barriers.
+"""The time of a training step from the times of its devices' phases: exchanges are barriers.
 
 No exchange begins before the slowest device is there. Between two barriers a step takes the slowest device's time, and
 a step is the sum of that over its windows:
@@ -39,19 +39,19 @@ class Phases(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What devices do between two barriers, [..., D] ms each."""
+    """Times of devices between two barriers, [..., D] ms each."""
 
     kernels: FloatArray
     exchanges: FloatArray
 
     @property
     def total(self) -> FloatArray:
-        """[..., D] both."""
+        """Sum of both, [..., D]."""
         return self.kernels + self.exchanges
 
 
 def hides_inputs(pipeline: str) -> bool:
-    """Whether the exchange of indices runs beside the step before: where no pipeline is named, as in the usual one."""
+    """Return True if the exchange of indices runs beside the step before, as it does where no pipeline is named."""
     return pipeline != LARGEST_SUM and PIPELINES[pipeline or USUAL_PIPELINE].overlaps_inputs
 
 
@@ -78,24 +78,24 @@ def without_last_digits(ms: float) -> float:
 
 
 def step_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """[...] the time of a step."""
+    """Return the time of a step, [...]."""
     return np.asarray(sum(window.total.max(axis=-1) for window in windows(phases, pipeline)))
 
 
 def device_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """[..., D] what each device does in a step, all that it waits for left aside: the rest of the step it waits."""
+    """Return the time of each device's own work in a step, [..., D]: the rest of the step it waits."""
     return np.asarray(sum(window.total for window in windows(phases, pipeline)))
 
 
 def hidden_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """[..., D] what of the exchange of indices runs beside kernels of the step before."""
+    """Return the time of the exchange of indices beside kernels of the step before, [..., D]."""
     if not hides_inputs(pipeline):
         return np.zeros_like(phases.input_dist)
     return np.minimum(phases.input_dist, phases.forward + phases.backward)
 
 
 def kernels_ms(phases: Phases, pipeline: str) -> float:
-    """What of a step of [D] devices are kernels: those of the slowest device of each window; the rest is exchanged."""
+    """Return the kernel time of the slowest device of each window of a step; the rest is exchanged."""
     found = 0.0
     for window in windows(phases, pipeline):
         slowest = int(window.total.argmax())

@@ -15,7 +15,7 @@ from evenshard.base.units import bytes_to_gb, decimals, ms_text, pct_text, size_
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.difference import OWN_FIGURES, Difference, PartMove, Payback, Rekept, Renaming, Traffic
 from evenshard.planner.output_order import BY_NAME
-from evenshard.price.device_price import ROUNDING
+from evenshard.price.kernel_calls import ROUNDING
 from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts
 
 _NARROWEST = 80

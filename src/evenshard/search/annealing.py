@@ -74,14 +74,7 @@ class Best(Rows):
 
 
 class Annealing:
-    """Improves placements.
-
-    Args:
-        proposals: draws changes.
-        rng: of the Metropolis tests.
-        is_over: asked before each batch; True ends the run.
-        note: called with the changes that a batch tried, and the best placements of the chains.
-    """
+    """Improves placements; ``is_over`` is asked before each batch, ``note`` is told its changes and the best."""
 
     def __init__(
         self,
@@ -95,13 +88,11 @@ class Annealing:
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
     ) -> list[Best]:
-        """Anneal all placements, then the best ones again; return the best of each phase.
+        """Anneal all placements, which may overflow memory, then the best ones again; return the best of each phase.
 
         Args:
-            start: placements; memory may not suffice.
             changes: of all phases together.
             make_chains: makes chains of placements.
-            phases: as ``PHASES``.
         """
         found = []
         for share, kept, mean, hottest in phases:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,12 @@ from evenshard.price.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.price.loads import CellChanges, Indices, Loads, repeat_numbers
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import Phases, windows
-from evenshard.search.moves import Moves
 from evenshard.search.sharding_option import Choice, Edits, Pieces, arrays_of
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
+
+if TYPE_CHECKING:  # the search near a placement alone needs it
+    from evenshard.search.moves import Moves
 
 
 def round_last_digits(values: FloatArray) -> FloatArray:
@@ -54,14 +56,7 @@ class _Sums:
         )
 
     def select(self, chain_M: Indices) -> _Sums:
-        return _Sums(
-            np.take(self.volumes_VND, chain_M, axis=1),
-            np.take(self.used_3ND, chain_M, axis=1),
-            np.take(self.offload_2ND, chain_M, axis=1),
-            self.values_N[chain_M],
-            self.users_NC[chain_M],
-            self.rows_NK[chain_M],
-        )
+        return _Sums(*(np.take(one, chain_M, axis=1 if one.ndim == 3 else 0) for one in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -80,8 +75,7 @@ class Chains:
         option_NG, place_NGS: the option of each group, and the places of its pieces.
         all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their numbers in their options.
         windows_BND: times of devices in each window of a step, ms.
-        moves: counts the bytes that move from an earlier placement; None if there is none.
-        moved_N: these bytes; zeros without moves.
+        moves, moved_N: the bytes that move from an earlier placement; zeros without one.
     """
 
     def __init__(

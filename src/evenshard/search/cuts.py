@@ -33,7 +33,7 @@ class Taken(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a part takes: so much for being there, and so much for each of its blocks."""
+    """Bytes of a part: a constant, and an amount for each of its blocks."""
 
     part: Taken
     block: Taken
@@ -62,12 +62,12 @@ class Cut:
 
     @property
     def in_rows(self) -> bool:
-        """Whether blocks are rows; else four columns."""
+        """True if blocks are rows; else they are four columns."""
         return self.fills > 0
 
     @property
     def even_rows(self) -> range:
-        """Where even shares of the rows begin, of as many devices as get any."""
+        """First rows of even shares, of as many devices as get any."""
         return row_starts(self.blocks, self.fills)
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -127,5 +127,5 @@ class KnownParts:
         return sum(one.device for one in self.taken.values())
 
     def fit(self, left_D: npt.NDArray[np.int64]) -> bool:
-        """Whether devices have so much left."""
+        """Return True if devices have so much left."""
         return all(left_D[device] >= one.device for device, one in self.taken.items())

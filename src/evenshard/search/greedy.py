@@ -1,11 +1,10 @@
-"""Placements from which a search starts: an option for each group, placed greedily where devices have least to do.
+"""Placements from which a search starts: an option for each group, placed greedily (``placer``).
 
 Three families of starts: rules of thumb (small tables replicated, the costliest ones cut, the others whole), limits on
 the work of a piece, also with the costliest tables in rows, and devices of their own for each class of widths. All
 starts are placed side by side as arrays.
 
-Legend: N starts, G groups, O options of all groups, K options of a group (padded), D devices, S pieces of an option
-(padded), P pieces of all options, Q places, R rules of tables that stay apart.
+Legend: N starts, G groups, O options of all groups, D devices, S pieces of an option (padded), P pieces of all options.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 from typing import TypeVar
@@ -21,11 +20,10 @@ from typing import TypeVar
 import numpy as np
 
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, ROWS_ALONE, SHARDING_TYPES, TABLE_WISE, TYPES
-from evenshard.price.device_price import alone_ms
-from evenshard.price.loads import Indices, Mask, repeat_numbers
+from evenshard.price.loads import Indices, Mask
 from evenshard.search.chains import Chains, round_last_digits
-from evenshard.search.sharding_option import OptionTable
-from evenshard.search.space import SMALL, SearchSpace
+from evenshard.search.placer import GreedyPlacer, cheapest_options
+from evenshard.search.space import SMALL
 from evenshard.tables.reuse import FloatArray
 
 # Limits on the work of a piece, in even shares of a device.
@@ -53,15 +51,8 @@ NO_COLUMNS = frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE}
 TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
 # Starts times devices that are placed at once.
 MOST_PLACED = 2**15
-# Sorting so many devices takes as long as finding one least of them.
-DEVICES_PER_ARGMIN = 8
 # Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
 OVERFLOW = 3.0
-# Keys of devices with pieces of other widths, without memory for a piece, and that rules forbid; all work is
-# far below.
-FAR, NO_MEMORY, FORBIDDEN = 1e5, 1e6, 1e12
-# Added to the work of options with faults, ms.
-FAULT = 1e6
 # Starts beside which collections with MEAN tables are put in rows, and such collections that are put so by themselves.
 BESIDE_MEANS, MOST_ALONE, BEST_IN_ROWS = 8, 3, 4
 _Value = TypeVar("_Value")
@@ -71,14 +62,10 @@ _Cut = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Start:
-    """Options of all groups.
+    """Options of all groups; starts of one family differ in limits alone.
 
-    Attributes:
-        family: starts of one family differ in limits alone.
-        option_G: the option of each group.
-        by_width: pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own.
-        rule: the rule of thumb in words; empty for other starts.
-        cuts: of a rule of thumb.
+    Pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own if ``by_width``. ``rule`` is
+    the rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
     """
 
     family: str
@@ -90,10 +77,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A start with its places [G, S] and its cost, ms.
-
-    Memory suffices where ``overflow`` is 0; where the placement breaks a rule, it is infinite.
-    """
+    """A start with its places [G, S] and its cost, ms; ``overflow`` of memory is infinite if it breaks a rule."""
 
     start: Start
     place_GS: Indices
@@ -104,188 +88,6 @@ class Placed:
     def rank(self) -> float:
         """Cost with a penalty for overflow."""
         return self.cost_ms * (1 + OVERFLOW * self.overflow)
-
-
-class PieceWorks:
-    """The work of pieces, whatever else their device holds.
-
-    Attributes:
-        ms_P: time of each piece alone on a device, without the time of an empty call.
-        longest_O, total_O: the longest piece of each option, and all pieces with all their copies.
-        even_ms: an even share of a device, with the cheapest option of each group.
-    """
-
-    def __init__(self, space: SearchSpace) -> None:
-        table, arrays, (slopes_V, replica_ms) = space.table, space.piece_arrays, space.costs.exchange_slopes
-        found = []
-        for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
-            own_P = alone_ms(price, columns_PH)
-            found.append(np.maximum(own_P - own_P.min(), 0.02 * own_P.min()))
-        row_ms = np.max(found, axis=0)
-        piece_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)
-        ms_P = np.bincount(piece_of_C, row_ms[arrays.row_C], len(arrays.cells_P))
-        ms_P += arrays.volume_PV @ slopes_V + arrays.values_P * replica_ms + arrays.offload_PK2.sum(axis=2).max(axis=1)
-        self.ms_P = round_last_digits(np.asarray(ms_P, dtype=np.float64))
-        of_A = self.ms_P[table.piece_A]
-        self.longest_O = np.maximum.reduceat(of_A, table.first_O)
-        self.total_O = round_last_digits(
-            np.asarray(np.add.reduceat(of_A, table.first_O) * table.span_O, dtype=np.float64)
-        )
-        self.even_ms = float(np.minimum.reduceat(self.total_O, table.first_option_G).sum()) / space.task.num_devices
-
-
-class GreedyPlacer:
-    """Puts groups one by one where devices have least to do and memory suffices, for many starts at once."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self.space, self.works = space, PieceWorks(space)
-        self.table = table = space.table
-        self._devices = space.task.num_devices
-        self.allowed_GD: Mask | None = None
-        if any(group.allowed_D is not None for group in space.groups):
-            every = np.ones(self._devices, dtype=bool)
-            allowed = (group.allowed_D for group in space.groups)
-            self.allowed_GD = np.array([every if one is None else one for one in allowed])
-        # [R, P] pieces of each rule of tables that stay apart.
-        rules = sorted({rule for group in space.groups for rule in group.apart})
-        group_A = table.group_O.repeat(table.count_O)
-        self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)
-        for has_rule_P, rule in zip(self.apart_RP, rules, strict=True):
-            has_rule_G = np.array([rule in group.apart for group in space.groups])
-            has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
-
-    def cheapest(self, fault_O: Indices | Mask) -> Indices:
-        """[G] the option of each group with the least work of those with the least fault."""
-        return _cheapest(self.table, self.works.total_O + FAULT * fault_O)
-
-    def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
-        """Return the places of all groups, [N, G, S]. They may need more memory than there is."""
-        table, devices, works = self.table, self._devices, self.works
-        count, groups = option_NG.shape
-        place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
-        load_ND = np.zeros((count, devices))
-        free_ND = np.repeat(self.space.room_D[None], count, axis=0)
-        is_single_NG = table.span_O[option_NG] == 1
-        total_NG = np.where(is_single_NG, works.total_O[option_NG] * scale_NG, 0.0)
-        # Rows and replicas first, then groups with few devices to choose from, then narrow pieces, then the longest.
-        class_NG = np.where(by_width_N[:, None], np.searchsorted(self.space.lane_limits, table.width_O)[option_NG], 0)
-        few_G = np.zeros(groups) if self.allowed_GD is None else self.allowed_GD.sum(axis=1)
-        few_NG = np.broadcast_to(few_G, (count, groups))
-        order_NG = np.lexsort((-works.longest_O[option_NG], class_NG, few_NG, is_single_NG))
-        far_CND = self._far(class_NG, total_NG) if by_width_N.any() else None
-        rows = np.arange(count)
-        apart: dict[int, Mask] = {}
-        for step in range(groups):
-            group_N = order_NG[:, step]
-            option_N, key_ND = option_NG[rows, group_N], load_ND
-            if far_CND is not None:
-                key_ND = load_ND + far_CND[class_NG[rows, group_N], rows] * is_single_NG[rows, group_N, None]
-            place_NGS[rows, group_N] = self.put(group_N, option_N, key_ND, load_ND, free_ND, apart)
-        return place_NGS
-
-    def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """[C, N, D] additions to the keys of devices for pieces of each class of widths, which have devices by work.
-
-        Pieces without memory on these go to devices with wider pieces, then to others.
-        """
-        classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
-        work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
-        share_CN = work_CN.cumsum(axis=0) / np.maximum(work_CN.sum(axis=0), 1e-12)
-        end_CN = np.round(share_CN * self._devices)
-        first_CN = np.minimum(np.concatenate([np.zeros_like(end_CN[:1]), end_CN[:-1]]), self._devices - 1)
-        end_CN = np.maximum(end_CN, first_CN + 1)
-        far_CND = (device_D >= end_CN[..., None]) + 2.0 * (device_D < first_CN[..., None])
-        return np.asarray(FAR * far_CND)
-
-    def put(
-        self,
-        group_N: Indices,
-        option_N: Indices,
-        key_ND: FloatArray,
-        load_ND: FloatArray,
-        free_ND: Indices,
-        apart: dict[int, Mask],
-    ) -> Indices:
-        """Place one group of each start where the key is least; changes loads, free memory and ``apart``.
-
-        Args:
-            apart: devices that groups of each rule of tables that stay apart have, [N, D].
-        """
-        table = self.table
-        no_room_ND = free_ND < table.bytes_O[option_N][:, None]
-        key_ND = key_ND + no_room_ND * (NO_MEMORY - free_ND / max(free_ND.max(), 1))
-        if self.allowed_GD is not None:
-            key_ND = np.where(self.allowed_GD[group_N], key_ND, FORBIDDEN)
-        rules = [self.space.groups[group].apart for group in group_N.tolist()]
-        ruled = [(row, rule) for row, own in enumerate(rules) for rule in own]
-        for row, rule in ruled:
-            taken_ND = apart.setdefault(rule, np.zeros(load_ND.shape, dtype=bool))
-            key_ND[row, taken_ND[row]] = FORBIDDEN
-        place_NS = self.places(option_N, key_ND)
-        row_F, slot_F = np.nonzero(np.arange(place_NS.shape[1]) < table.count_O[option_N][:, None])
-        span_F = table.span_O[option_N[row_F]]
-        first_F = place_NS[row_F, slot_F] * span_F
-        if (span_F > 1).any():
-            from_F, offset_F = repeat_numbers(span_F)
-            row_F, first_F = row_F[from_F], first_F[from_F] + offset_F
-        # A device has one piece of an option at most, so that no index occurs twice.
-        load_ND[row_F, first_F] += self.works.longest_O[option_N][row_F]
-        free_ND[row_F, first_F] -= table.bytes_O[option_N][row_F]
-        for row, rule in ruled:
-            apart[rule][row, place_NS[row, : table.count_O[option_N[row]]]] = True
-        return place_NS
-
-    def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """[M, S] places of options where the key is least; all pieces of one option are in one home."""
-        table, devices = self.table, self._devices
-        place_MS = np.zeros((len(option_M), table.most_pieces), dtype=table.place_type)
-        shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
-        for shape in np.unique(shape_M).tolist():
-            own = np.flatnonzero(shape_M == shape)
-            span, home = divmod(shape, devices + 1)
-            count_M = table.count_O[option_M[own]]
-            most = int(count_M.max())
-            key_MQ = key_MD[own].reshape(len(own), -1, span).max(axis=-1)
-            if home in (span, devices):
-                found = _least(key_MQ, most)
-            else:
-                key_MHQ = key_MQ.reshape(len(own), devices // home, -1)
-                total_MHQ = np.sort(key_MHQ, axis=-1).cumsum(axis=-1)
-                home_M = np.take_along_axis(total_MHQ, count_M[:, None, None] - 1, axis=-1)[..., 0].argmin(axis=1)
-                found = _least(key_MHQ[np.arange(len(own)), home_M], most) + (home_M * key_MHQ.shape[2])[:, None]
-            place_MS[own, : found.shape[1]] = np.where(np.arange(found.shape[1]) < count_M[:, None], found, 0)
-        return place_MS
-
-    # Rules ------------------------------------------------------------------------------------------------------------
-
-    def count_apart(self, chains: Chains) -> Indices:
-        """[R, N, D] pieces on each device that must stay apart from each other."""
-        found = [chains.sum_by_device(chains.all_pieces, has_P, chains.num) for has_P in self.apart_RP]
-        return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
-
-    def is_legal(self, chains: Chains) -> Mask:
-        """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
-        is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
-        if self.allowed_GD is not None:
-            numbers = np.arange(len(chains.all_group_F))
-            pieces = chains.all_pieces
-            each = chains.on_each(replace(pieces, change_F=numbers))
-            is_allowed_F = self.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
-            is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
-        return is_legal_N
-
-
-def _least(key_MQ: FloatArray, most: int) -> Indices:
-    """[M, most] the least of each row; the first of equal ones comes first."""
-    if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
-        return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
-    key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))
-    found = []
-    for _ in range(most):
-        found.append(key_MQ.argmin(axis=1))
-        if len(found) < most:
-            key_MQ[rows, found[-1]] = np.inf
-    return np.stack(found, axis=1)
 
 
 class GreedyStarts:
@@ -403,14 +205,14 @@ class GreedyStarts:
         work_O = np.where(fits_O, works.total_O, works.total_O + 1e3 * works.total_O.max())
         most_bytes = share * float(self.space.room_D.sum())
         low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)
-        option_G = _cheapest(table, work_O)
+        option_G = cheapest_options(table, work_O)
         if bytes_O[option_G].sum() <= most_bytes:
             return None
         for _ in range(PRICE_STEPS):
             price = 0.5 * (low + high)
-            option_G = _cheapest(table, work_O + price * bytes_O)
+            option_G = cheapest_options(table, work_O + price * bytes_O)
             low, high = (price, high) if bytes_O[option_G].sum() > most_bytes else (low, price)
-        return _cheapest(table, work_O + high * bytes_O)
+        return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
         """Yield starts that keep wide pieces on some eighths of the devices, within their work and memory."""
@@ -543,13 +345,6 @@ class GreedyStarts:
         load_ND = chains.sum_by_device(chains.all_pieces, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))
         return round_last_digits(np.take_along_axis(ratio_ND, chains.place_NGS[:, :, 0].astype(np.int64), axis=1))
-
-
-def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
-    """[G] the first option of each group with the least cost."""
-    least = np.flatnonzero(cost_O <= np.minimum.reduceat(cost_O, table.first_option_G)[table.group_O])
-    _, first = np.unique(table.group_O[least], return_index=True)
-    return least[first]
 
 
 def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:

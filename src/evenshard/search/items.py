@@ -1,7 +1,7 @@
-"""What is packed: tables, or tables that stay together, and the ways that their bytes can be spread over devices.
+"""Tables to pack, or tables that stay together, and the ways that their bytes can be spread over devices.
 
 An item lives whole on one device, or is cut into equal blocks of which some devices hold some: a table of 64 columns is
-sixteen blocks of four, or as many blocks as it has rows. What a device holds of one item is one part.
+sixteen blocks of four, or as many blocks as it has rows. Each device holds one part of an item at most.
 
 Legend: I items, D devices.
 """
@@ -82,7 +82,7 @@ class PackedItem:
 
     @property
     def is_free(self) -> bool:
-        """Whether it may live otherwise than whole."""
+        """True if it need not live whole."""
         return bool(self.cuts or self.grid or self.known)
 
     @property
@@ -135,7 +135,7 @@ class PackedItems:
 
     @property
     def allowed_ID(self) -> npt.NDArray[np.bool_]:
-        """[I, D] where each item may live."""
+        """True where each item may live, [I, D]."""
         return np.array([item.allowed_D for item in self.items], dtype=bool).reshape(-1, len(self.room_D))
 
     def replica_parts(self) -> list[TablePart]:
@@ -145,18 +145,14 @@ class PackedItems:
 
 
 class Room:
-    """Memory that devices have left for items, and the groups of apart tables that each of them has one of.
-
-    Attributes:
-        left_D: memory that is left, bytes.
-    """
+    """Memory that devices have left for items, and the groups of apart tables that each of them has one of."""
 
     def __init__(self, items: PackedItems) -> None:
         self.left_D = items.room_D.copy()
         self._taken_D: dict[int, npt.NDArray[np.bool_]] = {}
 
     def of(self, item: PackedItem) -> npt.NDArray[np.int64]:
-        """[D] memory that is left for an item; -1 where it may not go."""
+        """Return the memory that is left for an item, [D]; -1 where it may not go."""
         free_D = item.allowed_D
         for group in self._taken_D.keys() & item.apart:
             free_D = free_D & ~self._taken_D[group]
@@ -171,7 +167,7 @@ class Room:
 
 
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
-    """Wherever tables on one device may be kept outside of its memory, each with the least of it."""
+    """Return the storages outside of device memory for tables on one device, each with the least device memory."""
     if not task.only_replicated.isdisjoint(positions):  # replicas never leave it
         return ()
     kernels = common_kernels(task, positions)

@@ -1,4 +1,4 @@
-"""Some legal way to shard tables, whatever it costs: quickly where there is room, by a solver where memory is tight."""
+"""Legal placements of any cost: by packing where memory is ample, by a solver where it is tight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.search.cuts import Cut, Devices, Grid
 from evenshard.search.infeasibility import no_parts_found, require_sharding_room, require_types
 from evenshard.search.items import KnownItems, PackedItem, PackedItems, Room, least_outside
-from evenshard.search.program import solve_program
 
 # Items times devices that the solver is given; it then needs about 0.5 GB.
 MAX_PAIRS = 150_000
@@ -47,6 +46,8 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
         require_package("scipy")
     except MissingPackage as error:
         raise no_parts_found(task, f"no placement was found by packing ({error})", items) from None
+    from evenshard.search.integer_program import solve_program
+
     ended = solve_program(items, time_limit_s)
     if ended.impossible and not _is_rounded(task, items):
         raise no_parts_found(task, "no placement fits", items)
@@ -56,7 +57,7 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
 
 
 def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
-    """Some legal parts where packing finds them, in device memory or, where rules allow that, outside of it.
+    """Return some legal parts if packing finds them, in device memory or, where rules allow that, outside of it.
 
     Args:
         known: items of the same task, whatever memory its devices and hosts have; new ones are added.

@@ -1,10 +1,10 @@
-"""What no placement that a task allows is predicted to take less than: over all types, all cuts and all places.
+"""Lower bounds of the predicted time of all placements that a task allows: of all types, all cuts and all places.
 
 A bound is the least over cases, which are opened and tightened one by one, the lowest first:
 
 1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose floors and latencies come on
    top of what tables take, and so does what each call takes once, such as its hottest row.
-2. **Ranges of what is exchanged**, with a straight line below the exchange times of each (``exchange_lines``).
+2. **Ranges of what is exchanged**, with a straight line below the exchange times of each (``bound_lines``).
 3. **The mean device** (``least_time_ms``). A step takes at least what its slowest device does, which is at least the
    mean. Kernel times are convex, so that a straight line below them holds for any sum of pieces; along such a line the
    work of a table is one number for each of its options, however fine it is cut: cutting columns repeats lookups,
@@ -15,7 +15,7 @@ A bound is the least over cases, which are opened and tightened one by one, the 
 4. **Whole pieces** (``WholePieces``). Pieces cannot be shared out: they have to fit into what is left of each device.
 
 Counted are the steps of time that a table's own rows need, those that all rows need together on devices that are alike,
-and cuts by columns however uneven (``cut_bounds``; of many tables, those of the ones that are looked up most, and even
+and cuts by columns however uneven (``CutBounds``; of many tables, those of the ones that are looked up most, and even
 cuts of the others).
 
 Legend: G groups, W options of a group, A pieces of options, Q those that take alike, D devices, P lookups, C looked-up
@@ -26,23 +26,20 @@ columns, U blocks of columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.sharding import TYPES
 from evenshard.price.collectives import VOLUMES
-from evenshard.price.device_price import SharedSteps, TangentLine
-from evenshard.price.exchange_lines import OF_A_NODE, ExchangeLine, exchange_lines
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import hides_inputs
-from evenshard.search.cut_bounds import CutBounds
-from evenshard.search.device_times import Numbers, Options, WholePieces, least_time_ms
+from evenshard.search.bound_lines import OF_A_NODE, ExchangeLine, SharedSteps, TangentLine, exchange_lines, price_bounds
+from evenshard.search.device_times import CutBounds, Numbers, Options, WholePieces, least_time_ms
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -65,29 +62,25 @@ def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
     """Return the bound, ms, which need not exceed ``enough_ms``; 0 where nothing can be said."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
-    opened = [_Open(bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets]
+    # Of equal bounds, the one that was opened first.
+    opened: list[tuple[float, int, Tighten | None]] = [
+        (bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets
+    ]
     heapify(opened)
     count = len(opened)
     while opened:
-        least = heappop(opened)
-        if least.tighten is None or least.bound_ms >= enough_ms:
-            return least.bound_ms * (1 - _ROUNDING)
-        most_ms = min((one.bound_ms for one in opened if one.tighten is None), default=enough_ms)
-        for bound_ms, tighten in least.tighten(min(enough_ms, most_ms)):
+        least_ms, _, tighten = heappop(opened)
+        if tighten is None or least_ms >= enough_ms:
+            return least_ms * (1 - _ROUNDING)
+        most_ms = min((bound_ms for bound_ms, _, further in opened if further is None), default=enough_ms)
+        for bound_ms, further in tighten(min(enough_ms, most_ms)):
             count += 1
-            heappush(opened, _Open(max(bound_ms, least.bound_ms), count, tighten))
+            heappush(opened, (max(bound_ms, least_ms), count, further))
     return 0.0
 
 
 # Larger bounds of the same placements, each with what makes it larger yet, if anything does; up to one that is enough.
 Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
-
-
-@dataclass(order=True)
-class _Open:
-    bound_ms: float
-    number: int
-    tighten: Tighten | None = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -118,17 +111,17 @@ class _Bounds:
         self._piece_C, cell_C = pieces.cells_of(piece_A)
         self._option_C = table.option_A[self._piece_C]
         self._call_C, self._row_C = pieces.call_C[cell_C], pieces.row_C[cell_C]
-        self._kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
-        self._has_backward = all(price.always_has_backward(columns_PH) for price, columns_PH in self._kinds)
+        self._kinds = list(zip(map(price_bounds, costs.prices), space.lookups.columns_KPH, strict=True))
+        self._has_backward = all(bounds.always_has_backward(columns_PH) for bounds, columns_PH in self._kinds)
         bytes_W = np.add.reduceat(pieces.size_P[piece_A], table.first_O)
         self._room = _room(space, bytes_W)
-        offload = _least_offload(space, self._copies_W * bytes_W)
-        self._bytes_GW = table.pad_by_group(offload.bytes_W)
+        least_bytes_W, offload_W, longest_offload_W = _least_offload(space, self._copies_W * bytes_W)
+        self._bytes_GW = table.pad_by_group(least_bytes_W)
         # Work besides kernels and exchanges.
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
         values_W, self._volume_AV = pieces.values_P[piece_A[table.first_O]], pieces.volume_PV[piece_A]
         self._replicas_W = values_W * update_ms
-        self._apart_W = (self._replicas_W + offload.offload_W) * self._copies_W
+        self._apart_W = (self._replicas_W + offload_W) * self._copies_W
         volume_VW = np.add.reduceat(self._volume_AV, table.first_O).T
         self._volume_XW = np.stack([*volume_VW, values_W]) * (self._copies_W / self._devices)
         self._lines_X, self._lines_beside_nodes_X = (
@@ -137,15 +130,15 @@ class _Bounds:
         self._shared = self._shared_steps()
         self._steps_2W = np.min(
             [
-                self._sum_copies(price.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
-                for price, columns_PH in self._kinds
+                self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
+                for bounds, columns_PH in self._kinds
             ],
             axis=0,
         )
-        least_P = np.min([price.least_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
+        least_P = np.min([bounds.least_ms(columns_PH) for bounds, columns_PH in self._kinds], axis=0)
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
-        longest_W += self._replicas_W + offload.longest_W + values_W * costs.exchange_slopes[1]
+        longest_W += self._replicas_W + longest_offload_W + values_W * costs.exchange_slopes[1]
         # Alone on its device, a piece may be all that is exchanged.
         self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
         self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
@@ -155,10 +148,10 @@ class _Bounds:
     def _shared_steps(self) -> SharedSteps:
         if len(self._kinds) > 1:
             return SharedSteps()
-        ((price, columns_PH),) = self._kinds
+        ((bounds, columns_PH),) = self._kinds
         first_C = self._table.number_O[self._option_C] == 0
         rows = sum(table.num_rows for table in self._space.task.tables)
-        return price.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
+        return bounds.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
         """Group options whose calls are launched, and outputs exchanged, together."""
@@ -176,7 +169,7 @@ class _Bounds:
         counted = space.latencies(is_used_YC)[1 if hides_inputs(space.costs.pipeline) else 0 :]
         self._latency_Y = counted.sum(axis=0) * (self._devices > 1)
         self._is_everywhere_Y = np.array([TYPES[one].span(machine) == self._devices for _, one in call_of])
-        least_2P = np.min([price.least_call_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
+        least_2P = np.min([bounds.least_call_ms(columns_PH) for bounds, columns_PH in self._kinds], axis=0)
         self._least_call_2C, self._least_call_2Y = least_2P[:, self._row_C], np.full((2, len(call_of)), np.inf)
         for least_Y, least_C in zip(self._least_call_2Y, self._least_call_2C, strict=True):
             np.minimum.at(least_Y, self._class_W[self._option_C], least_C)
@@ -284,9 +277,9 @@ class _Bounds:
 
     def _row_works(self, lines: _Lines) -> FloatArray:
         found, class_C = list[FloatArray](), self._class_W[self._option_C]
-        for (price, columns_PH), of_classes in zip(self._kinds, lines.of_kinds, strict=True):
+        for (bounds, columns_PH), of_classes in zip(self._kinds, lines.of_kinds, strict=True):
             works_YP = np.array([line.works(columns_PH).sum(axis=0) for line in of_classes])
-            works_YP += price.own_steps_ms(columns_PH).sum(axis=0)
+            works_YP += bounds.own_steps_ms(columns_PH).sum(axis=0)
             found.append(works_YP[class_C, self._row_C])
         return np.asarray(np.min(found, axis=0))
 
@@ -315,8 +308,8 @@ class _Bounds:
         once_2 = self._least_call_2Y[:, of_all].sum(axis=1)
         if of_some.any():
             once_2 += self._least_call_2Y[:, of_some].min(axis=1)
-        further_2 = np.min([price.further_call_ms_2 for price, _ in self._kinds], axis=0)
-        launched_2 = np.min([price.launched_ms_2(calls) for price, _ in self._kinds], axis=0)
+        further_2 = np.min([bounds.further_call_ms_2 for bounds, _ in self._kinds], axis=0)
+        launched_2 = np.min([bounds.launched_ms_2(calls) for bounds, _ in self._kinds], axis=0)
         passes_2 = np.where(counted, at_0_2 + (calls - 1) * further_2 + once_2, launched_2)
         passes_2 = np.where([True, self._has_backward], passes_2, 0.0)
         return float(passes_2.sum() + self._latency_Y[classes].sum())
@@ -329,11 +322,11 @@ class _Bounds:
         return _Lines(of_kinds, at_0_2, np.min([one.works_2W for one in found], axis=0))
 
     def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
-        table, (price, columns_PH) = self._table, self._kinds[kind]
+        table, (bounds, columns_PH) = self._table, self._kinds[kind]
         chosen_W = table.number_O == (0 if chosen_G is None else chosen_G[table.group_O])
         weight_W = chosen_W * self._copies_W / self._devices
         is_own_YC = self._class_W[self._option_C] == np.arange(len(self._latency_Y))[:, None]
-        if chosen_G is None or not price.is_by_call:
+        if chosen_G is None or not bounds.price.is_by_call:
             is_own_YC = np.ones_like(is_own_YC)
         works_2W, lines = self._steps_2W.copy(), []
         columns_CH = columns_PH[self._row_C]
@@ -341,7 +334,7 @@ class _Bounds:
             sums_H = (weight_W[self._option_C] * is_own_C) @ columns_CH
             if not sums_H.any():
                 sums_H = weight_W[self._option_C] @ columns_CH
-            lines.append(line := price.line_at(sums_H))
+            lines.append(line := bounds.line_at(sums_H))
             is_own_W = self._class_W == own
             works_2W[:, is_own_W] += self._sum_copies(line.works(columns_PH))[:, is_own_W]
         parts_2FU = self._cuts.part_works_2FU(kind, lines, self._class_W) + self._cuts.shared_works_2FU
@@ -366,16 +359,11 @@ def _room(space: SearchSpace, bytes_W: Numbers) -> float:
     return room + float(space.table.pad_by_group(bytes_W.astype(np.float64)).min(axis=1)[is_kept_G].sum())
 
 
-class _Offload(NamedTuple):
-    """[W] memory of all devices, and time outside of it, of all pieces and of the longest."""
+def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return memory of all devices, and time outside of it, of all pieces and of the longest, [W] each.
 
-    bytes_W: FloatArray
-    offload_W: FloatArray
-    longest_W: FloatArray
-
-
-def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> _Offload:
-    """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
+    Each cache has its own memory (the smallest none), and the next larger one's time (the largest none).
+    """
     table, bytes_W = space.table, bytes_W.copy()
     offload_A = space.piece_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.piece_A]
     offload_W, longest_W = (of.reduceat(offload_A, table.first_O) for of in (np.add, np.maximum))
@@ -389,4 +377,4 @@ def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> _Offload:
         bytes_W[ordered[0]] = 0.0
         offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
         longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]
-    return _Offload(bytes_W, offload_W, longest_W)
+    return bytes_W, offload_W, longest_W

@@ -1,17 +1,17 @@
-"""Bytes that placements under search move from an earlier placement, within a bound; and the fewest that must move.
+"""Bytes that placements under search move from an earlier placement, within a bound.
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 
 Legend: D devices, O devices of the earlier placement, N devices of the new one; G groups, E options with places, S
 pieces of an option (padded), F pieces of these options, A pieces of all options, P earlier parts of a table, Q places,
-W devices of a place, M placements, V variables of the integer program, R devices, hosts and SSDs.
+W devices of a place, M placements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,18 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import SGD, state_bytes
-from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
-from evenshard.placement.nodes import Nodes
+from evenshard.placement.moves import (
+    EarlierPlacement,
+    SharedPiece,
+    best_names,
+    device_kinds,
+    larger_machine,
+    shared_pieces,
+)
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.placement import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
 from evenshard.price.loads import Indices, repeat_numbers
-from evenshard.search.program import IntegerProgram
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
 from evenshard.search.space import SearchSpace, choice_like, parts_of_group
 from evenshard.tables.reuse import FloatArray
@@ -35,36 +40,12 @@ from evenshard.tables.table import Table
 PRICE = 1e-3
 # Least share of all bytes that counts where a placement moves more than the bound.
 BEYOND = 0.01
-MOVES_TIME_LIMIT_S = 20.0
-MOST_VARIABLES = 200_000
-# Share of each memory that is left free, because the solver rounds.
-_SLACK = 1e-5
-
-
-@dataclass(frozen=True)
-class EarlierPlacement:
-    """A placement that has weights.
-
-    Attributes:
-        parts_of_table: parts of the tables whose weights can be used, by name.
-        machine: machine of these parts.
-        optimizer_of: optimizer whose state moves with a table, by name; no state moves without one.
-    """
-
-    parts_of_table: Mapping[str, tuple[TablePart, ...]]
-    machine: Nodes
-    optimizer_of: Mapping[str, str] = field(default_factory=dict)
 
 
 class Moves:
-    """Bytes that move from an earlier placement.
-
-    Args:
-        space: groups; the options of the earlier placement are added to theirs.
-        earlier: the earlier placement.
+    """Bytes that move from an earlier placement, whose options are added to those of the space.
 
     Attributes:
-        table: all options as arrays.
         home_G, home_GS: the option and the places with which nothing of a group moves; an option of -1 where there are
             none, or they are not allowed.
         costless_groups: groups without a home, and replicas, of which options may move nothing.
@@ -223,88 +204,3 @@ def _overlaps(ones: Sequence[Span] | Indices, others: Sequence[Span]) -> Indices
     one, other = np.array(ones, dtype=np.int64), np.array(others, dtype=np.int64)
     shared = np.minimum.outer(one[:, 1], other[:, 1]) - np.maximum.outer(one[:, 0], other[:, 0])
     return np.asarray(np.maximum(shared, 0))
-
-
-# The fewest moves -----------------------------------------------------------------------------------------------------
-
-
-def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
-    """Return [G] options and [G, S] places that move the fewest bytes, or None if none are found.
-
-    It is an integer program over choices of groups. Each group is at home, or has one of its options on neighbouring
-    devices or where most of it was. Other places are left out, although they could move less.
-    """
-    space, table = moves.space, moves.table
-    of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
-    choices = [choice for own in of_group for choice in own]
-    if len(choices) > MOST_VARIABLES or not all(of_group):
-        return None
-    option_V = np.array([option for option, _ in choices])
-    place_VS = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
-    for place_S, (_, places) in zip(place_VS, choices, strict=True):
-        place_S[: len(places)] = places
-    program = IntegerProgram()
-    for own in of_group:
-        program.equate([(program.variable(), 1) for _ in own], constant=1)
-    _limit_memory(program, moves, option_V, place_VS)
-    apart: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    for variable, (option, places) in enumerate(choices):
-        for rule in space.groups[table.group_O[option]].apart if table.span_O[option] == 1 else ():
-            for place in places:
-                apart.setdefault((rule, place), []).append((variable, 1))
-    for present in apart.values():
-        program.limit(present, most=1)
-    moved_V = moves.moved_bytes(option_V, place_VS) / moves.all_bytes
-    chosen = np.flatnonzero(program.solve(MOVES_TIME_LIMIT_S, moved_V.tolist()).values)
-    return (option_V[chosen], place_VS[chosen]) if len(chosen) else None
-
-
-def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield options and places that the rules of a group allow."""
-    table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
-    first = int(table.first_option_G[group])
-    for option in range(first, first + int(table.num_options_G[group])):
-        pieces, span, home_span = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
-        count = devices // span
-        found = [tuple((start + step) % count for step in range(pieces)) for start in range(count)]
-        found.append(_nearest(moves, option, pieces, count))
-        if option == moves.home_G[group]:
-            found.append(tuple(moves.home_GS[group, :pieces].tolist()))
-        for places in found:
-            firsts = [place * span for place in places]
-            is_allowed = allowed_D is None or all(allowed_D[one : one + span].all() for one in firsts)
-            if is_allowed and len({*places}) == pieces and len({one // home_span for one in firsts}) == 1:
-                yield option, places
-
-
-def _nearest(moves: Moves, option: int, pieces: int, count: int) -> tuple[int, ...]:
-    """Return the place where each piece moves the fewest bytes, the first piece first."""
-    slot_SQ, place_SQ = np.indices((pieces, count))
-    bytes_SQ = moves.piece_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
-    places: list[int] = []
-    for bytes_Q in bytes_SQ:
-        bytes_Q[places] = np.inf
-        places.append(int(bytes_Q.argmin()))
-    return tuple(places)
-
-
-def _limit_memory(program: IntegerProgram, moves: Moves, option_V: Indices, place_VS: Indices) -> None:
-    """Limit the memory of devices, hosts and SSDs to what they have."""
-    table, machine, arrays = moves.table, moves.space.task.machine, moves.space.piece_arrays
-    devices, nodes = machine.num_devices, machine.num_nodes
-    variable_F, slot_F = repeat_numbers(table.count_O[option_V])
-    option_F = option_V[variable_F]
-    piece_F, span_F = table.piece_A[table.first_O[option_F] + slot_F], table.span_O[option_F]
-    from_F, offset_F = repeat_numbers(span_F)
-    device_F = (place_VS[variable_F, slot_F] * span_F)[from_F] + offset_F
-    piece_F, variable_F = piece_F[from_F], variable_F[from_F]
-    node_F = devices + device_F // machine.devices_per_node
-    room_R = np.array(
-        [*moves.space.room_D, *(machine.host_bytes or (0,) * nodes), *(machine.ssd_bytes or (0,) * nodes)]
-    )
-    used = ((device_F, arrays.size_P), (node_F, arrays.host_P), (node_F + nodes, arrays.ssd_P))
-    for rooms_F, bytes_P in used:
-        for room in np.unique(rooms_F).tolist():
-            own = np.flatnonzero((rooms_F == room) & (bytes_P[piece_F] > 0))
-            shares = bytes_P[piece_F[own]] / max(float(room_R[room]), 1.0)
-            program.limit(zip(variable_F[own].tolist(), shares.tolist(), strict=True), most=1 - _SLACK)

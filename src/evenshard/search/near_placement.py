@@ -5,12 +5,13 @@ begins with the best placement within the bound before, and with placements that
 devices are renamed so that little moves, and groups go home until the bound holds. The first bound is zero bytes or
 the fewest that have to move.
 
-Legend: N placements, G groups, S pieces of an option (padded).
+Legend: N placements, G groups, S pieces of an option (padded), V variables of the integer program, F pieces of their
+options, Q places, R devices, hosts and SSDs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +20,17 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.process import on_interrupt
 from evenshard.base.units import bytes_to_gb
+from evenshard.placement.moves import EarlierPlacement
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import is_legal_sharding
-from evenshard.price.loads import Indices
+from evenshard.price.loads import Indices, repeat_numbers
 from evenshard.price.step import PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.annealing import OVERFLOW, Best
 from evenshard.search.chains import Chains, round_last_digits
-from evenshard.search.greedy import GreedyPlacer
-from evenshard.search.moves import EarlierPlacement, Moves, least_moves
+from evenshard.search.integer_program import IntegerProgram
+from evenshard.search.moves import Moves
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
 from evenshard.search.sharding_option import Edits, arrays_of, choices_from
 from evenshard.search.space import choices_of, parts_of
@@ -46,22 +49,20 @@ RETURN_ROUNDS = 32
 FIRST_RUN = 16
 # Phases of annealing, see ``annealing.PHASES``: placements stay near the starts, which are good.
 PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
+# Limits of the integer program for the fewest bytes.
+MOVES_TIME_LIMIT_S = 20.0
+MOST_VARIABLES = 200_000
+# Share of each memory that is left free, because the solver rounds.
+_SLACK = 1e-5
 # Shares of all changes: where the fewest bytes move, within each bound, and within the last one.
 STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
 
 
 @dataclass(frozen=True)
 class NearResult:
-    """Placements that the search found.
+    """The best placement within the bound, candidates, and the bytes that the best placement without a bound moves.
 
-    Attributes:
-        best: the answer.
-        candidates: placements within the bound, the best first.
-        moved_bytes: by the answer.
-        stay: the best placement that moves the fewest bytes.
-        stay_bytes: moved by it.
-        free_bytes: moved by the best placement without a bound.
-        is_interrupted: Ctrl-C ended the search.
+    ``stay`` is the best placement that moves the fewest bytes.
     """
 
     best: PredictedParts
@@ -237,3 +238,88 @@ class NearSearch:
             f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
             f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
         )
+
+
+# The fewest moves -----------------------------------------------------------------------------------------------------
+
+
+def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
+    """Return [G] options and [G, S] places that move the fewest bytes, or None if none are found.
+
+    It is an integer program over choices of groups. Each group is at home, or has one of its options on neighbouring
+    devices or where most of it was. Other places are left out, although they could move less.
+    """
+    space, table = moves.space, moves.table
+    of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
+    choices = [choice for own in of_group for choice in own]
+    if len(choices) > MOST_VARIABLES or not all(of_group):
+        return None
+    option_V = np.array([option for option, _ in choices])
+    place_VS = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
+    for place_S, (_, places) in zip(place_VS, choices, strict=True):
+        place_S[: len(places)] = places
+    program = IntegerProgram()
+    for own in of_group:
+        program.equate([(program.variable(), 1) for _ in own], constant=1)
+    _limit_memory(program, moves, option_V, place_VS)
+    apart: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for variable, (option, places) in enumerate(choices):
+        for rule in space.groups[table.group_O[option]].apart if table.span_O[option] == 1 else ():
+            for place in places:
+                apart.setdefault((rule, place), []).append((variable, 1))
+    for present in apart.values():
+        program.limit(present, most=1)
+    moved_V = moves.moved_bytes(option_V, place_VS) / moves.all_bytes
+    chosen = np.flatnonzero(program.solve(MOVES_TIME_LIMIT_S, moved_V.tolist()).values)
+    return (option_V[chosen], place_VS[chosen]) if len(chosen) else None
+
+
+def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield options and places that the rules of a group allow."""
+    table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
+    first = int(table.first_option_G[group])
+    for option in range(first, first + int(table.num_options_G[group])):
+        pieces, span, home_span = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+        count = devices // span
+        found = [tuple((start + step) % count for step in range(pieces)) for start in range(count)]
+        found.append(_nearest(moves, option, pieces, count))
+        if option == moves.home_G[group]:
+            found.append(tuple(moves.home_GS[group, :pieces].tolist()))
+        for places in found:
+            firsts = [place * span for place in places]
+            is_allowed = allowed_D is None or all(allowed_D[one : one + span].all() for one in firsts)
+            if is_allowed and len({*places}) == pieces and len({one // home_span for one in firsts}) == 1:
+                yield option, places
+
+
+def _nearest(moves: Moves, option: int, pieces: int, count: int) -> tuple[int, ...]:
+    """Return the place where each piece moves the fewest bytes, the first piece first."""
+    slot_SQ, place_SQ = np.indices((pieces, count))
+    bytes_SQ = moves.piece_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
+    places: list[int] = []
+    for bytes_Q in bytes_SQ:
+        bytes_Q[places] = np.inf
+        places.append(int(bytes_Q.argmin()))
+    return tuple(places)
+
+
+def _limit_memory(program: IntegerProgram, moves: Moves, option_V: Indices, place_VS: Indices) -> None:
+    """Limit the memory of devices, hosts and SSDs to what they have."""
+    table, machine, arrays = moves.table, moves.space.task.machine, moves.space.piece_arrays
+    devices, nodes = machine.num_devices, machine.num_nodes
+    variable_F, slot_F = repeat_numbers(table.count_O[option_V])
+    option_F = option_V[variable_F]
+    piece_F, span_F = table.piece_A[table.first_O[option_F] + slot_F], table.span_O[option_F]
+    from_F, offset_F = repeat_numbers(span_F)
+    device_F = (place_VS[variable_F, slot_F] * span_F)[from_F] + offset_F
+    piece_F, variable_F = piece_F[from_F], variable_F[from_F]
+    node_F = devices + device_F // machine.devices_per_node
+    room_R = np.array(
+        [*moves.space.room_D, *(machine.host_bytes or (0,) * nodes), *(machine.ssd_bytes or (0,) * nodes)]
+    )
+    used = ((device_F, arrays.size_P), (node_F, arrays.host_P), (node_F + nodes, arrays.ssd_P))
+    for rooms_F, bytes_P in used:
+        for room in np.unique(rooms_F).tolist():
+            own = np.flatnonzero((rooms_F == room) & (bytes_P[piece_F] > 0))
+            shares = bytes_P[piece_F[own]] / max(float(room_R[room]), 1.0)
+            program.limit(zip(variable_F[own].tolist(), shares.tolist(), strict=True), most=1 - _SLACK)

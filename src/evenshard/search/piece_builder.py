@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -26,21 +25,13 @@ from evenshard.price.step import PartCosts
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-_volumes_of = attrgetter(*VOLUMES)
 _NO_BYTES, _NO_VOLUMES = (0, 0, 0), (0.0,) * len(VOLUMES)
 # Where the numbers of a line end: see ``PieceBuilder``.
 _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
 class _Strip(NamedTuple):
-    """Rows of a table that live together, whatever their columns.
-
-    Attributes:
-        rows: the rows.
-        line: number of its line.
-        lookups: of all columns.
-        row_of: row of the columns of lookups, by width.
-    """
+    """Rows of a table that live together, whatever their columns; ``row_of`` has the row of lookups by width."""
 
     rows: Span
     line: int
@@ -52,15 +43,10 @@ class _Strip(NamedTuple):
 class PieceArrays:
     """All pieces as arrays.
 
-    Attributes:
-        columns_P: columns of each.
-        span_P: devices, one after the other, that each have as much of it.
-        size_P, host_P, ssd_P: bytes of device memory, of the host's memory, and of the host's SSDs.
-        values_P: weights of a replica.
-        volume_PV: volumes that it adds to each of its devices (``PartVolume``).
-        offload_PK2: added time of forward and backward outside of device memory, ms; zeros in device memory.
-        cells_P: cells of each: a kernel call and a row of the matrix of columns, each call once. ``call_C`` and
-            ``row_C`` have those of all pieces, the first at ``first_P``.
+    Each piece adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
+    and time outside of device memory (forward and backward, ms) to ``span_P`` devices, one after the other.
+    ``values_P`` are the weights of a replica. A cell is a kernel call and a row of the matrix of columns, each call
+    once.
     """
 
     columns_P: Indices
@@ -85,10 +71,8 @@ class PieceArrays:
 class PieceBuilder:
     """Numbers pieces, kernel calls and lookups.
 
-    Attributes:
-        calls: kernel calls by number.
-        collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
-        lookups: all that is looked up by any piece, complete after ``lookups.update()``.
+    ``collective_of_call`` has the module and the type of each kernel call: calls that share them share a collective.
+    ``lookups`` are complete after ``lookups.update()``.
     """
 
     def __init__(self, costs: PartCosts) -> None:
@@ -195,13 +179,13 @@ class PieceBuilder:
             return (span, *whole_3, *_NO_BYTES, *_NO_VOLUMES, *_NO_VOLUMES, float(table.num_rows * columns))
         share, devices = lookup_share(table, part.rows), self._task.num_devices
         if not may_be_cut:
-            volume_V = _volumes_of(part_volume(table, name, columns, share, devices))
+            volume_V = part_volume(table, name, columns, share, devices)
             return (span, *whole_3, *_NO_BYTES, *volume_V, *_NO_VOLUMES, 0.0)
         narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
         steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
         more_3 = [(whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True)]
         bytes_3 = [least - more for least, more in zip(least_3, more_3, strict=True)]
-        none_V, one_V = (_volumes_of(part_volume(table, name, at, share, devices)) for at in (0, 1))
+        none_V, one_V = (part_volume(table, name, at, share, devices) for at in (0, 1))
         more_V = [one - none for one, none in zip(one_V, none_V, strict=True)]
         return (span, *bytes_3, *more_3, *none_V, *more_V, 0.0)
 

@@ -10,13 +10,17 @@ devices, X devices of all chains, P pieces of all options, R rules of tables tha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from evenshard.price.loads import Indices, Mask
 from evenshard.search.chains import Chains, round_last_digits
-from evenshard.search.greedy import FORBIDDEN, GreedyPlacer
-from evenshard.search.moves import Moves
+from evenshard.search.placer import FORBIDDEN, GreedyPlacer
 from evenshard.search.sharding_option import Edits
+
+if TYPE_CHECKING:  # the search near a placement alone needs it
+    from evenshard.search.moves import Moves
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25

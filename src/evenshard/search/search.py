@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,13 +26,16 @@ from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.annealing import PHASES, Annealing, Best, Phases
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyPlacer, GreedyStarts, greedy_starts
+from evenshard.search.greedy import GreedyStarts, greedy_starts
 from evenshard.search.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.search.lower_bound import ENOUGH, lower_bound_ms
-from evenshard.search.moves import Moves
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
 from evenshard.search.space import SearchSpace, choices_of, parts_of
+
+if TYPE_CHECKING:  # the search near a placement alone needs it
+    from evenshard.search.moves import Moves
 
 # Greedy starts of a search.
 MOST_STARTS = 20
@@ -43,12 +47,7 @@ MOST_CANDIDATES = 16
 
 @dataclass(frozen=True)
 class PlanSearchEffort:
-    """Length of a search.
-
-    Attributes:
-        changes: changes that are tried, all together; fewer for a handful of tables.
-        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
-    """
+    """Length of a search: changes that are tried, fewer for a handful of tables, and a time limit if any."""
 
     changes: int = 200_000
     time_limit_s: float | None = None
@@ -71,13 +70,7 @@ def effort_called(name: str) -> PlanSearchEffort:
 
 @dataclass(frozen=True)
 class PlanSearchResult:
-    """Placements that the search found.
-
-    Attributes:
-        best: the answer.
-        candidates: distinct placements, the answer first, the others by their cost.
-        is_interrupted: Ctrl-C ended the search, which answers with the best placement until then.
-    """
+    """Placements that the search found: distinct candidates, the best first, the others by their cost."""
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
@@ -118,13 +111,9 @@ class _Pool:
 
 
 class PlanSearch:
-    """The search on one task.
+    """The search on one task, of normal length by default.
 
     Args:
-        costs: prices placements of the task.
-        effort: length; normal by default.
-        seed: of all random numbers.
-        progress: see ``Progress``.
         packing_s: time of the solver that looks for any legal placement, where nothing else finds one.
     """
 
@@ -224,10 +213,7 @@ class PlanSearch:
         """Anneal placements; return the best of each phase.
 
         Args:
-            start: placements.
-            changes: that are tried.
             number: of the run, which tells its random numbers apart.
-            placer: of the space's groups.
             phases: as ``PHASES``.
             moves: of an earlier placement.
         """

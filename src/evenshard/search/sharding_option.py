@@ -1,9 +1,11 @@
 """The choices of a search: groups of tables, and the sharding options of each.
 
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
-replica on each. Tables that stay together are one group, with one piece.
+replica on each. Tables that stay together are one group, with one piece. Collections with MEAN tables go in rows as a
+whole.
 
-Legend: D devices, G groups, O options of all groups or cuts, A pieces of all options or parts of all cuts.
+Legend: D devices, G groups, O options of all groups or cuts, A pieces of all options or parts of all cuts, K
+collections, P pieces, M placements.
 """
 
 from __future__ import annotations
@@ -17,22 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.parts import COLUMN_STEP, Storage
+from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.price.loads import Indices, Mask, Rows
+from evenshard.price.step import PartCosts
 from evenshard.search.piece_builder import PieceArrays
 from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import MEAN
+
+# Overflow of each group that has to change.
+WRONG = 0.1
 
 
 @dataclass(frozen=True)
 class ShardingOption:
     """One way to shard a group of tables: TorchRec's sharding option.
 
-    Attributes:
-        sharding_type: the type.
-        storage: where its weights are kept.
-        span: devices, one after the other, that each piece lives on: its place is the number of such a set.
-        home_span: devices, one after the other, that all pieces are among.
-        pieces: the number of each piece among all of the space, in the order of their columns.
-        widths: columns of each piece.
+    Each piece lives on ``span`` devices, one after the other; its place is the number of such a set. All pieces are
+    among ``home_span`` devices. ``pieces`` has the number of each among all of the space, ``widths`` its columns.
     """
 
     sharding_type: str
@@ -47,9 +50,7 @@ class ShardingOption:
 class Cuts:
     """Cuts of a table by columns, each an option.
 
-    Attributes:
-        widths: the different widths of all cuts, as they first appear.
-        slots: of each cut, the number of each part's width.
+    ``widths`` are the different widths of all cuts, ``slots`` the number of the width of each part of each cut.
     """
 
     widths: tuple[int, ...]
@@ -90,27 +91,19 @@ class OptionRun(NamedTuple):
 class OptionTable:
     """All options of all groups, one after the other, and the pieces of each.
 
-    Args:
-        cut_O: the same number for options with the same widths of pieces.
-
     Attributes:
         num_options_G, first_option_G: options of each group, and the number of its first one.
         group_O, number_O: the group of each option, and its number there.
         count_O, first_O: pieces of each option, and the first one in ``piece_A``.
         piece_A, option_A: the number of each piece among the distinct ones, and its option.
-        types, type_O: sharding types, and the number of each option's.
-        storages, storage_O: the same of storages.
-        span_O, home_O: devices, one after the other, of each piece, and those that all pieces are among.
-        bytes_O: device memory of the largest piece.
-        width_O: columns of the widest piece.
+        type_O, storage_O: numbers in ``types`` and ``storages``.
+        span_O, home_O: devices of each piece, and those that all pieces are among, each one after the other.
+        bytes_O, width_O: device memory of the largest piece, and columns of the widest.
         is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
             as a power of two.
-        is_replica_O, is_on_device_O: True if every device holds a replica, and if weights are kept in device memory.
         shape_O: the same number for options of the same type and the same columns of the first piece.
-        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
-            each option's first twin in ``twin_O``, and the number of its twins, itself among them.
-        most_pieces: of an option.
-        place_type: of arrays of places, compact.
+        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone (``cut_O`` is
+            the same number for the same widths); the place of each option's first twin, and the number of its twins.
     """
 
     def __init__(
@@ -178,13 +171,9 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables that are placed as one: a table, or those that stay together.
+    """Tables that are placed as one, by their positions in the task: a table, or those that stay together.
 
-    Attributes:
-        tables: positions in the task.
-        runs: its options, whole first where it is allowed.
-        allowed_D: devices that it may live on; None for all.
-        apart: numbers of the groups of tables that stay apart of which it has one.
+    ``allowed_D`` has the devices that it may live on, None for all; ``apart`` the groups of apart tables that it is in.
     """
 
     tables: tuple[int, ...]
@@ -195,10 +184,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the number of its option, and the place of each piece.
-
-    A place is the number of a set of ``ShardingOption.span`` devices: of the device, of the node, or 0 for all devices.
-    """
+    """The sharding of a group: the number of its option, and the place of each piece (``ShardingOption``)."""
 
     option: int
     places: tuple[int, ...] = (0,)
@@ -248,3 +234,45 @@ def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> li
         Choice(int(number), tuple(places[:count].tolist()))
         for number, places, count in zip(number_G, place_GS, table.count_O[option_G], strict=True)
     ]
+
+
+class MeanCollections:
+    """Collections with MEAN tables that a search cuts by rows as a whole, or not at all.
+
+    TorchRec takes means of rows by dividing a collection's whole output, which is right where all of its tables have
+    rows. Where some MEAN tables have rows and other tables have not, each group that would have to change counts as
+    overflow of memory. Where a MEAN table has rows, the time of the division is added to a step.
+
+    ``number_G`` is the number in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``
+    mark rows of tables of the collections, and of their MEAN tables.
+    """
+
+    def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
+        task = costs.task
+        self.names = sorted(task.may_go_in_rows) if task.means_of_rows else []
+        firsts = [task.tables[group.tables[0]] for group in groups]
+        number_of = {name: number for number, name in enumerate(self.names)}
+        self.number_G = np.array([number_of.get(one.collection, -1) for one in firsts])
+        self._size_K = np.bincount(self.number_G[self.number_G >= 0], minlength=len(self.names))
+        self._divided_K = np.array([costs.divided_ms({name}) for name in self.names])
+        number_O = self.number_G[table.group_O]
+        self.is_row_O = np.array([name in ROWS_ALONE for name in table.types])[table.type_O] & (number_O >= 0)
+        self.is_mean_O = self.is_row_O & np.array([one.pooling == MEAN for one in firsts])[table.group_O]
+        self._number_P = np.full(num_pieces, -1)
+        number_O = number_O + len(self.names) * self.is_mean_O
+        self._number_P[table.piece_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
+
+    def count_rows(self, pieces: Pieces, count: int) -> Indices:
+        """Count other tables, then MEAN tables of each collection that pieces of M changes put in rows, [M, 2 K]."""
+        own, size = pieces.select(self._number_P[pieces.piece_F] >= 0), 2 * len(self.names)
+        found = np.bincount(own.change_F * size + self._number_P[own.piece_F], own.sign_F, count * size)
+        return found.reshape(count, size).astype(np.int64)
+
+    def overflow(self, rows_MK: Indices) -> FloatArray:
+        """Return the overflow of the fewest groups that have to change, given the tables in rows, [M]."""
+        others_MK, means_MK = np.split(rows_MK, 2, axis=1)
+        return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
+
+    def divided_ms(self, rows_MK: Indices) -> FloatArray:
+        """Return the time of dividing the outputs of collections with MEAN tables in rows, [M] ms."""
+        return np.asarray((rows_MK[:, len(self.names) :] > 0) @ self._divided_K)

@@ -44,9 +44,16 @@ from evenshard.placement.task import ShardingTask, common_kernels
 from evenshard.price.collectives import latencies_ms
 from evenshard.price.loads import Indices, Mask
 from evenshard.price.step import PartCosts
-from evenshard.search.means import MeanCollections
 from evenshard.search.piece_builder import PieceArrays, PieceBuilder
-from evenshard.search.sharding_option import Choice, Cuts, OptionRun, OptionTable, ShardingOption, TableGroup
+from evenshard.search.sharding_option import (
+    Choice,
+    Cuts,
+    MeanCollections,
+    OptionRun,
+    OptionTable,
+    ShardingOption,
+    TableGroup,
+)
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -66,14 +73,10 @@ _BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
 class SearchSpace:
     """All groups of a task with their options, and the columns of all their pieces.
 
-    Attributes:
-        groups: single tables, then the tables that stay together.
-        calls, collective_of_call, lookups: see ``PieceBuilder``.
-        is_small: everything may be tried.
-        offloads: tables may be kept outside of device memory.
+    Single tables come first, then tables that stay together. For ``calls`` and the like see ``PieceBuilder``.
+    Everything may be tried if ``is_small``.
 
     Args:
-        costs: what placements cost.
         offloads: whether to look for options outside of device memory, as far as the task allows them; where left out,
             where that memory is short or the rules ask for it.
     """
@@ -249,7 +252,7 @@ class SearchSpace:
                 yield own.name, _whole(whole_columns)
                 continue
             most = own.most_column_parts(machine) if own.cuts_rows else min(own.most_column_parts(machine), allowed)
-            cuts = _usual_cuts(whole_columns, most, limits.min_columns, fewest, self.is_small and on_device)
+            cuts = _round_cuts(whole_columns, most, limits.min_columns, fewest, self.is_small and on_device)
             if cuts.slots:
                 yield own.name, cuts
 
@@ -309,7 +312,7 @@ def _whole(columns: int) -> Cuts:
 
 
 @lru_cache(maxsize=4096)
-def _usual_cuts(columns: int, most: int, least_width: int, fewest: int, tries_all: bool) -> Cuts:
+def _round_cuts(columns: int, most: int, least_width: int, fewest: int, tries_all: bool) -> Cuts:
     found = column_cuts(columns, most, least_width, fewest)
     return Cuts.of(one for one in found if tries_all or len(one).bit_count() == 1 or len(one) == fewest)
 

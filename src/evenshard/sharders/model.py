@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
-from evenshard.price.device_price import DevicePrice
 from evenshard.price.evidence import DeviceError
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.hardware import HardwareName, profile_path
+from evenshard.price.kernel_calls import DevicePrice
 from evenshard.price.link import link
 from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import DeviceModelPrice

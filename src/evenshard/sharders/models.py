@@ -19,9 +19,9 @@ from typing import Any
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import how_to_train
 from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER, TRAINED_ON, atomic_path
-from evenshard.price.device_price import DevicePrice
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO, HardwareName
+from evenshard.price.kernel_calls import DevicePrice
 from evenshard.price.link import LINKS, NO_LINK
 from evenshard.price.link_model import Link
 from evenshard.sharders.cost_model.cost_model import CostModel

@@ -17,9 +17,8 @@ from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.price.gpu_profile import FREE_CONSTANTS, gpu_profile
+from evenshard.price.gpu_profile import FREE_CONSTANTS, gpu_profile, write_profile
 from evenshard.price.hardware import profile_path
-from evenshard.price.profile_file import write_profile
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from support.builders import PROVENANCE
 from support.builders import task as make_task

@@ -21,9 +21,8 @@ from evenshard.placement.memory import SGD
 from evenshard.price.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
 from evenshard.price.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
 from evenshard.price.evidence import Evidence
-from evenshard.price.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile
+from evenshard.price.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile, write_profile
 from evenshard.price.hardware import profile_path
-from evenshard.price.profile_file import write_profile
 from evenshard.price.shard_work import ShardWork, WorkCounter
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table

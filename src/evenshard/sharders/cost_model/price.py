@@ -18,10 +18,10 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
 from evenshard.price.device_model import LANE_LIMITS
-from evenshard.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
-from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
+from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup, numbers_by_bags
 from evenshard.price.step import DeviceKind, PartCosts, PredictedParts
 from evenshard.price.step_time import LARGEST_SUM
+from evenshard.search.bound_lines import PriceBounds, SharedSteps, TangentLine, price_bounds
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, CostModel, log_spread_N
 from evenshard.sharders.cost_model.network import LANE_WORK, LOOKUPS, NUM_JUMP_SUMS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
@@ -49,14 +49,14 @@ class LearnedPrice(DevicePrice):
         each_O2 = net.time_scale_ms.repeat(net.sizes.num_members)[:, None] / net.sizes.num_members
         mix_O2 = each_O2 * torch.eye(2).repeat(net.sizes.num_members, 1)
         self._linear_I2 = net.linear_weight @ mix_O2
-        self._output_U2 = (net.output_weight @ mix_O2).numpy().astype(np.float32)
-        self._overhead_2 = (net.overhead @ mix_O2).numpy().astype(np.float32)
-        self._bias_H = net.piece_bias.numpy().astype(np.float32)
-        self._pass_ms_2 = (net.pass_weight @ mix_O2).numpy().astype(np.float32)
+        self.output_U2 = (net.output_weight @ mix_O2).numpy().astype(np.float32)
+        self.overhead_2 = (net.overhead @ mix_O2).numpy().astype(np.float32)
+        self.bias_H = net.piece_bias.numpy().astype(np.float32)
+        self.pass_ms_2 = (net.pass_weight @ mix_O2).numpy().astype(np.float32)
         self._lane_ms_2 = (net.lane_weight @ mix_O2).numpy().astype(np.float32)
-        self._pieces = net.sizes.pieces
-        self._width = FIRST_PIECE + len(self._bias_H)
-        self._empty_ms_2 = self.call_ms(np.zeros((1, self._width), dtype=np.float32))[:, 0]
+        self.pieces = net.sizes.pieces
+        self._width = FIRST_PIECE + len(self.bias_H)
+        self.empty_ms_2 = self.call_ms(np.zeros((1, self._width), dtype=np.float32))[:, 0]
 
     @property
     def sees_hot_rows(self) -> bool:
@@ -78,28 +78,28 @@ class LearnedPrice(DevicePrice):
         return found
 
     def _represent(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
-        for bags, numbers in _by_bags(lookups).items():
+        for bags, numbers in numbers_by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
         """[2, N] forward and backward time of single calls with these tables."""
-        bent = (sums_NH[:, FIRST_PIECE:] + self._bias_H).reshape(len(sums_NH), self._pieces, len(self._output_U2))
+        bent = (sums_NH[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums_NH), self.pieces, len(self.output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
-        smooth = self._overhead_2 + sums_NH[:, LINEAR] + hidden @ self._output_U2
-        return np.asarray((smooth + self._jumps_ms(sums_NH)).T)
+        smooth = self.overhead_2 + sums_NH[:, LINEAR] + hidden @ self.output_U2
+        return np.asarray((smooth + self.jumps_ms(sums_NH)).T)
 
-    def _jumps_ms(self, sums_NH: Columns) -> Columns:
-        """Time the passes of the sort, and the lanes, [N, 2]."""
-        sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2
+    def jumps_ms(self, sums_NH: Columns) -> Columns:
+        """Return the time of the passes of the sort, and of the lanes, [N, 2]."""
+        sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
         issued = (sums_NH[:, WIDER, None] > 0.5) * sums_NH[:, None, WORK]
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
         return np.asarray(sums_NH[:, LOOKED_UP, None] * sorts_N2 + lanes_N2)
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
         """[2, N] forward and backward time of devices for all their kernel calls."""
-        times_2N = np.maximum(times_QGN[:, 0], calls_N * self._empty_ms_2[:, None])
+        times_2N = np.maximum(times_QGN[:, 0], calls_N * self.empty_ms_2[:, None])
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
     @torch.no_grad()
@@ -132,32 +132,44 @@ class LearnedPrice(DevicePrice):
         spread_N = log_spread_N(torch.from_numpy(np.asarray(members_M, dtype=np.float32))[:, None])
         return float(self._model.calibration.half_width_N(spread_N))
 
+
+class LearnedBounds(PriceBounds):
+    """Lower bounds of a learned price."""
+
+    def __init__(self, price: LearnedPrice) -> None:
+        super().__init__(price)
+        self._price = price
+
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """The lines that touch the compute times at these sums, jumps left out."""
-        bent = (sums_H[FIRST_PIECE:] + self._bias_H).reshape(self._pieces, -1)
+        """Return the lines that touch the compute times without jumps at these sums."""
+        price = self._price
+        bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
         piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
         slopes_2H = np.zeros((2, len(sums_H)))
         slopes_2H[:, LINEAR] = np.eye(2)
         active_U = np.flatnonzero(hidden_U > 0)
-        slopes_2H[:, FIRST_PIECE + piece_U[active_U] * bent.shape[1] + active_U] = self._output_U2[active_U].T
-        values_2 = self._overhead_2 + sums_H[LINEAR] + hidden_U @ self._output_U2
+        slopes_2H[:, FIRST_PIECE + piece_U[active_U] * bent.shape[1] + active_U] = price.output_U2[active_U].T
+        values_2 = price.overhead_2 + sums_H[LINEAR] + hidden_U @ price.output_U2
         return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """[2, P] time of the radix passes that a table's own rows need, and of lanes that its own columns do."""
-        return np.asarray(self._jumps_ms(columns_PH).T)
+        """Return the time of the radix passes that a table's rows need, and of the lanes of its columns, [2, P]."""
+        return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """The passes of the sort that no placement saves, though few tables need them by themselves."""
-        return SharedPasses(self._pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
+        """Return the passes of the sort that no placement saves, though few tables need them by themselves."""
+        return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
     def launched_ms_2(self, calls: int) -> FloatArray:
-        """[2] what so many empty calls take."""
-        return np.asarray(calls * self._empty_ms_2)
+        """Return the time of so many empty calls, [2]."""
+        return np.asarray(calls * self._price.empty_ms_2)
+
+
+price_bounds.register(LearnedPrice, LearnedBounds)
 
 
 class SharedPasses(SharedSteps):
-    """A lower bound of the time that the passes of the sort take on all devices together, as work of tables.
+    """Least time of the passes of the sort on all devices together, as work of tables.
 
     A pass is saved on the devices with less than so many rows. Together these have room for that many rows each (all
     but one of them, if the tables have too many rows for all). The most lookups that fit in there are a knapsack. It
@@ -168,7 +180,7 @@ class SharedPasses(SharedSteps):
 
     Args:
         pass_ms_L2: forward and backward time of each pass, for a mean device's lookups.
-        columns_PH, num_devices, total_rows: see ``DevicePrice.shared_steps``.
+        columns_PH, num_devices, total_rows: see ``PriceBounds.shared_steps``.
     """
 
     def __init__(self, pass_ms_L2: FloatArray, columns_PH: Columns, num_devices: int, total_rows: int) -> None:
@@ -183,7 +195,7 @@ class SharedPasses(SharedSteps):
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
     def works(self, columns_PH: Columns) -> FloatArray:
-        """[2, P] time of the passes, of tables that need none by themselves: at most that of all their lookups."""
+        """Return the time of the passes, of tables that need none alone: at most that of all their lookups, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
         return np.asarray((paid_PL @ self._pass_ms_L2).T)
@@ -195,13 +207,6 @@ def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> fl
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
     return float(densities_P[order_P[inside]]) if inside < len(order_P) else 0.0
-
-
-def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for number, one in enumerate(lookups):
-        found.setdefault(one.bags, []).append(number)
-    return found
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:

@@ -11,6 +11,8 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
@@ -61,9 +63,6 @@ class IntegerProgram:
 
     def solve(self, time_limit_s: float, costs: Sequence[float] | None = None) -> Solution:
         """Return values that cost least, or any values without costs."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
-
         if not self.most:
             return Solution(is_infeasible=any(least > 0 or most < 0 for least, most in self._limits))
         shape = len(self._limits), len(self.most)
@@ -83,12 +82,11 @@ class IntegerProgram:
         return Solution(np.rint(ended.x).astype(np.int64).tolist())
 
 
-@dataclass(frozen=True)
-class Solved:
-    """The outcome of packing with a solver."""
+class Solved(NamedTuple):
+    """The outcome of packing: parts of all items, if any were found; a proof that none fit."""
 
-    parts: list[TablePart] | None = None  # of all items on their devices; None if none were found
-    impossible: bool = False  # there is a proof that no parts fit
+    parts: list[TablePart] | None = None
+    impossible: bool = False
 
 
 _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]

@@ -9,9 +9,10 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import Communication
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import VOLUMES, Links, Volumes, exchange_times
-from evenshard.price.exchange_lines import SENT, ExchangeLine, exchange_lines, times_3
 from evenshard.price.link import LINKS
+from evenshard.price.step import exchanges_ms_3
 from evenshard.price.step_time import LARGEST_SUM
+from evenshard.search.bound_lines import SENT, ExchangeLine, exchange_lines
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -88,7 +89,7 @@ def test_of_even_volumes_a_line_says_all(machine: Nodes) -> None:
         line = next(one for one in lines_of(machine, "sparse_dist", SENT) if one.least <= volume <= one.most)
         even = Volumes.empty(8)
         even.sent[:] = volume
-        took_ms = times_3(task_on(machine), even, links_of(machine))[1:].sum()
+        took_ms = exchanges_ms_3(task_on(machine), even, links_of(machine))[1:].sum()
         least = 0.85 if machine.num_domains > 1 or line.least == 0 else 1 - 1e-9
         assert least * took_ms <= line.at_0 + line.slope * volume <= took_ms * (1 + 1e-9)
 

@@ -1,0 +1,311 @@
+"""Straight lines below the times of kernels and of exchanges, for lower bounds.
+
+**Kernels.** Kernel times are convex in the sums of columns (``kernel_calls.DevicePrice``), so that a tangent holds for
+any sum of pieces. ``PriceBounds`` has the lines of one kind of price, and the steps of time above them.
+
+**Exchanges.** A line bounds the times of exchanges by how much devices hold of what is exchanged. No latency is part of
+it. Some times are common: no device takes less, or waits less, than if all of them had the mean volume. Of these,
+curves of links count, by a line for each of some ranges of the mean volume:
+
+- Sums over all devices take as long on each of them.
+- One link between all devices carries what a device sends, or what all others do, whichever is more.
+- All wait for the longest forward exchange, where nothing else of the step is in its window, and some device has the
+  mean volume at least. Sums of a node are alike on all of its devices; but where a domain has several nodes, that
+  device may have none of them, and the longest exchange takes what all of them take on the mean, by floors.
+- If it is longer, without such sums, by as much as a device of another domain may save in the backward exchange,
+  both together are common, too. Let a domain have d more than the mean one. Each of its devices receives the less from
+  the others, which saves ``(far - near) * d``, by what a byte takes between domains and, its share of a domain, within
+  one. But one of them sends the more forward, ``far_forward * (domains - 1) * d``. If d is below 0, a device of another
+  domain does, by as much as ``far_forward * -d`` at least.
+
+A line through 0 bounds the other times of a device by its own volume.
+
+Legend: P tables looked up, H columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import numpy as np
+
+from evenshard.placement.task import ShardingTask
+from evenshard.price.collectives import VOLUMES, Links, Volumes, bends
+from evenshard.price.device_model import (
+    NS_PER_MS,
+    NS_PER_US,
+    ONE_KERNEL_PAIRS,
+    has_lookups,
+    hot_row_ns,
+    overlap,
+    sort_passes,
+)
+from evenshard.price.kernel_calls import Columns, DevicePrice, alone_ms
+from evenshard.price.simulated_price import (
+    GRADIENT_WAITS,
+    HOTTEST,
+    LONGEST_BAG,
+    LOOKUP_WAITS,
+    LOOKUPS,
+    OTHER_NS,
+    ROWS,
+    DeviceModelPrice,
+)
+from evenshard.price.step import exchanges_ms_3
+from evenshard.price.step_time import LARGEST_SUM, hides_inputs
+from evenshard.tables.reuse import FloatArray
+
+REPLICATED = "replicated_values"
+SUMMED_BY_ALL = ("summed", REPLICATED)
+OF_A_NODE = "summed_in_node"
+SENT = "sent"
+MOST_RANGES = 2
+TURN = 1.25
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TangentLine:
+    """Straight lines below the forward and backward kernel time of a device with one kernel call.
+
+    They are ``at_0_2 + slopes_2H @ columns``, for columns that are sums.
+    """
+
+    at_0_2: FloatArray
+    slopes_2H: FloatArray
+
+    def works(self, columns_PH: Columns) -> FloatArray:
+        """Return the work of tables along the lines, [2, P] ms."""
+        return np.asarray(self.slopes_2H @ columns_PH.T)
+
+
+class SharedSteps:
+    """Least work of tables for the steps that they need together, and none of them alone.
+
+    ``at_0_2`` is the forward and backward work of a mean device without a table; below 0, for steps that devices save.
+    """
+
+    def __init__(self) -> None:
+        self.at_0_2: FloatArray = np.zeros(2)
+
+    def works(self, columns_PH: Columns) -> FloatArray:
+        """Return the work of tables, [2, P] ms."""
+        return np.zeros((2, len(columns_PH)))
+
+
+class PriceBounds:
+    """Lower bounds of a price whose times grow with the tables of a device, ms."""
+
+    def __init__(self, price: DevicePrice) -> None:
+        self.price = price
+
+    def line_at(self, sums_H: FloatArray) -> TangentLine:
+        """Return lines below the kernel times of a device, or of a call, that are close to them at these sums."""
+        raise NotImplementedError
+
+    def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
+        """Return the time above every line of the steps that each table's own rows need, wherever it is, [2, P]."""
+        return np.zeros((2, len(columns_PH)))
+
+    def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
+        """Return the steps that equal devices need for all of their rows besides those of ``own_steps_ms``.
+
+        Args:
+            columns_PH: tables for which the work is as large as can be; it is right for any others, too.
+            total_rows: rows that all devices hold together at least.
+        """
+        return SharedSteps()
+
+    def least_call_ms(self, columns_PH: Columns) -> FloatArray:
+        """Return the least time above a line that a call with each table takes once, [2, P]."""
+        return np.zeros((2, len(columns_PH)))
+
+    def least_ms(self, columns_PH: Columns) -> FloatArray:
+        """Return the least time of a device that holds each table, forward and backward together, [P]."""
+        return alone_ms(self.price, columns_PH)
+
+    def always_has_backward(self, columns_PH: Columns) -> bool:
+        """True if every call of any of these tables has a backward pass: a call without lookups has none."""
+        return True
+
+    @property
+    def further_call_ms_2(self) -> FloatArray:
+        """Least kernel time of each further call of a device, [2]."""
+        return np.zeros(2)
+
+    def launched_ms_2(self, calls: int) -> FloatArray:
+        """Return the least time of a device with so many calls, however short its kernels are, [2]."""
+        return np.zeros(2)
+
+
+@singledispatch
+def price_bounds(price: DevicePrice) -> PriceBounds:
+    """Return the bounds of a price. Each kind of price registers its own."""
+    raise TypeError(f"{type(price).__name__} has no lower bounds")
+
+
+class DeviceModelBounds(PriceBounds):
+    """Bounds of the device model.
+
+    No steps are shared: each call sorts its own lookups, and the number of calls that share the rows is not known.
+    """
+
+    def __init__(self, price: DeviceModelPrice) -> None:
+        super().__init__(price)
+        self._price, self._profile = price, price.profile
+
+    def line_at(self, sums_H: FloatArray) -> TangentLine:
+        """Return lines below the time of a call: the waits of its kernels.
+
+        Waits of several such calls take no less than those of one (Minkowski). Left out are the longest bag, the
+        hottest row, lanes that rows take because others are wider, misses of tables that share the L2, the start of
+        each pass of the sort, time beside the kernels, and a cache's kernels.
+        """
+        slopes_2H = np.zeros((2, len(sums_H)))
+        others = range(OTHER_NS.start, OTHER_NS.stop)
+        for slopes_H, other, waits in zip(slopes_2H, others, (LOOKUP_WAITS, GRADIENT_WAITS), strict=True):
+            norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
+            slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
+            slopes_H[other] = 1.0
+        return TangentLine(self._price.overhead_ms_2 + self.further_call_ms_2, slopes_2H / NS_PER_MS)
+
+    def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
+        """Return the time of the passes of the sort that the rows of each table need by themselves, [2, P]."""
+        found_2P = np.zeros((2, len(columns_PH)))
+        passes_P = sort_passes(columns_PH[:, ROWS])
+        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
+        return found_2P
+
+    def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
+        """Return the time of the hottest row, the longest bag's indices and the starts of the sort, [2, P]."""
+        profile, columns_HP = self._profile, columns_PH.T
+        starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
+        once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
+        once_P += profile.sort_pass_us * NS_PER_US * starts_P
+        return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
+
+    def least_ms(self, columns_PH: FloatArray) -> FloatArray:
+        """Return the times alone without what may be less beside others: longest bag, time beside the kernels, [P]."""
+        is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
+        times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
+        times_QP[2] = 0.0
+        calls_P = np.ones(len(columns_PH), dtype=np.int64)
+        return np.asarray(self._price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
+
+    def always_has_backward(self, columns_PH: FloatArray) -> bool:
+        """True if there is a lookup in every call of these tables."""
+        return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
+
+    @property
+    def further_call_ms_2(self) -> FloatArray:
+        """Floors of a call's kernels, [2]."""
+        return np.asarray(self._price.floors_ns[:, 0] / NS_PER_MS)
+
+    def launched_ms_2(self, calls: int) -> FloatArray:
+        """Return the time of the host to launch so many calls, [2]."""
+        return np.asarray(self._price.overhead_ms_2 + calls * self._price.launch_ms_2)
+
+
+price_bounds.register(DeviceModelPrice, DeviceModelBounds)
+
+
+# Exchanges ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExchangeLine:
+    """The least time of exchanges, ms, as far as the mean volume of a device is from ``least`` to ``most``.
+
+    Attributes:
+        at_0, slope: on every device, and for each unit of the mean volume.
+        own_slope, alone_slope: for each unit of a device's own volume, if all devices have as much, or no other any.
+    """
+
+    at_0: float
+    slope: float
+    own_slope: float
+    alone_slope: float
+    least: float = 0.0
+    most: float = float("inf")
+
+    def turned_against(self, volume: float) -> ExchangeLine:
+        """A line that says as little or less of the range, and more of a volume beyond it, if this one is."""
+        if self.least <= volume <= self.most:
+            return self
+        end, factor = (self.least, 1 / TURN) if volume < self.least else (self.most, TURN)
+        return replace(self, at_0=self.at_0 + self.slope * end * (1 - factor), slope=self.slope * factor)
+
+
+def exchange_lines(
+    task: ShardingTask, links: Links, pipeline: str, *, beside_nodes: bool = False
+) -> list[list[ExchangeLine]]:
+    """The lines of each of ``VOLUMES``, and of ``REPLICATED``, for ranges of it, one after the other.
+
+    Args:
+        beside_nodes: whether devices may also hold sums of a node, of several in their domain.
+    """
+    return [_lines_of(task, links, pipeline, name, beside_nodes) for name in (*VOLUMES, REPLICATED)]
+
+
+def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside_nodes: bool) -> list[ExchangeLine]:
+    even, alone = _volumes(task, name, 1.0), _volumes(task, name, 1.0, alone=True)
+    is_alike, waits = task.machine.num_domains == 1 or name in SUMMED_BY_ALL, pipeline != LARGEST_SUM
+    counts_3 = np.array([not hides_inputs(pipeline), True, True])
+    by_curve_3 = np.array([is_alike, is_alike or (waits and not beside_nodes), is_alike]) & (name != OF_A_NODE)
+    is_made_up = name == SENT and not beside_nodes and _makes_up(task, links, pipeline)
+    by_floor_3 = ~by_curve_3 & np.array([False, waits and beside_nodes, is_made_up])
+    own, of_alone, floor = (
+        float(exchanges_ms_3(task, volumes, links.floor) @ (counts_3 & phases_3))
+        for volumes, phases_3 in (
+            (even, ~by_curve_3 & ~by_floor_3),
+            (alone, ~by_curve_3 & ~by_floor_3),
+            (even, by_floor_3),
+        )
+    )
+
+    def curve_ms(volume: float) -> float:
+        return float(exchanges_ms_3(task, _volumes(task, name, volume), links) @ (counts_3 & by_curve_3))
+
+    return [
+        replace(line, slope=line.slope + floor, own_slope=own, alone_slope=of_alone)
+        for line in _lines_below(curve_ms, bends(task, even, links))
+    ]
+
+
+def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> list[ExchangeLine]:
+    """Return lines below a time that is straight between these volumes, and 0 at 0."""
+    if not points:
+        return [ExchangeLine(0.0, curve_ms(1.0), 0.0, 0.0)]
+    kept = points[-MOST_RANGES:]
+    below = min(curve_ms(point) / point for point in points if point <= kept[0])
+    lines = [ExchangeLine(0.0, below, 0.0, 0.0, most=kept[0])]
+    for least, most in zip(kept, [*kept[1:], float("inf")], strict=True):
+        least_ms, further = curve_ms(least), min(most, 2 * least)
+        slope = (curve_ms(further) - least_ms) / (further - least)
+        lines.append(ExchangeLine(least_ms - slope * least, slope, 0.0, 0.0, least, most))
+    return lines
+
+
+def _makes_up(task: ShardingTask, links: Links, pipeline: str) -> bool:
+    """Return whether the forward exchange of sent tables takes longer by what the backward one saves."""
+    machine = task.machine
+    if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:
+        return False
+    even, floors = _volumes(task, SENT, 1.0), links.floor
+    free = replace(floors.intra, bandwidth_gb_s=np.inf, slowest_gb_s=np.inf, shared_gb_s=np.inf, curves=())
+    all_3, far_3 = exchanges_ms_3(task, even, floors), exchanges_ms_3(task, even, replace(floors, intra=free))
+    far_forward, far = (far_3[1:] / (machine.num_devices - machine.domain_size)).tolist()
+    saved: float = far - float(all_3[2] - far_3[2]) / machine.domain_size
+    return bool(-far_forward <= saved <= far_forward * (machine.num_domains - 1))
+
+
+def _volumes(task: ShardingTask, name: str, volume: float, *, alone: bool = False) -> Volumes:
+    found = Volumes.empty(task.num_devices)
+    if name == REPLICATED:
+        found.replicated_values = 0.0 if alone else volume
+    else:
+        getattr(found, name)[: 1 if alone else None] = volume
+    return found
