@@ -19,7 +19,7 @@ from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from evenshard.planner.comparison import Near
+    from evenshard.planner.answer import Near
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.what_if.answer import WhatIfAnswer
@@ -138,7 +138,7 @@ def _near(in_use: InUse) -> "Near | None":
             )
         return None
     from evenshard.base.s3 import is_address, local
-    from evenshard.planner.comparison import Near
+    from evenshard.planner.answer import Near
     from evenshard.planner.file import load_answer
 
     with local(near) if is_address(near) else nullcontext(near) as here:

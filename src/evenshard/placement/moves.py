@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.base.installation import require_package
-from evenshard.placement.memory import state_bytes
+from evenshard.base.extras import require_package
+from evenshard.placement.memory import SGD, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
@@ -67,12 +67,12 @@ class SharedPiece:
 
     @property
     def moved_bytes(self) -> int:
-        """What goes to devices that lack it."""
+        """Bytes that go to devices that lack them."""
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
 def same_shape(old: Table, new: Table) -> bool:
-    """Whether the weights of one can be those of the other."""
+    """Return True if the weights of one can be those of the other."""
     return all(getattr(old, name) == getattr(new, name) for name in SHAPE)
 
 
@@ -107,8 +107,23 @@ def shared_pieces(
         )
 
 
+@dataclass(frozen=True)
+class EarlierPlacement:
+    """A placement that has weights."""
+
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]  # of the tables whose weights can be used
+    machine: Nodes
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)  # whose state moves with a table, if any
+
+    def shared_pieces(self, table: Table, after: Sequence[TablePart], machine: Nodes) -> Iterator[SharedPiece]:
+        """Yield the pieces of a table that this placement and a new one share; none of a table without weights."""
+        if before := self.parts_of_table.get(table.name):
+            larger, optimizer = larger_machine(self.machine, machine), self.optimizer_of.get(table.name, SGD)
+            yield from shared_pieces(table, before, after, larger, optimizer)
+
+
 def larger_machine(old: Nodes, new: Nodes) -> Nodes:
-    """The one with more devices; the new one of equals."""
+    """Return the machine with more devices; the new one of equals."""
     return new if new.num_devices >= old.num_devices else old
 
 

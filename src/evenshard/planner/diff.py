@@ -23,8 +23,7 @@ from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.placement import check_sharding
-from evenshard.planner.answer import PlacementAnswer, PricedParts, Saving, model_lineage
-from evenshard.planner.comparison import pieces_of_both, saving, shared_work
+from evenshard.planner.answer import PlacementAnswer, PricedParts, earlier_placement, model_lineage
 from evenshard.planner.difference import (
     OWN_FIGURES,
     ChangedTable,
@@ -38,9 +37,9 @@ from evenshard.planner.difference import (
     StepTimes,
     Traffic,
 )
+from evenshard.planner.intervals import difference_interval
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
-from evenshard.planner.request import kept_optimizers
 from evenshard.planner.rules import Rules
 from evenshard.price.evidence import DeviceError, device_text
 from evenshard.search.lower_bound import lower_bound_ms
@@ -64,10 +63,13 @@ def diff(
     changed = tuple(
         ChangedTable(name, what) for name, table in shared.items() if (what := _other_shape(of_old[name], table))
     )
-    cannot = {one.table for one in changed}
-    movable = [table for name, table in shared.items() if name not in cannot]
-    optimizer_of = kept_optimizers(old.request, new.request)
-    pieces = list(pieces_of_both(old, new, movable, optimizer_of))
+    earlier = earlier_placement(old, new.request)
+    movable, optimizer_of = [of_new[name] for name in earlier.parts_of_table], earlier.optimizer_of
+    pieces = [
+        piece
+        for table in movable
+        for piece in earlier.shared_pieces(table, new.parts_of_table[table.name], new.request.nodes)
+    ]
     moves = _moves(pieces, range(new.num_devices))
     kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)
@@ -234,11 +236,10 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     """Return the times of two answers and notes on them; a model judges both, None leaves each its own figures."""
     if model is None:
         unlike = tuple(_unlike(old, new))
-        is_same = old.parts == new.parts and _ends(old) == _ends(new)
-        shared = 0.0 if unlike else shared_work(old, new, _looked_up_alike(old, new))
+        alike = [] if unlike else _looked_up_alike(old, new)
         errors = new.device_error, new.link_error
         pipelines = old.request.training_pipeline, new.request.training_pipeline
-        times = _times(OWN_FIGURES, old, new, pipelines, shared, errors, new.lower_bound_ms, is_same)
+        times = _times(OWN_FIGURES, old, new, pipelines, alike, errors, new.lower_bound_ms)
         return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
@@ -255,14 +256,9 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
         except InfeasibleTask as error:
             notes.append(f"the old placement is not legal any more: {error}")
     errors = model.device_error, link_error(new.request, model)
-    is_same = same_machine and set(old.parts) == set(new.parts)
-    shared = shared_work(before, after, [table.name for table in new.request.tables])
-    times = _times(model.source, before, after, (costs.pipeline,) * 2, shared, errors, bound_ms, is_same)
+    alike = [table.name for table in new.request.tables]
+    times = _times(model.source, before, after, (costs.pipeline,) * 2, alike, errors, bound_ms)
     return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
-
-
-def _ends(one: PricedParts) -> tuple[float, float, float]:
-    return one.predicted_ms, one.model_low_ms, one.model_high_ms
 
 
 def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
@@ -275,12 +271,11 @@ def _times(
     old: PricedParts,
     new: PricedParts,
     pipelines: tuple[str, str],
-    shared: float,
+    alike: Sequence[str],
     errors: tuple[DeviceError | None, DeviceError | None],
     bound_ms: float,
-    is_same: bool,
 ) -> StepTimes:
-    found = Saving(0.0, 0.0, 0.0) if is_same else saving(old, new, pipelines, shared, errors)
+    found = difference_interval(old, new, pipelines, alike, errors)
     ends = found.ms, found.low_ms, found.high_ms
     return StepTimes(predicted_by, old.predicted_ms, new.predicted_ms, *ends, bound_ms)
 

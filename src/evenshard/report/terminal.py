@@ -15,7 +15,7 @@ from evenshard.base.console import plain_console, plain_grid, print_whole
 from evenshard.base.messages import count_text, names_text, printable
 from evenshard.base.units import BYTES_PER_GB, UNITS, decimals, ms_text, range_text, size_text
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
-from evenshard.planner.comparison import rival_label
+from evenshard.planner.baselines import baseline_label
 from evenshard.price.step import PredictedDevice, predicted_step_times
 from evenshard.report.step_facts import (
     LOOKUPS,
@@ -23,13 +23,13 @@ from evenshard.report.step_facts import (
     asked_texts,
     assumed_groups,
     assumed_lookups_texts,
-    best_rival,
+    baseline_text,
+    best_baseline,
     bound_text,
     device_error_text,
     machine_text,
     near_texts,
     not_compared_text,
-    rival_text,
     setting_text,
     step_headline,
     timed_text,
@@ -80,7 +80,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     ``missing`` says why TorchRec's planner is not among the others, where it was asked for.
     """
     console = plain_console(file)
-    compared, not_compared = rival_text(answer), not_compared_text(answer, missing)
+    compared, not_compared = baseline_text(answer), not_compared_text(answer, missing)
     for text in warning_texts(answer):
         _print_text(console, f"Warning: {printable(text)}", "bold yellow")
     _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
@@ -305,8 +305,8 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     if is_offloaded(answer):
         kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
         yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
-    if (rival := best_rival(answer)) is not None and rival.predicted_ms is not None:
-        yield "others", f"the best of them, {rival_label(rival)}: {ms_text(rival.predicted_ms)} ms"
+    if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
+        yield "others", f"the best of them, {baseline_label(baseline)}: {ms_text(baseline.predicted_ms)} ms"
     warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
     said = ", ".join(count_text(count, word) for word, count in counts.items() if count)

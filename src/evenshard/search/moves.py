@@ -19,14 +19,7 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import SGD, state_bytes
-from evenshard.placement.moves import (
-    EarlierPlacement,
-    SharedPiece,
-    best_names,
-    device_kinds,
-    larger_machine,
-    shared_pieces,
-)
+from evenshard.placement.moves import EarlierPlacement, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.placement import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
@@ -40,6 +33,10 @@ from evenshard.tables.table import Table
 PRICE = 1e-3
 # Least share of all bytes that counts where a placement moves more than the bound.
 BEYOND = 0.01
+MOVES_TIME_LIMIT_S = 20.0
+MOST_VARIABLES = 200_000
+# Share of each memory that is left free, because the solver rounds.
+_SLACK = 1e-5
 
 
 class Moves:
@@ -89,15 +86,12 @@ class Moves:
 
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
         """Return the bytes that a placement moves, given all of its parts."""
-        of_tables = zip(self.space.task.tables, parts_by_table(self.space.task, parts).values(), strict=True)
-        return sum(piece.moved_bytes for table, after in of_tables for piece in self._shared_pieces(table, after))
-
-    def _shared_pieces(self, table: Table, after: Sequence[TablePart]) -> Iterator[SharedPiece]:
-        if before := self.earlier.parts_of_table.get(table.name):
-            yield from shared_pieces(table, before, after, self._machine, self._optimizer_of(table))
-
-    def _optimizer_of(self, table: Table) -> str:
-        return self.earlier.optimizer_of.get(table.name, SGD)
+        task = self.space.task
+        return sum(
+            piece.moved_bytes
+            for table, after in zip(task.tables, parts_by_table(task, parts).values(), strict=True)
+            for piece in self.earlier.shared_pieces(table, after, task.machine)
+        )
 
     def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
         """Return the bytes that move with options of groups, as ``table`` numbers them, and their places, shape [E]."""
@@ -168,7 +162,7 @@ class Moves:
         columns_A1P = _overlaps(columns, [part.columns for part in before])[:, None]
         rows_AWP = np.where(columns_A1P > 0, _overlaps(rows, [part.rows for part in before]), 0)
         pieces: Any = replace(table, num_rows=rows_AWP, embedding_dim=columns_A1P)  # type: ignore[arg-type]
-        bytes_AWP = pieces.size_bytes + state_bytes(pieces, self._optimizer_of(table))
+        bytes_AWP = pieces.size_bytes + state_bytes(pieces, self.earlier.optimizer_of.get(table.name, SGD))
         by_host = not (before[0].storage.is_on_device and is_on_device)
         lacks_QWP = ~self._reach_DP(table, by_host)[devices_QW[:, : len(rows)]]
         return np.tensordot(bytes_AWP.astype(np.float64), lacks_QWP.astype(np.float64), ([1, 2], [1, 2]))
@@ -191,7 +185,7 @@ class Moves:
             if 1 < span_G1[group] == task.num_devices:
                 continue
             for position, after in parts_of_group(self.space, group, choice).items():
-                for piece in self._shared_pieces(task.tables[position], after):
+                for piece in self.earlier.shared_pieces(task.tables[position], after, task.machine):
                     old = [device for device in piece.reach if device < task.num_devices]
                     held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
         names = best_names(held_NO, device_kinds(task), task.machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.comparison import MOST_ALIKE, difference_error, error_correlation, shared_work
+from evenshard.planner.intervals import MOST_ALIKE, difference_error, error_correlation, shared_work
 from support.explain_builders import answered, asked
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
