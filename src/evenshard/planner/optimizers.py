@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, count_text, cut, printable
-from evenshard.placement.memory import SGD, optimizer_problem
+from evenshard.placement.memory import OPTIMIZERS, SGD, optimizer_problem
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
@@ -23,7 +23,7 @@ from evenshard.tables.assumptions import Assumption
 class FusedOptimizer:
     """The optimizer of a table of a model."""
 
-    word: str  # one of ``STATE_NUMBERS``, whose state is counted
+    word: str  # one of ``OPTIMIZERS``, whose state is counted
     called: str  # its name in the model
     where: str  # what of the model names it
     is_known: bool = True  # whether its state is that of ``word``
@@ -68,13 +68,6 @@ def optimizers_of(
 
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
-# Why a dense optimizer may not do the same as these fused ones.
-NOT_IN_TORCH = {
-    "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
-    **dict.fromkeys(
-        ("lars_sgd", "lamb", "partial_rowwise_adam", "partial_rowwise_lamb"), "neither torch.optim nor TorchRec has it"
-    ),
-}
 
 
 def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
@@ -101,7 +94,7 @@ def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
             f"settings have to be those of the tables."
         )
     optimizers = dict.fromkeys(request.optimizer_of(name) for name in names)
-    lacking = "".join(f"; {NOT_IN_TORCH[one]}" for one in optimizers if one in NOT_IN_TORCH)
+    lacking = "".join(f"; {problem}" for one in optimizers if (problem := OPTIMIZERS[one].dense_problem))
     return (
         f"{found}, not a fused one: it has to be {_optimizers(optimizers)} with the settings of the tables{lacking}. "
         f"To leave replicas out: --sharding-types {','.join(OTHER_TYPES)}."

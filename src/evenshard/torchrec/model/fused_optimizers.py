@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
-from evenshard.placement.memory import SGD
+from evenshard.placement.memory import OPTIMIZERS
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.optimizers import OTHER_TYPES, FusedOptimizer, TableOptimizers, optimizers_of
 from evenshard.planner.request import PlacementRequest
@@ -26,26 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# evenshard's words for FBGEMM's optimizers (``EmbOptimType``).
-WORDS = {
-    "SGD": SGD,
-    "EXACT_SGD": SGD,
-    "ROWWISE_ADAGRAD": "rowwise_adagrad",
-    "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad",
-    "EXACT_ADAGRAD": "adagrad",
-    "LARS_SGD": "lars_sgd",
-    "PARTIAL_ROWWISE_ADAM": "partial_rowwise_adam",
-    "PARTIAL_ROWWISE_LAMB": "partial_rowwise_lamb",
-    "ADAM": "adam",
-    "LAMB": "lamb",
-}
-# Others of FBGEMM's, and one of ours that keeps as much.
-AS_LARGE = {
-    "NONE": SGD,
-    "EXACT_ROWWISE_WEIGHTED_ADAGRAD": "rowwise_adagrad",
-    "EMAINPLACE_ROWWISE_ADAGRAD": "rowwise_adagrad",
-    "ENSEMBLE_ROWWISE_ADAGRAD": "partial_rowwise_adam",
-}
+# The optimizer of each of FBGEMM's names (``EmbOptimType``).
+OPTIMIZER_OF = {fbgemm: name for name, one in OPTIMIZERS.items() for fbgemm in one.fbgemm_names}
 # Counted for any other: no known one keeps more.
 UNKNOWN = "adam"
 IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
@@ -68,7 +50,7 @@ def model_optimizers(
 def fused_optimizers(
     located: Sequence[LocatedTable], sharders: Sequence[Any] | None = None
 ) -> dict[str, FusedOptimizer]:
-    """The optimizers that tables have of their own, by the names of these."""
+    """Return the optimizers of the tables that have one of their own, by the names of these."""
     params_of = {one.module_type: dict(getattr(one, "fused_params", None) or {}) for one in sharders or ()}
     found = {}
     for one in located:
@@ -79,7 +61,7 @@ def fused_optimizers(
 
 
 def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
-    """The optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
+    """Return the optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
     from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
     weight = weight_of(located)
@@ -114,7 +96,7 @@ def _of_fused_params(params: Mapping[str, Any]) -> FusedOptimizer | None:
 
 
 def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
-    word = WORDS.get(name) or AS_LARGE.get(name)
+    word = OPTIMIZER_OF.get(name)
     return FusedOptimizer(word or UNKNOWN, name, where, word is not None)
 
 
