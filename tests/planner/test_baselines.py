@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ def test_torchrecs_plan_as_it_comes_its_best_by_rating_and_the_best_by_the_model
     request = asked(sharding_types=BY_COLUMNS)
     costs = part_costs(request, untrained())
     answer = costs.predict([whole_part(one, (at,)) for at, one in enumerate(COSTLY)])
-    saves = interval_against(request, untrained(), costs, price_parts(request, untrained(), costs, answer)[0])
+    priced, _ = price_parts(request, untrained(), costs, answer)
+    saves = partial(interval_against, request, untrained(), costs, priced)
     plain, rated, best = predict_baselines(place_baselines(request, costs, [FULL_SPACE]), costs, saves=saves)
     assert [one.chosen for one in (plain, rated, best)] == [PLAIN_PLAN, BY_RATING, BY_MODEL]
     planner = TorchRecPlanner(request.task(), machine_bandwidths(request.hardware, request.nodes, costs.links))

@@ -43,7 +43,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         return {}
     from evenshard.planner.baselines import FULL_SPACE, RULE
     from evenshard.planner.rules import load_rules
-    from evenshard.report.terminal import print_answer
+    from evenshard.report.answer import print_answer
     from evenshard.sharders.catalog import HEURISTICS
 
     if args.tables is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import DifferenceInterval, PricedParts, slowest_device
@@ -71,16 +71,12 @@ def difference_interval(
 
 
 def interval_against(
-    request: PlacementRequest, model: Model, costs: PartCosts, new: PricedParts
-) -> Callable[[Sequence[TablePart]], DifferenceInterval]:
-    """Return a function that compares an answer with other parts for the same request, and returns the time saved."""
-    errors, names = (model.device_error, link_error(request, model)), [table.name for table in request.tables]
-
-    def saves(parts: Sequence[TablePart]) -> DifferenceInterval:
-        old, _ = price_parts(request, model, costs, costs.predict(parts))
-        return difference_interval(old, new, (costs.pipeline,) * 2, names, errors)
-
-    return saves
+    request: PlacementRequest, model: Model, costs: PartCosts, new: PricedParts, parts: Sequence[TablePart]
+) -> DifferenceInterval:
+    """Return the time that an answer to a request saves against other parts of its tables."""
+    old, _ = price_parts(request, model, costs, costs.predict(parts))
+    names, errors = [table.name for table in request.tables], (model.device_error, link_error(request, model))
+    return difference_interval(old, new, (costs.pipeline,) * 2, names, errors)
 
 
 def shared_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:

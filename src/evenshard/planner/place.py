@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from heapq import heapify, heapreplace
 from itertools import chain
 from typing import Any
@@ -140,7 +141,7 @@ def place_request(
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
-    saves = interval_against(request, model, costs, answered)
+    saves = partial(interval_against, request, model, costs, answered)
     lineage: dict[str, Any] = {
         "evenshard_version": __version__,
         "model": {

@@ -22,10 +22,10 @@ from evenshard.planner.answer import (
 )
 from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.rules import Rules
+from evenshard.report.answer import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, link_text, machine_text
 from evenshard.report.table_facts import costliest, offload_text, placed_parts
-from evenshard.report.terminal import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import GB, answer
