@@ -98,6 +98,10 @@ class PricedParts:
         """The predicted time with the ends of its interval by the cost model alone."""
         return self.predicted_ms, self.model_low_ms, self.model_high_ms
 
+    def interval_ms(self, device: DeviceError | None, links: DeviceError | None, pipeline: str) -> tuple[float, float]:
+        """Return the 90 % interval of ``predicted_ms`` with the errors of device and links."""
+        return with_device_error(device, *self.model_interval_ms, links, exchange_share(self.devices, pipeline))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementAnswer(PricedParts):
@@ -246,21 +250,16 @@ class PlacementAnswer(PricedParts):
     @property
     def low_ms(self) -> float:
         """Lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
-        return self._interval_ms[0]
+        return self._ends_ms[0]
 
     @property
     def high_ms(self) -> float:
         """Upper end of it."""
-        return self._interval_ms[1]
+        return self._ends_ms[1]
 
     @property
-    def _interval_ms(self) -> tuple[float, float]:
-        ends = self.predicted_ms, self.model_low_ms, self.model_high_ms
-        return with_device_error(self.device_error, *ends, self.link_error, self._exchange_share)
-
-    @property
-    def _exchange_share(self) -> float:
-        return exchange_share(self.devices, self.request.training_pipeline)
+    def _ends_ms(self) -> tuple[float, float]:
+        return self.interval_ms(self.device_error, self.link_error, self.request.training_pipeline)
 
     @property
     def measured_device_ms(self) -> tuple[float, ...]:

@@ -49,6 +49,7 @@ from evenshard.report.table_facts import (
     is_offloaded,
     kept_texts,
     offload_text,
+    placed_parts,
     reserve_text,
     sharding_texts,
 )
@@ -114,11 +115,10 @@ class PlacementAnswer(Answer):
         require_package("pandas")
         import pandas as pd
 
-        columns = zip(self.parts, self.part_bytes, self.alone_ms, self.adds_ms, strict=True)
         frame = pd.DataFrame(
             {
                 "table": part.table,
-                "sharding_type": self.type_of_table[part.table],
+                "sharding_type": placed.way,
                 "kernel": str(part.storage),
                 "device": part.devices[0] if len(part.devices) == 1 else None,
                 "devices": part.devices,
@@ -126,11 +126,12 @@ class PlacementAnswer(Answer):
                 "num_rows": part.rows.size,
                 "first_column": part.columns.start,
                 "num_columns": part.columns.size,
-                "memory_gb": bytes_to_gb(size_bytes),
-                "alone_ms": alone_ms,
-                "adds_ms": adds_ms,
+                "memory_gb": bytes_to_gb(placed.size_bytes),
+                "alone_ms": placed.alone_ms,
+                "adds_ms": placed.adds_ms,
             }
-            for part, size_bytes, alone_ms, adds_ms in columns
+            for placed in placed_parts(self)
+            for part in (placed.part,)
         )
         return frame.astype({"device": "Int64"})
 

@@ -17,8 +17,7 @@ from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.messages import printable
 from evenshard.loop import observe
 from evenshard.loop.commands import ObserveInputs, WatchConfig
-from evenshard.loop.observe import ObservedAndPredicted
-from evenshard.loop.observe_text import observation_text
+from evenshard.loop.observe import ObservedAndPredicted, observation_text
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff, rename_devices
