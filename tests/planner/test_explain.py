@@ -202,7 +202,7 @@ def test_an_unknown_table_meets_those_of_similar_names() -> None:
         explain(answer, additive(), "click")
     with pytest.raises(BadConfig, match="Did you mean 'views'"):
         explain(answer, additive(), "VIEWS")
-    with pytest.raises(BadConfig, match="It has 2: clicks, views"):
+    with pytest.raises(BadConfig, match="It has clicks, views"):
         explain(answer, additive(), "zzz")
 
 

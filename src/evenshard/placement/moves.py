@@ -71,9 +71,10 @@ class SharedPiece:
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
-def same_shape(old: Table, new: Table) -> bool:
-    """Return True if the weights of one can be those of the other."""
-    return all(getattr(old, name) == getattr(new, name) for name in SHAPE)
+def shape_changes(old: Table, new: Table) -> str:
+    """Return the changes after which the weights of one cannot be those of the other; empty without any."""
+    values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
 
 def shared_pieces(
@@ -86,7 +87,7 @@ def shared_pieces(
     found = []
     for one in before:
         for other in after:
-            rows, columns = _common(one.rows, other.rows), _common(one.columns, other.columns)
+            rows, columns = one.rows.common(other.rows), one.columns.common(other.columns)
             if rows.size > 0 and columns.size > 0:
                 found.append((columns, rows, one.devices, other.devices))
     for columns, rows, old_devices, new_devices in sorted(found):
@@ -125,10 +126,6 @@ class EarlierPlacement:
 def larger_machine(old: Nodes, new: Nodes) -> Nodes:
     """Return the machine with more devices; the new one of equals."""
     return new if new.num_devices >= old.num_devices else old
-
-
-def _common(one: Span, other: Span) -> Span:
-    return Span(max(one.start, other.start), min(one.stop, other.stop))
 
 
 Bytes = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from typing import Any
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.placement.memory import PartMemory
-from evenshard.placement.moves import EarlierPlacement, same_shape
+from evenshard.placement.moves import EarlierPlacement, shape_changes
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import as_cut, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
@@ -330,7 +330,7 @@ def earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> Earlie
     usable = {
         table.name: old.parts_of_table[table.name]
         for table in request.tables
-        if table.name in of_old and same_shape(of_old[table.name], table)
+        if table.name in of_old and not shape_changes(of_old[table.name], table)
     }
     return EarlierPlacement(usable, old.request.nodes, kept_optimizers(old.request, request))
 

@@ -7,7 +7,7 @@ of a rule may break it, and is then marked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
@@ -49,7 +49,22 @@ def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence
     unknown = next((name for name in names if name not in BASELINES), None)
     if unknown is not None:
         raise BadConfig(f"there is no sharder {brief(unknown)} to compare with. Choose from {', '.join(BASELINES)}.")
-    return list(_candidates(request, costs, names))
+    found: list[Candidate] = []
+    for name in names:
+        if name in FULL_SPACE_BASELINES and not asked_full_space(request):
+            continue
+        try:
+            if name == FULL_SPACE:
+                found += provided("torchrec_candidates")(request, costs)
+            elif name == RULE:
+                found.append(best_rule(costs))
+            else:
+                resources = Resources(hardware=request.hardware, link=request.nodes.intra or AUTO)
+                placement = sharder(name, resources).place(request.task().as_whole)
+                found.append((Baseline(name, None), placement.parts(request.tables)))
+        except InfeasibleTask as error:
+            found.append((Baseline(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")), None))
+    return found
 
 
 def baseline_label(baseline: Baseline) -> str:
@@ -76,23 +91,6 @@ def predict_baselines(
         )
         for baseline, parts in found
     )
-
-
-def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> Iterator[Candidate]:
-    for name in names:
-        if name in FULL_SPACE_BASELINES and not asked_full_space(request):
-            continue
-        try:
-            if name == FULL_SPACE:
-                yield from provided("torchrec_candidates")(request, costs)
-            elif name == RULE:
-                yield best_rule(costs)
-            else:
-                resources = Resources(hardware=request.hardware, link=request.nodes.intra or AUTO)
-                found = sharder(name, resources).place(request.task().as_whole)
-                yield Baseline(name, None), found.parts(request.tables)
-        except InfeasibleTask as error:
-            yield Baseline(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")), None
 
 
 def asked_full_space(request: PlacementRequest) -> bool:

@@ -20,10 +20,10 @@ from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import SGD, part_memory
-from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
+from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shape_changes
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.placement import check_sharding
-from evenshard.planner.answer import PlacementAnswer, PricedParts, earlier_placement, model_lineage
+from evenshard.planner.answer import PlacementAnswer, earlier_placement, model_lineage
 from evenshard.planner.difference import (
     OWN_FIGURES,
     ChangedTable,
@@ -41,7 +41,7 @@ from evenshard.planner.intervals import difference_interval
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.rules import Rules
-from evenshard.price.evidence import DeviceError, device_text
+from evenshard.price.evidence import device_text
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.model import Model
@@ -61,7 +61,7 @@ def diff(
     of_new = {table.name: table for table in new.request.tables}
     shared = {name: table for name, table in of_new.items() if name in of_old}
     changed = tuple(
-        ChangedTable(name, what) for name, table in shared.items() if (what := _other_shape(of_old[name], table))
+        ChangedTable(name, what) for name, table in shared.items() if (what := shape_changes(of_old[name], table))
     )
     earlier = earlier_placement(old, new.request)
     movable, optimizer_of = [of_new[name] for name in earlier.parts_of_table], earlier.optimizer_of
@@ -99,11 +99,6 @@ def diff(
         times=times,
         notes=(*notes, *new.notes),
     )
-
-
-def _other_shape(old: Table, new: Table) -> str:
-    values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
-    return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
 
 # Pieces --------------------------------------------------------------------------------------------------------------
@@ -239,7 +234,9 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
         alike = [] if unlike else _looked_up_alike(old, new)
         errors = new.device_error, new.link_error
         pipelines = old.request.training_pipeline, new.request.training_pipeline
-        times = _times(OWN_FIGURES, old, new, pipelines, alike, errors, new.lower_bound_ms)
+        saves = difference_interval(old, new, pipelines, alike, errors)
+        steps = old.predicted_ms, new.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
+        times = StepTimes(OWN_FIGURES, *steps, new.lower_bound_ms)
         return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
@@ -257,27 +254,15 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
             notes.append(f"the old placement is not legal any more: {error}")
     errors = model.device_error, link_error(new.request, model)
     alike = [table.name for table in new.request.tables]
-    times = _times(model.source, before, after, (costs.pipeline,) * 2, alike, errors, bound_ms)
+    saves = difference_interval(before, after, (costs.pipeline,) * 2, alike, errors)
+    steps = before.predicted_ms, after.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
+    times = StepTimes(model.source, *steps, bound_ms)
     return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
 
 
 def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     before = {table.name: table for table in old.request.tables}
     return [table.name for table in new.request.tables if before.get(table.name) == table]
-
-
-def _times(
-    predicted_by: str,
-    old: PricedParts,
-    new: PricedParts,
-    pipelines: tuple[str, str],
-    alike: Sequence[str],
-    errors: tuple[DeviceError | None, DeviceError | None],
-    bound_ms: float,
-) -> StepTimes:
-    found = difference_interval(old, new, pipelines, alike, errors)
-    ends = found.ms, found.low_ms, found.high_ms
-    return StepTimes(predicted_by, old.predicted_ms, new.predicted_ms, *ends, bound_ms)
 
 
 def _of_device(device: str) -> Iterator[str]:

@@ -126,33 +126,23 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between an old answer and a new one.
+    """The difference between an old answer and a new one."""
 
-    Attributes:
-        equal: both place the same tables in the same way on the same machine, so that there is no move to make.
-        moves: pieces that go to another device, in the order of the new answer's tables.
-        kept_bytes: weights and optimizer state that stay.
-        renaming: saves some or all of the traffic; None where none does.
-        added, removed: tables that only the new answer has, or the old one.
-        reordered: pooled collections whose output has another order.
-        notes: notes on the comparison; a clause each.
-    """
-
-    equal: bool
+    equal: bool  # both place the same tables in the same way on the same machine: there is no move to make
     old_num_devices: int
     new_num_devices: int
-    moves: tuple[PartMove, ...]
-    kept_bytes: int
+    moves: tuple[PartMove, ...]  # to other devices, in the order of the new answer's tables
+    kept_bytes: int  # weights and optimizer state that stay
     traffic: Traffic
-    renaming: Renaming | None
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
+    renaming: Renaming | None  # None where no other names of devices save traffic
+    added: tuple[str, ...]  # tables of the new answer alone
+    removed: tuple[str, ...]  # tables of the old answer alone
     changed: tuple[ChangedTable, ...]
     resharded: tuple[Resharded, ...]
     rekept: tuple[Rekept, ...]
-    reordered: tuple[OrderChange, ...]
+    reordered: tuple[OrderChange, ...]  # pooled collections whose output has another order
     times: StepTimes
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # clauses
 
     @property
     def is_of_same_tables(self) -> bool:
