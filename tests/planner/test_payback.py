@@ -21,7 +21,7 @@ from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.intervals import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.price.evidence import DeviceError
 from evenshard.price.link import LINKS
-from evenshard.report.difference import payback_lines
+from evenshard.report.comparisons import payback_lines
 from evenshard.sharders.models import load_model
 from support.explain_builders import additive, answered, asked
 from support.model_builders import save_model

@@ -12,7 +12,7 @@ import pytest
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
 from evenshard.report.answer import brief_text, make_displayable
-from evenshard.report.difference import difference_markdown
+from evenshard.report.comparisons import difference_markdown
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, warning_texts
 from support.answer_builders import LINEAGE, answer

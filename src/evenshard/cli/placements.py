@@ -29,7 +29,7 @@ MODEL_HELP = (
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.explain import explain
     from evenshard.planner.file import load_answer
-    from evenshard.report.explanation import print_explanation
+    from evenshard.report.comparisons import print_explanation
 
     answer = load_answer(args.placement)
     found = explain(answer, _model(args, answer), args.table)
@@ -44,7 +44,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.diff import diff
     from evenshard.planner.difference import payback
     from evenshard.planner.file import load_answer
-    from evenshard.report.difference import difference_markdown, print_difference
+    from evenshard.report.comparisons import difference_markdown, print_difference
 
     if args.restart_minutes and args.steps is None:
         raise BadConfig("--restart-minutes counts against what steps save. Say how many: --steps 100000.")
@@ -91,7 +91,7 @@ def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: D
 
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
     from evenshard.planner.diff import diff
-    from evenshard.report.difference import READ_BY_POSITION
+    from evenshard.report.comparisons import READ_BY_POSITION
     from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
 
     if args.out is None:

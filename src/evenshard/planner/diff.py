@@ -31,10 +31,10 @@ from evenshard.planner.difference import (
     Difference,
     PairTraffic,
     PartMove,
-    Rekept,
     Renaming,
     Resharded,
     StepTimes,
+    StorageChange,
     Traffic,
 )
 from evenshard.planner.intervals import difference_interval
@@ -116,7 +116,7 @@ def _rekept(
     tables: Sequence[Table],
     pieces: Sequence[SharedPiece],
     optimizer_of: Mapping[str, str],
-) -> Iterator[Rekept]:
+) -> Iterator[StorageChange]:
     crossing: Counter[str] = Counter()
     of_name = {table.name: table for table in tables}
     for piece in pieces:
@@ -130,7 +130,7 @@ def _rekept(
         if was != now:
             out, back = was.is_on_device and not now.is_on_device, now.is_on_device and not was.is_on_device
             size = crossing[table.name]
-            yield Rekept(table.name, str(was), str(now), size if out else 0, size if back else 0)
+            yield StorageChange(table.name, str(was), str(now), size if out else 0, size if back else 0)
 
 
 def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:

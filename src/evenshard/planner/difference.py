@@ -93,7 +93,7 @@ class Resharded:
 
 
 @dataclass(frozen=True)
-class Rekept:
+class StorageChange:
     """A table with another compute kernel, or another load factor of its cache.
 
     Its bytes are the weights and optimizer state that go from a device to its host, and back; those that go to other
@@ -139,7 +139,7 @@ class Difference:
     removed: tuple[str, ...]  # tables of the old answer alone
     changed: tuple[ChangedTable, ...]
     resharded: tuple[Resharded, ...]
-    rekept: tuple[Rekept, ...]
+    rekept: tuple[StorageChange, ...]
     reordered: tuple[OrderChange, ...]  # pooled collections whose output has another order
     times: StepTimes
     notes: tuple[str, ...]  # clauses

@@ -43,8 +43,6 @@ from evenshard.report.step_facts import (
     worth_texts,
 )
 from evenshard.report.table_facts import (
-    badly_served,
-    badly_served_text,
     host_texts,
     is_offloaded,
     kept_texts,
@@ -52,6 +50,8 @@ from evenshard.report.table_facts import (
     placed_parts,
     reserve_text,
     sharding_texts,
+    slow_cache_text,
+    slow_caches,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 _MAX_DEVICES = 32
 # Devices that are shown where there are more.
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
-# Tables whose caches serve them badly that are named, the worst ones.
-_MAX_BADLY_SERVED = 3
+# Tables with slow caches that are named, the slowest ones.
+_MAX_SLOW_CACHES = 3
 # Styles of the five times in a bar, in the order of a step.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 LEAST_BAR, MOST_BAR = 4, 40
@@ -348,8 +348,8 @@ def _memory(answer: Answer) -> Iterator[Line]:
 def _troubles(answer: Answer) -> Iterator[Line]:
     for line in advice(answer):
         yield "note", printable(line), "green"
-    for one in badly_served(answer)[:_MAX_BADLY_SERVED]:
-        yield "note", badly_served_text(answer, one), "green"
+    for one in slow_caches(answer)[:_MAX_SLOW_CACHES]:
+        yield "note", slow_cache_text(answer, one), "green"
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
         count, names = count_text(len(group.tables), "table"), names_text(group.tables)
         yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"

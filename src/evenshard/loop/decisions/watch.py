@@ -25,7 +25,7 @@ from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.report.difference import print_difference
+from evenshard.report.comparisons import print_difference
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import TableSet
 

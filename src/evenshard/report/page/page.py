@@ -43,8 +43,8 @@ _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
 # A bar's segment this wide has room for its number.
 _LABELLED_PCT = 7.0
-# Tables whose caches serve them badly that are named, the worst ones.
-_MAX_BADLY_SERVED = 5
+# Tables with slow caches that are named, the slowest ones.
+_MAX_SLOW_CACHES = 5
 # Tables that an assumption names.
 _LISTED = 12
 
@@ -89,7 +89,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     axis, slowest = time_axis(answer), slowest_device(answer.devices)
     parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
-    badly_served = table_facts.badly_served(answer)[:_MAX_BADLY_SERVED]
+    slow_caches = table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]
     cut = [table for table in table_facts.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
@@ -105,7 +105,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "predicted_by": _predicted_by(answer),
         "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
         "best": step_facts.best_baseline(answer),
-        "advice": [*step_facts.advice(answer), *(table_facts.badly_served_text(answer, one) for one in badly_served)],
+        "advice": [*step_facts.advice(answer), *(table_facts.slow_cache_text(answer, one) for one in slow_caches)],
         "axis": axis,
         "labelled_pct": _LABELLED_PCT,
         "bars": bars,

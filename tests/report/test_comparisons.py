@@ -14,7 +14,7 @@ from evenshard.planner.answer import PLAIN_PLAN, Baseline, DifferenceInterval, P
 from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.diff import diff
 from evenshard.planner.file import save_answer
-from evenshard.report.difference import difference_markdown, escape_markdown, marker
+from evenshard.report.comparisons import difference_markdown, escape_markdown, marker
 from support import documented
 from support.explain_builders import additive, answered, asked
 
