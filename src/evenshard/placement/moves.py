@@ -13,7 +13,7 @@ Legend: D devices, O devices of the old answer, N devices of the new one; both p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -128,7 +128,6 @@ def larger_machine(old: Nodes, new: Nodes) -> Nodes:
     return new if new.num_devices >= old.num_devices else old
 
 
-Bytes = npt.NDArray[np.int64]
 Worth = npt.NDArray[np.float64]
 Names = npt.NDArray[np.int64]
 
@@ -151,14 +150,21 @@ def device_kinds(task: ShardingTask) -> list[int]:
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]
 
 
-def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Nodes) -> Names:
-    """[N] the old device that each device of the new answer should be; of equals, the most keep their names.
+def best_names(pieces: Iterable[SharedPiece], kinds: Sequence[int], machine: Nodes) -> Names:
+    """Return the old device, [N], that each new one should be, so that the fewest bytes move.
+
+    Of equals, the most devices keep their names.
 
     Args:
-        kinds: of the new answer's devices. Those that are gone trade names where all are alike.
-        machine: of the answer with more devices.
+        pieces: of both placements; old devices beyond the machine are left out.
+        kinds: of the new placement's devices. Devices that are gone trade names where all are alike.
+        machine: of the placement with more devices.
     """
-    most = len(held_NO)
+    most = machine.num_devices
+    held_NO = np.zeros((most, most), dtype=np.int64)
+    for piece in pieces:
+        old = [device for device in piece.reach if device < most]
+        held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
     all_kinds = np.array([*kinds, *[kinds[0] if len(set(kinds)) == 1 else -1] * (most - len(kinds))])
     worth_NO = held_NO.astype(np.float64) * (most + 1) + np.eye(most)
     worth_NO[all_kinds[:, None] != all_kinds] = -1.0 - worth_NO.sum()

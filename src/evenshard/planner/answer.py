@@ -108,12 +108,10 @@ class PlacementAnswer(PricedParts):
     """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
 
     Attributes:
-        request: the request.
         lower_bound_ms: no placement that the request allows is predicted to cost less.
         warnings: clauses on values in an unlikely unit, then on how the request lies outside the training range.
         comparison: placements of other sharders and their costs.
-        measured: the cost on the hardware, where that was asked for.
-        measured_ms: time of the step by it.
+        measured, measured_ms: cost and time of a step on the hardware, where that was asked for.
         lineage: model, tables and code that made it; JSON.
         link: name of the link in the training data; empty where a file does not state it.
         notes: notes on how far to trust a time; a sentence or two each.

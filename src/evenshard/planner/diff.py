@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import count_text
 from evenshard.base.process import one_thread
@@ -178,15 +176,11 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 def _best_renaming(
     pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """The names that keep the most bytes where they are; None where those of now do."""
-    most = max(old.num_devices, new.num_devices)
-    held_NO = np.zeros((most, most), dtype=np.int64)
-    for piece in pieces:
-        held_NO[np.ix_(piece.new_devices, piece.reach)] += piece.num_bytes
-    names = best_names(held_NO, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes))
-    if held_NO[np.arange(most), names].sum() <= held_NO.trace():
+    """Return the names that keep the most bytes where they are; None where those of now do."""
+    names = best_names(pieces, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)).tolist()
+    if names == sorted(names):
         return None
-    new_names = tuple(names[: new.num_devices].tolist())
+    new_names = tuple(names[: new.num_devices])
     return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))
 
 

@@ -190,7 +190,7 @@ def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "") 
 
 
 def _print_text(console: Console, text: str, style: str = "", word: str = "", word_style: str = "") -> None:
-    """Wrapped text without spaces at the ends of lines; behind a word, it stands below itself."""
+    """Print wrapped text without spaces at the ends of lines; behind a word, it stands below itself."""
     indent = INDENT if word else 0
     for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
         line.rstrip()
@@ -201,7 +201,7 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 
 
 def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
-    """All devices; or of many, the slowest ones, and then the fullest of the others."""
+    """Return all devices; of many, the slowest and the fullest of the others."""
     everyone = list(range(answer.num_devices))
     if answer.num_devices <= _MAX_DEVICES:
         return everyone, []
@@ -254,13 +254,12 @@ def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
 
 
 def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
-    """Characters that a line leaves for the bar."""
     columns = zip(heads, *lines, strict=True)
     return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)
 
 
 def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) -> dict[int, Text]:
-    """The bars of devices; empty ones where there is no space for them, or where they would all look the same."""
+    """Return bars; empty bars where there is no space for them, or all would look the same."""
     bars = {device: _bar(answer, device, width, ascii_only) for device in devices}
     if width < LEAST_BAR or len({bar.plain for bar in bars.values()}) < 2:
         return {device: Text() for device in devices}
@@ -359,7 +358,7 @@ def _troubles(answer: Answer) -> Iterator[Line]:
 
 
 def brief_text(answer: Answer) -> str:
-    """The answer in about ten lines, without a final break: times, slowest and fullest device, sharding."""
+    """Return the answer in about ten lines, without a final break."""
     request = answer.request
     title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
     return "\n".join(

@@ -120,7 +120,7 @@ def _steps(count: float) -> str:
 
 
 def _whole(count: float) -> int:
-    """Rounded; a part of one step is a step."""
+    """Round; a part of one step is a step."""
     return round(count) or math.ceil(count)
 
 
@@ -133,7 +133,7 @@ def _ends(low: float, high: float, text: Callable[[float], str]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Three digits or so, with the unit that suits."""
+    """Return three digits or so, with the unit that suits."""
     for unit, of_unit in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * of_unit:
             return f"{seconds / of_unit:,.1f} {unit}"
@@ -205,7 +205,6 @@ def _moves(moves: Sequence[PartMove]) -> Grid:
 
 
 def _gb(num_bytes: int) -> str:
-    """GB with two decimals; what is less than that in three digits."""
     gigabytes = bytes_to_gb(num_bytes)
     return f"{gigabytes:.2f}" if gigabytes >= 0.1 or not num_bytes else f"{gigabytes:.2g}"
 
@@ -262,7 +261,7 @@ def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
 
 
 def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
-    """The table: each side with its own tables; where they are the same, the old plan with the new loads, too."""
+    """Yield a table: each side with its own tables, and the old plan with the new loads."""
     yield "| | before | after |"
     yield "|---|---:|---:|"
     steps = (ms_text(one.predicted_ms) for one in (old, new))
@@ -325,7 +324,7 @@ def _entities(text: str) -> str:
 
 
 def print_explanation(found: Explanation, file: TextIO | None = None) -> None:
-    """Print all of it to a file, None for stdout; colours go to terminals only."""
+    """Print an explanation to a file, None for stdout; colours go to terminals only."""
     console = plain_console(file, _NARROWEST)
     console.print(
         f"Embedding work takes {ms_text(found.step_ms)} ms per step; device {found.slowest_device} is the slowest "

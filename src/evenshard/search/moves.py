@@ -180,15 +180,14 @@ class Moves:
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
         """Return the places of a placement with other names of devices, with which the fewest bytes move, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
-        held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
-        for group, choice in enumerate(choices_from(self.table, option_G, place_GS)):
-            if 1 < span_G1[group] == task.num_devices:
-                continue
-            for position, after in parts_of_group(self.space, group, choice).items():
-                for piece in self.earlier.shared_pieces(task.tables[position], after, task.machine):
-                    old = [device for device in piece.reach if device < task.num_devices]
-                    held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
-        names = best_names(held_NO, device_kinds(task), task.machine)
+        pieces = (
+            piece
+            for group, choice in enumerate(choices_from(self.table, option_G, place_GS))
+            if not 1 < span_G1[group] == task.num_devices
+            for position, after in parts_of_group(self.space, group, choice).items()
+            for piece in self.earlier.shared_pieces(task.tables[position], after, task.machine)
+        )
+        names = best_names(pieces, device_kinds(task), task.machine)
         is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
         return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
 
