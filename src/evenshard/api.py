@@ -170,11 +170,11 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
 
 def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOptimizers":
     from evenshard.placement.memory import DEFAULT_OPTIMIZER
-    from evenshard.planner.optimizers import optimizers_of
+    from evenshard.planner.optimizers import TableOptimizers
 
     if not _is_of_torchrec(tables):
         known = DEFAULT_OPTIMIZER if model.trained_on is None else model.trained_on.optimizer
-        return optimizers_of((), {}, optimizer or known)
+        return TableOptimizers(optimizer or known)
     from evenshard.torchrec.model.fused_optimizers import model_optimizers
 
     return model_optimizers(tables, optimizer)

@@ -49,7 +49,7 @@ def difference_interval(
         return DifferenceInterval(0.0, 0.0, 0.0)
     shared = shared_work(old, new, tables)
     saves = old.predicted_ms - new.predicted_ms
-    alike = error_correlation(shared)
+    alike = MOST_ALIKE * shared**2
     below = difference_error(old.predicted_ms - old.model_low_ms, new.model_high_ms - new.predicted_ms, alike)
     above = difference_error(old.model_high_ms - old.predicted_ms, new.predicted_ms - new.model_low_ms, alike)
     kernels, links = errors
@@ -85,11 +85,6 @@ def shared_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> 
     both_ms = sum(min(one[name], other[name]) for name in tables)
     all_ms = math.sqrt(sum(one.values()) * sum(other.values()))
     return min(both_ms / all_ms, 1.0) if all_ms > 0 else 0.0
-
-
-def error_correlation(shared: float) -> float:
-    """Return the correlation of a learned model's errors of two placements with this share of common work."""
-    return MOST_ALIKE * shared**2
 
 
 def difference_error(one: float, other: float, correlation: float) -> float:

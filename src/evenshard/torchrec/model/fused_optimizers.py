@@ -9,16 +9,18 @@ Replicas leave their fused optimizer for that of the dense model: somebody has t
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
-from evenshard.placement.memory import OPTIMIZERS
+from evenshard.placement.memory import OPTIMIZERS, SGD, optimizer_problem
 from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.planner.optimizers import OTHER_TYPES, FusedOptimizer, TableOptimizers, optimizers_of
+from evenshard.planner.optimizers import OTHER_TYPES, TableOptimizers
 from evenshard.planner.request import PlacementRequest
+from evenshard.tables.assumptions import Assumption
 from evenshard.torchrec.model.modules import LocatedTable, located_tables
 
 if TYPE_CHECKING:
@@ -35,6 +37,16 @@ IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
 OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
 
 
+@dataclass(frozen=True)
+class FusedOptimizer:
+    """The optimizer of a table of a model."""
+
+    word: str  # one of ``OPTIMIZERS``, whose state is counted
+    called: str  # its name in the model
+    where: str  # what of the model names it
+    is_known: bool = True  # whether its state is that of ``word``
+
+
 def model_optimizers(
     model: Collections, given: str | None = None, sharders: Sequence[Any] | None = None
 ) -> TableOptimizers:
@@ -44,7 +56,26 @@ def model_optimizers(
         BadConfig: if a table of the model is trained by another optimizer than the given one, or by several.
     """
     located = located_tables(model, sharders)
-    return optimizers_of([one.name for one in located], fused_optimizers(located, sharders), given)
+    fused = fused_optimizers(located, sharders)
+    if given is not None and (problem := optimizer_problem(given)):
+        raise BadConfig(f"{problem}. Choose one of these.")
+    for name, one in fused.items():
+        if given is not None and one.is_known and one.word != given:
+            raise BadConfig(
+                f"table {brief(name)} is trained by {one.word} ({one.called}, by {one.where}), but optimizer is "
+                f"{given}. Leave optimizer out to count what the model says, or change the model."
+            )
+    words = {name: one.word if one.is_known else given or one.word for name, one in fused.items()}
+    usual = Counter(words.values()).most_common(1)[0][0] if words and len(words) == len(located) else SGD
+    assumed = [
+        Assumption(name, "optimizer", f"{one.called} is not known: its state is counted as {words[name]}'s")
+        for name, one in fused.items()
+        if not one.is_known
+    ]
+    if given is None:
+        text = f"{SGD}, as FBGEMM trains tables for which the model names none"
+        assumed += [Assumption(one.name, "optimizer", text) for one in located if one.name not in fused]
+    return TableOptimizers(given or usual, words, tuple(assumed))
 
 
 def fused_optimizers(
