@@ -29,8 +29,7 @@ from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.base.errors import BadInput
 from evenshard.planner.intervals import difference_interval, shared_work
 from evenshard.planner.pricing import part_costs, price_parts
-from evenshard.price.evidence import DeviceError, with_device_error
-from evenshard.price.step import exchange_share
+from evenshard.price.evidence import DeviceError
 from evenshard.sharders.model import DeviceModel
 
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
@@ -155,9 +154,7 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
         for one in of_cell:
             if one.kernels_ms is not None:
                 found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
-                share = exchange_share(found.devices, costs.pipeline)
-                ends = found.predicted_ms, found.model_low_ms, found.model_high_ms
-                low_ms, high_ms = with_device_error(model.device_error, *ends, EXACT, share)
+                low_ms, high_ms = found.interval_ms(model.device_error, EXACT, costs.pipeline)
                 inside_steps.append(low_ms <= one.kernels_ms <= high_ms)
                 priced.append((found, one.kernels_ms))
         for (old, old_ms), (new, new_ms) in combinations(priced, 2):

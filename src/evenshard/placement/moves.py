@@ -77,10 +77,9 @@ def shape_changes(old: Table, new: Table) -> str:
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
 
-def shared_pieces(
+def _shared_pieces(
     table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Nodes, optimizer: str
 ) -> Iterator[SharedPiece]:
-    """Yield the pieces of a table by columns, then rows; ``machine`` is the larger one of the two placements'."""
     was, now = before[0].storage, after[0].storage
     by_host = not (was.is_on_device and now.is_on_device)
     stays = was.is_on_device == now.is_on_device
@@ -116,11 +115,15 @@ class EarlierPlacement:
     machine: Nodes
     optimizer_of: Mapping[str, str] = field(default_factory=dict)  # whose state moves with a table, if any
 
-    def shared_pieces(self, table: Table, after: Sequence[TablePart], machine: Nodes) -> Iterator[SharedPiece]:
-        """Yield the pieces of a table that this placement and a new one share; none of a table without weights."""
-        if before := self.parts_of_table.get(table.name):
-            larger, optimizer = larger_machine(self.machine, machine), self.optimizer_of.get(table.name, SGD)
-            yield from shared_pieces(table, before, after, larger, optimizer)
+    def shared_pieces(
+        self, tables: Iterable[Table], after: Mapping[str, Sequence[TablePart]], machine: Nodes
+    ) -> Iterator[SharedPiece]:
+        """Yield the pieces of tables that this placement and new parts on a machine share, by columns, then rows."""
+        larger = larger_machine(self.machine, machine)
+        for table in tables:
+            was, now = (parts.get(table.name) for parts in (self.parts_of_table, after))
+            if was and now:
+                yield from _shared_pieces(table, was, now, larger, self.optimizer_of.get(table.name, SGD))
 
 
 def larger_machine(old: Nodes, new: Nodes) -> Nodes:

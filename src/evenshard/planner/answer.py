@@ -295,20 +295,15 @@ class Near:
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
         earlier = earlier_placement(self.old, answer.request)
-        moved = {
-            name: sum(
-                piece.moved_bytes
-                for piece in earlier.shared_pieces(table, answer.parts_of_table[name], answer.request.nodes)
-            )
-            for name, table in now.items()
-        }
+        pieces = earlier.shared_pieces(now.values(), answer.parts_of_table, answer.request.nodes)
+        moved = [piece for piece in pieces if piece.moved_bytes]
         return replace(
             answer,
             nearness=Nearness(
                 source=self.source,
                 max_move_bytes=self.max_move_bytes,
-                moved_bytes=sum(moved.values()),
-                moved_tables=tuple(name for name, size in moved.items() if size),
+                moved_bytes=sum(piece.moved_bytes for piece in moved),
+                moved_tables=tuple(dict.fromkeys(piece.table for piece in moved)),
                 new_tables=tuple(
                     sorted((name for name in now if name not in earlier.parts_of_table), key=before.__contains__)
                 ),

@@ -63,11 +63,7 @@ def diff(
     )
     earlier = earlier_placement(old, new.request)
     movable, optimizer_of = [of_new[name] for name in earlier.parts_of_table], earlier.optimizer_of
-    pieces = [
-        piece
-        for table in movable
-        for piece in earlier.shared_pieces(table, new.parts_of_table[table.name], new.request.nodes)
-    ]
+    pieces = list(earlier.shared_pieces(movable, new.parts_of_table, new.request.nodes))
     moves = _moves(pieces, range(new.num_devices))
     kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)

@@ -87,11 +87,8 @@ class Moves:
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
         """Return the bytes that a placement moves, given all of its parts."""
         task = self.space.task
-        return sum(
-            piece.moved_bytes
-            for table, after in zip(task.tables, parts_by_table(task, parts).values(), strict=True)
-            for piece in self.earlier.shared_pieces(table, after, task.machine)
-        )
+        pieces = self.earlier.shared_pieces(task.tables, parts_by_table(task, parts), task.machine)
+        return sum(piece.moved_bytes for piece in pieces)
 
     def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
         """Return the bytes that move with options of groups, as ``table`` numbers them, and their places, shape [E]."""
@@ -180,13 +177,13 @@ class Moves:
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
         """Return the places of a placement with other names of devices, with which the fewest bytes move, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
-        pieces = (
-            piece
+        after = {
+            task.tables[position].name: parts
             for group, choice in enumerate(choices_from(self.table, option_G, place_GS))
             if not 1 < span_G1[group] == task.num_devices
-            for position, after in parts_of_group(self.space, group, choice).items()
-            for piece in self.earlier.shared_pieces(task.tables[position], after, task.machine)
-        )
+            for position, parts in parts_of_group(self.space, group, choice).items()
+        }
+        pieces = self.earlier.shared_pieces(task.tables, after, task.machine)
         names = best_names(pieces, device_kinds(task), task.machine)
         is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
         return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
