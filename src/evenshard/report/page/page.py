@@ -32,7 +32,7 @@ from evenshard.sharders.catalog import label_of
 from evenshard.version import __version__
 
 # Baselines that may cut tables, as a sentence says them.
-_FULL_SPACE_TEXTS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
+_IN_WORDS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
 # Devices that are drawn as rows with their numbers; more become columns.
 _MAX_ROWS = 32
 # Tables that are listed at once; more are folded away.
@@ -123,9 +123,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "offloaded": {one.number: one for one in answer.offloaded},
         "baselines_axis": baseline_axis(answer),
         "baselines": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
-        "cutting": [
-            text for name, text in _FULL_SPACE_TEXTS.items() if any(one.sharder == name for one in answer.comparison)
-        ],
+        "cutting": [text for name, text in _IN_WORDS.items() if any(one.sharder == name for one in answer.comparison)],
         "baseline_measured": any(baseline.measured_ms is not None for baseline in answer.comparison),
         "on_slowest": table_facts.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": table_facts.costliest(parts, NUM_COSTLIEST),
