@@ -27,6 +27,7 @@ from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.base.errors import BadInput
+from evenshard.planner.answer import interval_ms
 from evenshard.planner.intervals import difference_interval, shared_work
 from evenshard.planner.pricing import part_costs, price_parts
 from evenshard.price.evidence import DeviceError
@@ -154,7 +155,7 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
         for one in of_cell:
             if one.kernels_ms is not None:
                 found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
-                low_ms, high_ms = found.interval_ms(model.device_error, EXACT, costs.pipeline)
+                low_ms, high_ms = interval_ms(found, model.device_error, EXACT, costs.pipeline)
                 inside_steps.append(low_ms <= one.kernels_ms <= high_ms)
                 priced.append((found, one.kernels_ms))
         for (old, old_ms), (new, new_ms) in combinations(priced, 2):

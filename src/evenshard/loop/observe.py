@@ -22,7 +22,7 @@ from evenshard.placement.memory import STATE_NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, tables_of_parts, whole_part
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PricedParts, model_lineage
+from evenshard.planner.answer import PricedParts, interval_ms, model_lineage
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
@@ -148,7 +148,7 @@ def _compare(
 ) -> ObservedAndPredicted:
     """Compare; ``notes`` is None where it is not known which tables a rank holds."""
     pipeline = request.training_pipeline
-    low_ms, high_ms = priced.interval_ms(*errors, pipeline)
+    low_ms, high_ms = interval_ms(priced, *errors, pipeline)
     return ObservedAndPredicted(
         source=str(source),
         predicted_by=predicted_by,

@@ -93,14 +93,17 @@ class PricedParts:
     model_low_ms: float
     model_high_ms: float
 
-    @property
-    def model_interval_ms(self) -> tuple[float, float, float]:
-        """The predicted time with the ends of its interval by the cost model alone."""
-        return self.predicted_ms, self.model_low_ms, self.model_high_ms
 
-    def interval_ms(self, device: DeviceError | None, links: DeviceError | None, pipeline: str) -> tuple[float, float]:
-        """Return the 90 % interval of ``predicted_ms`` with the errors of device and links."""
-        return with_device_error(device, *self.model_interval_ms, links, exchange_share(self.devices, pipeline))
+def model_interval_ms(priced: PricedParts) -> tuple[float, float, float]:
+    """Return the predicted time with the ends of its interval by the cost model alone."""
+    return priced.predicted_ms, priced.model_low_ms, priced.model_high_ms
+
+
+def interval_ms(
+    priced: PricedParts, device: DeviceError | None, links: DeviceError | None, pipeline: str
+) -> tuple[float, float]:
+    """Return the 90 % interval of a predicted time with the errors of device and links."""
+    return with_device_error(device, *model_interval_ms(priced), links, exchange_share(priced.devices, pipeline))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +260,7 @@ class PlacementAnswer(PricedParts):
 
     @property
     def _ends_ms(self) -> tuple[float, float]:
-        return self.interval_ms(self.device_error, self.link_error, self.request.training_pipeline)
+        return interval_ms(self, self.device_error, self.link_error, self.request.training_pipeline)
 
     @property
     def measured_device_ms(self) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from evenshard.placement.parts import TablePart
-from evenshard.planner.answer import DifferenceInterval, PricedParts, slowest_device
+from evenshard.planner.answer import DifferenceInterval, PricedParts, model_interval_ms, slowest_device
 from evenshard.planner.pricing import link_error, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.evidence import DeviceError
@@ -45,7 +45,7 @@ def difference_interval(
         errors: of the device and of its links; None of the first for real hardware, of the second where exchanges are
             off with the kernels.
     """
-    if set(old.parts) == set(new.parts) and old.model_interval_ms == new.model_interval_ms:
+    if set(old.parts) == set(new.parts) and model_interval_ms(old) == model_interval_ms(new):
         return DifferenceInterval(0.0, 0.0, 0.0)
     shared = shared_work(old, new, tables)
     saves = old.predicted_ms - new.predicted_ms
