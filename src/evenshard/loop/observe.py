@@ -11,9 +11,8 @@ import numpy as np
 
 from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.messages import brief, printable
+from evenshard.base.messages import brief, printable, text_table
 from evenshard.base.provenance import Lineage
-from evenshard.base.text_table import text_table
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.loop.commands import ObserveInputs
 from evenshard.measure.cost_dataset import save_costs
@@ -23,7 +22,7 @@ from evenshard.placement.parts import TablePart, tables_of_parts, whole_part
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PricedParts, interval_ms, model_lineage
-from evenshard.planner.file import load_answer, read_json
+from evenshard.planner.file import load_answer
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest

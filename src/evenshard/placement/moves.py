@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.placement.memory import SGD, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart

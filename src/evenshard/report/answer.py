@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from evenshard.base.console import plain_console, plain_grid, print_whole
-from evenshard.base.extras import require_package
+from evenshard.base.installation import require_package
 from evenshard.base.messages import count_text, names_text, printable
 from evenshard.base.units import BYTES_PER_GB, UNITS, bytes_to_gb, decimals, ms_text, range_text, size_text
 from evenshard.planner import file as files
