@@ -31,21 +31,6 @@ SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 @dataclass(frozen=True)
-class EarlierPlacement:
-    """A placement that has weights.
-
-    Attributes:
-        parts_of_table: parts of the tables whose weights can be used, by name.
-        machine: machine of these parts.
-        optimizer_of: optimizer whose state moves with a table, by name; no state moves without one.
-    """
-
-    parts_of_table: Mapping[str, tuple[TablePart, ...]]
-    machine: Nodes
-    optimizer_of: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class SharedPiece:
     """Rows and columns that neither placement cuts, and the devices that have them."""
 

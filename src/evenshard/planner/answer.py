@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
@@ -28,9 +28,11 @@ from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.costs import PlacementCost
 from evenshard.price.evidence import DeviceError, with_device_error
 from evenshard.price.step import PredictedDevice, exchange_share
-from evenshard.search.near_placement import NearResult
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.locality import COUNTED
+
+if TYPE_CHECKING:  # it needs SciPy
+    from evenshard.search.near_placement import NearResult
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import AUTO
 from evenshard.price.step import PartCosts
-from evenshard.search.greedy import GreedyPlacer, GreedyStarts
+from evenshard.search.greedy import GreedyStarts
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.sharding_option import choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder

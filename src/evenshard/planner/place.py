@@ -125,9 +125,12 @@ def place_request(
         free = search.run(starts)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
-    beside = (
-        None if near is None else NearSearch(search, earlier_placement(near.old, request), near.most_bytes).run(free)
-    )
+    beside = None
+    if near is not None:
+        require_package("scipy")
+        from evenshard.search.near_placement import NearSearch
+
+        beside = NearSearch(search, earlier_placement(near.old, request), near.most_bytes).run(free)
     found = beside or free
     best, candidates = found.best, found.candidates
     if near is None and not config.num_measured:

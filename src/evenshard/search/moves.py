@@ -9,7 +9,7 @@ W devices of a place, M placements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -33,10 +33,6 @@ from evenshard.tables.table import Table
 PRICE = 1e-3
 # Least share of all bytes that counts where a placement moves more than the bound.
 BEYOND = 0.01
-MOVES_TIME_LIMIT_S = 20.0
-MOST_VARIABLES = 200_000
-# Share of each memory that is left free, because the solver rounds.
-_SLACK = 1e-5
 
 
 class Moves:

@@ -28,8 +28,9 @@ from evenshard.price.step import PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.annealing import OVERFLOW, Best
 from evenshard.search.chains import Chains, round_last_digits
-from evenshard.search.greedy import GreedyPlacer
-from evenshard.search.moves import Moves, least_moves
+from evenshard.search.integer_program import IntegerProgram
+from evenshard.search.moves import Moves
+from evenshard.search.placer import GreedyPlacer
 from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
 from evenshard.search.sharding_option import Edits, arrays_of, choices_from
 from evenshard.search.space import choices_of, parts_of
