@@ -26,7 +26,7 @@ place() {
 fenced() { printf '\n````text\n'; cat "$1"; printf '````\n'; }
 
 start() {
-  "$PYTHON" -I -c 'import sys; from evenshard.report.difference import code, marker
+  "$PYTHON" -I -c 'import sys; from evenshard.report.comparisons import code, marker
 print(marker(sys.argv[1]), f"### evenshard: {code(sys.argv[1])}", "", sep="\n")' "$TABLES" > "$comment"
 }
 

@@ -40,7 +40,6 @@ import torch
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
-    EMB_OPT_TYPES,
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
@@ -49,6 +48,7 @@ from evenshard.measure.fbgemm import (
 )
 from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, fused_calls
 from evenshard.measure.traces.kineto import read_traces
+from evenshard.placement.memory import OPTIMIZERS as MODEL_OPTIMIZERS
 from evenshard.tables.reuse import power_law_reuse_bins
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import SEQUENCE, SUM, Table
@@ -376,7 +376,7 @@ class Bench:
         operator = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, place, ComputeDevice.CUDA)],
             pooling_mode=PoolingMode.NONE,
-            optimizer=EmbOptimType[EMB_OPT_TYPES[optimizer]],
+            optimizer=EmbOptimType[MODEL_OPTIMIZERS[optimizer].fbgemm_names[0]],
             weights_precision=SparseType.FP32,
             device=self.device,
             cache_load_factor=load_factor or 0.2,

@@ -19,7 +19,7 @@ import evenshard
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
-from evenshard.planner.comparison import FULL_SPACE, RIVALS, TORCHREC
+from evenshard.planner.baselines import BASELINES, FULL_SPACE, TORCHREC
 from evenshard.search.search import NORMAL
 from evenshard.tables.table import Table
 
@@ -29,8 +29,8 @@ BATCH_SIZE = 16_384
 MORE_MEMORY = 1.5
 # Rounding apart.
 TOLERANCE = 1e-6
-# All rivals but TorchRec's planner.
-RULES = tuple(name for name in RIVALS if name not in (*TORCHREC, FULL_SPACE))
+# All baselines but TorchRec's planner.
+RULES = tuple(name for name in BASELINES if name not in (*TORCHREC, FULL_SPACE))
 # What is more than in the same request without, or what stands beside the answer.
 KINDS = ("columns beside whole tables", "all types beside columns", "half as much memory again", "rules of thumb")
 

@@ -27,10 +27,10 @@ from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.base.errors import BadInput
-from evenshard.planner.comparison import saving, shared_work
+from evenshard.planner.answer import interval_ms
+from evenshard.planner.intervals import difference_interval, shared_work
 from evenshard.planner.pricing import part_costs, price_parts
-from evenshard.price.evidence import DeviceError, with_device_error
-from evenshard.price.step import exchange_share
+from evenshard.price.evidence import DeviceError
 from evenshard.sharders.model import DeviceModel
 
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
@@ -155,16 +155,14 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
         for one in of_cell:
             if one.kernels_ms is not None:
                 found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
-                share = exchange_share(found.devices, costs.pipeline)
-                ends = found.predicted_ms, found.model_low_ms, found.model_high_ms
-                low_ms, high_ms = with_device_error(model.device_error, *ends, EXACT, share)
+                low_ms, high_ms = interval_ms(found, model.device_error, EXACT, costs.pipeline)
                 inside_steps.append(low_ms <= one.kernels_ms <= high_ms)
                 priced.append((found, one.kernels_ms))
         for (old, old_ms), (new, new_ms) in combinations(priced, 2):
             if set(old.parts) == set(new.parts) or not 1 / ALIKE < old.predicted_ms / new.predicted_ms < ALIKE:
                 continue
             shared = shared_work(old, new, names)
-            saves = saving(old, new, (costs.pipeline,) * 2, shared, (model.device_error, EXACT))
+            saves = difference_interval(old, new, (costs.pipeline,) * 2, names, (model.device_error, EXACT))
             half_width = (saves.high_ms - saves.low_ms) / 2 / new.predicted_ms
             pairs.append(PlanPair(cell.gpu, shared, saves.low_ms <= old_ms - new_ms <= saves.high_ms, half_width))
     yield f"{100 * fmean(inside_steps):.0f} % of {len(inside_steps)} steps are inside."

@@ -16,8 +16,8 @@ import torch
 from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.hardware import Hardware, Measure
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import distinct_tables, sample_shards
+from evenshard.placement.task import ShardingTask, distinct_tables
+from evenshard.placement.tasks import sample_shards
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.sharders.autoshard import fit as autoshard_fit
 from evenshard.sharders.autoshard import impala

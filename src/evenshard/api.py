@@ -19,7 +19,7 @@ from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from evenshard.planner.comparison import Near
+    from evenshard.planner.answer import Near
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.what_if.answer import WhatIfAnswer
@@ -138,7 +138,7 @@ def _near(in_use: InUse) -> "Near | None":
             )
         return None
     from evenshard.base.s3 import is_address, local
-    from evenshard.planner.comparison import Near
+    from evenshard.planner.answer import Near
     from evenshard.planner.file import load_answer
 
     with local(near) if is_address(near) else nullcontext(near) as here:
@@ -170,11 +170,11 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
 
 def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOptimizers":
     from evenshard.placement.memory import DEFAULT_OPTIMIZER
-    from evenshard.planner.optimizers import optimizers_of
+    from evenshard.planner.optimizers import TableOptimizers
 
     if not _is_of_torchrec(tables):
         known = DEFAULT_OPTIMIZER if model.trained_on is None else model.trained_on.optimizer
-        return optimizers_of((), {}, optimizer or known)
+        return TableOptimizers(optimizer or known)
     from evenshard.torchrec.model.fused_optimizers import model_optimizers
 
     return model_optimizers(tables, optimizer)

@@ -16,8 +16,8 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
+from evenshard.report.answer import brief_text, print_answer
 from evenshard.report.page.page import page
-from evenshard.report.terminal import brief_text, print_answer
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import answer
 from support.builders import table

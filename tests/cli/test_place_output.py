@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
-from evenshard.planner.comparison import FULL_SPACE, TORCHREC
+from evenshard.planner.baselines import FULL_SPACE, TORCHREC
 from evenshard.planner.file import load_answer
 from evenshard.torchrec.plan.file import load_plan_parts
 from support.traffic_builders import TRAFFIC, write_parquet

@@ -20,7 +20,6 @@ from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure import fbgemm
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
-    NOT_ON_CPU,
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
@@ -31,7 +30,7 @@ from evenshard.measure.fbgemm import (
 )
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
-from evenshard.placement.memory import STATE_NUMBERS
+from evenshard.placement.memory import OPTIMIZERS
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, table
 
@@ -411,7 +410,7 @@ def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeyp
 # Optimizers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [name for name in STATE_NUMBERS if name not in NOT_ON_CPU])
+@pytest.mark.parametrize("optimizer", [name for name, one in OPTIMIZERS.items() if one.has_cpu_kernels])
 def test_the_backward_pass_takes_a_step_of_the_optimizer(optimizer: str) -> None:
     """The first step by hand, from weights of 0 and so large enough to be seen."""
     one = SHARD[0]

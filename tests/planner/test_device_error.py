@@ -28,10 +28,10 @@ from evenshard.price.gpu_profile import write_profile
 from evenshard.price.hardware import profile_path
 from evenshard.price.link import link
 from evenshard.price.step import exchange_share
-from evenshard.report.explanation import print_explanation
+from evenshard.report.answer import print_answer
+from evenshard.report.comparisons import print_explanation
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import device_error_text
-from evenshard.report.terminal import print_answer
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.training_domain import TrainingDomain
 from support.answer_builders import answer

@@ -26,13 +26,13 @@ from evenshard.planner.difference import (
     Difference,
     PairTraffic,
     PartMove,
-    Rekept,
     Resharded,
+    StorageChange,
 )
 from evenshard.planner.file import save_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.report.difference import print_difference
+from evenshard.report.comparisons import print_difference
 from evenshard.sharders.models import load_model
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, some_tables
@@ -111,7 +111,7 @@ def test_a_table_that_is_kept_otherwise_goes_between_a_device_and_its_host(
 ) -> None:
     """Whichever device of the host has the cache."""
     difference = diff(kept(old, 0, optimizer), kept(new, device, optimizer))
-    assert difference.rekept == (Rekept("a", str(old), str(new), out, back),)
+    assert difference.rekept == (StorageChange("a", str(old), str(new), out, back),)
     assert difference.moves == () and difference.traffic.moved_bytes == 0 and difference.renaming is None
     each = 320 + {"sgd": 0, "rowwise_adagrad": 40, "adam": 640}[optimizer]
     assert difference.kept_bytes == (2 * each if old.is_on_device == new.is_on_device else each)
@@ -125,7 +125,7 @@ def test_weights_in_host_memory_are_there_for_all_devices_of_the_host() -> None:
     assert difference.kept_bytes == 320
     difference = diff(kept(ON_DEVICE, 0), kept(MANAGED, 2))  # not through its own host
     assert [one.to_device for one in difference.moves] == [2]
-    assert difference.rekept == (Rekept("a", "fused", "fused_uvm", 0, 0),)
+    assert difference.rekept == (StorageChange("a", "fused", "fused_uvm", 0, 0),)
     assert diff(kept(ON_DEVICE, 0), kept(ON_DEVICE, 1)).traffic.moved_bytes == 320
 
 

@@ -17,7 +17,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.answer import Baseline, PlacementAnswer
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.rules import Rules
@@ -70,7 +70,7 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     one = place_request(request(8, 16), untrained(), config, measure)
     assert one.measured is not None and one.measured.max_device_ms == 10.75
     assert one.measured_ms == 10.5 and one.measured_device_ms == (10.5, 10.5)  # indices beside the step before
-    assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.5),)
+    assert one.comparison == (Baseline("random", one.comparison[0].predicted_ms, 10.5),)
     save_answer(one, tmp_path / "placement.json")
     assert load_answer(tmp_path / "placement.json") == one
 

@@ -10,8 +10,8 @@ import pytest
 from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner import place as module
-from evenshard.planner.answer import BY_MODEL, Rival
-from evenshard.planner.comparison import FULL_SPACE
+from evenshard.planner.answer import BY_MODEL, Baseline
+from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
@@ -53,14 +53,14 @@ def test_known_placements_that_are_not_allowed_are_left_out(good: Sequence[Table
         assert place_request(request, MODEL, NONE, known=[known]).parts == alone.parts
 
 
-def test_the_search_starts_from_placements_of_rivals(
+def test_the_search_starts_from_placements_of_baselines(
     monkeypatch: pytest.MonkeyPatch, good: Sequence[TablePart]
 ) -> None:
-    """Rivals without a placement change nothing."""
-    best, none = Rival(FULL_SPACE, None, chosen=BY_MODEL), Rival("random", None, note="found none")
+    """Baselines without a placement change nothing."""
+    best, none = Baseline(FULL_SPACE, None, chosen=BY_MODEL), Baseline("random", None, note="found none")
     alone = place_request(REQUEST, MODEL, NONE)
     for others, most_ms in (([(none, None)], alone.predicted_ms), ([(none, None), (best, good)], ms(good))):
-        monkeypatch.setattr(module, "rival_placements", lambda *args, found=others: found)
+        monkeypatch.setattr(module, "place_baselines", lambda *args, found=others: found)
         answer = place_request(REQUEST, MODEL, replace(NONE, compare=("random",)))
         assert answer.predicted_ms <= most_ms
         assert answer.notes == alone.notes and len(answer.comparison) == len(others)

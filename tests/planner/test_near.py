@@ -16,8 +16,8 @@ from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.planner.diff import diff
 from evenshard.planner.file import json_text, load_answer, save_answer
+from evenshard.report.answer import print_answer
 from evenshard.report.page.page import save_page
-from evenshard.report.terminal import print_answer
 from evenshard.tables.table import Table
 
 OLD = (

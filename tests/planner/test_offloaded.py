@@ -13,7 +13,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.offload import host_link, part_offload_ms
 from evenshard.report.step_facts import assumed_groups
-from evenshard.report.table_facts import badly_served, badly_served_text, offload_text
+from evenshard.report.table_facts import offload_text, slow_cache_text, slow_caches
 from evenshard.tables.locality import ASSUMED, BOUND, COUNTED, miss_ratio
 from evenshard.tables.table import LOAD_FACTORS, Table
 from support.answer_builders import answer
@@ -58,9 +58,9 @@ def test_hardware_without_a_profile_has_a_usual_link(hardware: str) -> None:
 def test_a_cache_that_misses_much_and_takes_long_is_named() -> None:
     counted = replace(BUSY, miss_ratios=KNOWN)
     one = kept((counted, CACHED), totals_ms=(50.0, 5.0))
-    (bad,) = badly_served(one)
+    (bad,) = slow_caches(one)
     taken = f"{bad.offload_ms:.1f}"
-    assert badly_served_text(one, bad) == (
+    assert slow_cache_text(one, bad) == (
         f"busy misses 90 % of the distinct rows of a batch at load factor 0.1 (counted in traffic). Being there "
         f"takes {taken} of the 50.0 ms of device 0: give it more cache or device memory."
     )
@@ -80,7 +80,7 @@ def test_a_cache_that_misses_much_and_takes_long_is_named() -> None:
 )
 def test_others_are_not(one: PlacementAnswer, why: str) -> None:
     assert one.offloaded[0].offload_ms > 0
-    assert badly_served(one) == [], why
+    assert slow_caches(one) == [], why
 
 
 def test_the_worst_part_of_a_table_stands_for_it_and_the_worst_table_is_first() -> None:
@@ -91,7 +91,7 @@ def test_the_worst_part_of_a_table_stands_for_it_and_the_worst_table_is_first() 
     tables = [replace(BUSY, miss_ratios=KNOWN), busier]
     asked = {"machine": HOST, "sharding_types": ()}
     one = answer(tables=tables, parts=(*cut, whole), totals_ms=(10.0, 5.0), asked=asked)
-    assert [(bad.part.table, bad.part.device) for bad in badly_served(one)] == [("busier", 0), ("busy", 1)]
+    assert [(bad.part.table, bad.part.device) for bad in slow_caches(one)] == [("busier", 0), ("busy", 1)]
 
 
 def test_what_is_assumed_of_caches() -> None:

@@ -13,8 +13,8 @@ from evenshard import place
 from evenshard.base.units import ms_text
 from evenshard.planner.file import json_text
 from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.report.answer import print_answer
 from evenshard.report.page.page import page
-from evenshard.report.terminal import print_answer
 from support.builders import table
 from support.effort import LITTLE
 from support.request_builders import request, untrained

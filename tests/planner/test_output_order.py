@@ -9,8 +9,7 @@ import pytest
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_WISE
-from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.comparison import Near
+from evenshard.planner.answer import Near, PlacementAnswer
 from evenshard.planner.diff import diff
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.output_order import OrderChange, OutputTable, output_orders, sort_outputs

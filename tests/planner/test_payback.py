@@ -15,13 +15,13 @@ from evenshard.cli import main
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.comparison import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.planner.diff import diff, rename_devices
 from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer, save_answer
+from evenshard.planner.intervals import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.price.evidence import DeviceError
 from evenshard.price.link import LINKS
-from evenshard.report.difference import payback_lines
+from evenshard.report.comparisons import payback_lines
 from evenshard.sharders.models import load_model
 from support.explain_builders import additive, answered, asked
 from support.model_builders import save_model

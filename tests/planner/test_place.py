@@ -70,7 +70,8 @@ def test_tables_made_in_python_and_tables_of_a_file_are_answered_alike(table_fil
 def test_the_answer_is_better_than_the_rules_of_thumb_and_says_how_good_it_is(table_file: Path) -> None:
     answer = evenshard.place(table_file, 3, compare=("random", "dim_greedy"))
     assert all(
-        rival.predicted_ms is not None and rival.predicted_ms >= answer.predicted_ms for rival in answer.comparison
+        baseline.predicted_ms is not None and baseline.predicted_ms >= answer.predicted_ms
+        for baseline in answer.comparison
     )
     assert answer.low_ms < answer.predicted_ms < answer.high_ms
     assert answer.lower_bound_ms <= answer.predicted_ms * 1.001
@@ -340,7 +341,7 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_unknown_rivals_are_refused() -> None:
+def test_unknown_baselines_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"'nobody'.*lookup_greedy"):
         evenshard.place(TABLES, 2, compare=("nobody",))
 

@@ -17,8 +17,8 @@ from evenshard.planner.file import json_text, load_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
+from evenshard.report.answer import print_answer
 from evenshard.report.page.page import page
-from evenshard.report.terminal import print_answer
 from support.effort import LITTLE
 from support.request_builders import request, untrained
 

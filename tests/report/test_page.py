@@ -19,12 +19,12 @@ from evenshard.base.errors import MissingPackage
 from evenshard.cli import main
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
-from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.comparison import FULL_SPACE, RULE, TORCHREC
+from evenshard.planner.answer import Baseline, PlacementAnswer
+from evenshard.planner.baselines import FULL_SPACE, RULE, TORCHREC
 from evenshard.planner.file import json_schema
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, PlacementCost
-from evenshard.report.page.page import Axis, device_bars, host_bars, page, rival_axis, save_page, time_axis
+from evenshard.report.page.page import Axis, baseline_axis, device_bars, host_bars, page, save_page, time_axis
 from evenshard.sharders.catalog import HEURISTICS, label_of
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import GB, answer
@@ -75,9 +75,9 @@ def full() -> PlacementAnswer:
         warnings=("1 table has <i>more</i> rows",),
         measured=cost(5.0, 2.5),
         comparison=(
-            Rival("size_greedy", 8.0, 7.5),
-            Rival("dim_greedy", 3.0, note="breaks"),
-            Rival("x", None, note="no"),
+            Baseline("size_greedy", 8.0, 7.5),
+            Baseline("dim_greedy", 3.0, note="breaks"),
+            Baseline("x", None, note="no"),
         ),
     )
 
@@ -152,15 +152,15 @@ def test_the_numbers_are_the_answers() -> None:
 
 
 def test_a_line_says_what_the_comparison_lacks() -> None:
-    one = answer(comparison=(Rival("random", 9.0),))
+    one = answer(comparison=(Baseline("random", 9.0),))
     assert "TorchRec is &lt;not&gt; there" in page(one, "TorchRec is <not> there")
     assert "TorchRec" not in page(one)
 
 
 def test_simulated_times_are_not_called_measured() -> None:
     for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
-        rivals = (Rival("size_greedy", 4.1, 6.0),)
-        one = answer(measured=cost(5.0, 2.5), comparison=rivals, asked={"hardware": hardware}, lineage={})
+        baselines = (Baseline("size_greedy", 4.1, 6.0),)
+        one = answer(measured=cost(5.0, 2.5), comparison=baselines, asked={"hardware": hardware}, lineage={})
         text = Elements(page(one)).text.replace("simulated:h200", "").replace("learnt from measured", "")
         assert word in text and other not in text
 
@@ -182,17 +182,17 @@ def test_the_page_begins_with_what_the_times_are_of() -> None:
 
 def test_torchrec_may_cut_too_and_that_is_said() -> None:
     every_way = {"sharding_types": ()}
-    one = answer(comparison=(Rival("random", 9.0), Rival(FULL_SPACE, 4.5)), asked=every_way)
+    one = answer(comparison=(Baseline("random", 9.0), Baseline(FULL_SPACE, 4.5)), asked=every_way)
     text = " ".join(Elements(page(one)).text.split())
     assert f"best of the others {label_of(FULL_SPACE)}: 12 % slower" in text
     assert "place whole tables, except TorchRec's planner with every sharding type." in text
-    asked_with = replace(one, comparison=(Rival(FULL_SPACE, 4.5, None, "", "with <this>; of 10 plans"),))
+    asked_with = replace(one, comparison=(Baseline(FULL_SPACE, 4.5, None, "", "with <this>; of 10 plans"),))
     said = " ".join(Elements(page(asked_with)).text.split())
     assert f"{label_of(FULL_SPACE)}: 4.50 ms, with <this>; of 10 plans." in said
     assert "not compared" not in text
-    whole = " ".join(Elements(page(answer(comparison=(Rival("random", 9.0),), asked=every_way))).text.split())
+    whole = " ".join(Elements(page(answer(comparison=(Baseline("random", 9.0),), asked=every_way))).text.split())
     assert "random, whole tables: 125 % slower" in whole and "in every way too, was not compared: add" in whole
-    assert "whole tables" not in page(answer(comparison=(Rival("random", 9.0),)))
+    assert "whole tables" not in page(answer(comparison=(Baseline("random", 9.0),)))
 
 
 def test_rows_replicas_and_nodes() -> None:
@@ -351,7 +351,7 @@ def test_where_tables_are_kept_is_on_the_page_where_some_are_not_in_device_memor
 def test_everything_fits_on_the_axes() -> None:
     one = full()
     assert time_axis(one).stop > 5.0
-    axis, html = rival_axis(one), page(one)
+    axis, html = baseline_axis(one), page(one)
     compared = html[html.index('id="comparison"') : html.index('id="deciding"')]
     assert re.findall(r"<span>(greedy by dim|greedy by size|x)</span>", compared) == [
         "greedy by dim",
@@ -456,8 +456,8 @@ def test_a_narrow_page_does_not_scroll_sideways(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     one, setting = full(), "without data_parallel, columns of at least 32, a greedy proposer, a performance partitioner"
-    rivals = (Rival(TORCHREC[0], 8.0, setting=setting, chosen="best by its own rating"), Rival("x" * 80, 9.0))
-    save_page(replace(one, comparison=(*one.comparison, *rivals)), tmp_path / "page.html")
+    baselines = (Baseline(TORCHREC[0], 8.0, setting=setting, chosen="best by its own rating"), Baseline("x" * 80, 9.0))
+    save_page(replace(one, comparison=(*one.comparison, *baselines)), tmp_path / "page.html")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for width in (320, 400, 600):

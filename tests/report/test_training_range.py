@@ -11,11 +11,10 @@ import pytest
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
-from evenshard.report.answer import make_displayable
-from evenshard.report.difference import difference_markdown
+from evenshard.report.answer import brief_text, make_displayable
+from evenshard.report.comparisons import difference_markdown
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, warning_texts
-from evenshard.report.terminal import brief_text, summary_text
 from support.answer_builders import LINEAGE, answer
 from support.builders import cost
 from support.explain_builders import additive, answered, asked
@@ -36,7 +35,7 @@ def text_of(html: str) -> str:
 
 
 FORMS: dict[str, tuple[Callable[[PlacementAnswer], str], str]] = {
-    "terminal": (summary_text, TIME),
+    "terminal": (lambda one: make_displayable(one).summary(), TIME),
     "page": (lambda one: text_of(page(one)), TIME),
     "Markdown": (markdown, "Embedding work takes"),
 }
@@ -51,11 +50,11 @@ def test_the_answer_begins_with_it(form: str) -> None:
 
 
 def test_the_terminal_says_it_first_and_again_beside_the_interval() -> None:
-    text = summary_text(answer(warnings=(ROWS,)))
+    text = answer(warnings=(ROWS,)).summary()
     assert " ".join(text.splitlines()[:3]).startswith(f"Warning: {SAID}"[:150])
     assert "Predicted outside the training range (90 %: 3.60 to 4.40 ms)." in text
-    assert "Predicted (90 %: 3.60 to 4.40 ms)." in summary_text(answer())
-    assert "outside" not in summary_text(answer(measured=cost(5.0, 2.5)))
+    assert "Predicted (90 %: 3.60 to 4.40 ms)." in answer().summary()
+    assert "outside" not in answer(measured=cost(5.0, 2.5)).summary()
 
 
 def test_in_brief_the_interval_and_the_first_warning_say_it() -> None:

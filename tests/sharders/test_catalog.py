@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.planner.comparison import RIVALS, TORCHREC
+from evenshard.planner.baselines import BASELINES, TORCHREC
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
@@ -31,7 +31,7 @@ def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> N
 def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert HEURISTICS == ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
     assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
-    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "best_rule_of_thumb") == RIVALS
+    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "best_rule_of_thumb") == BASELINES
     in_loop = [one.name for one in SHARDERS if one.in_loop]
     assert in_loop == [*HEURISTICS, "single_cost_greedy", *LEARNED, "evenshard"]
     assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]

@@ -292,7 +292,7 @@ def _read_costs(path: Path) -> None:
 
 def _read_placement(path: Path) -> None:
     from evenshard.planner.file import json_text, load_answer
-    from evenshard.report.terminal import print_answer
+    from evenshard.report.answer import print_answer
 
     found = load_answer(path)
     json_text(found)

@@ -25,7 +25,7 @@ from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
-from evenshard.torchrec.model.fused_optimizers import AS_LARGE, WORDS, model_optimizers
+from evenshard.torchrec.model.fused_optimizers import OPTIMIZER_OF, model_optimizers
 from support.torchrec_builders import META
 
 # Of what TorchRec's function imports, and of its name: torch's own is private.
@@ -95,7 +95,7 @@ def test_torchrecs_classes_are_all_of_them() -> None:
     from torchrec.distributed.utils import _OPTIMIZER_CLASS_TO_EMB_OPT_TYPE
 
     assert set(OURS) == set(_OPTIMIZER_CLASS_TO_EMB_OPT_TYPE)
-    assert {*WORDS, *AS_LARGE} | {"SHAMPOO", "SHAMPOO_V2", "MADGRAD"} == {one.name for one in EmbOptimType}
+    assert {*OPTIMIZER_OF} | {"SHAMPOO", "SHAMPOO_V2", "MADGRAD"} == {one.name for one in EmbOptimType}
 
 
 def test_a_sharder_names_one_for_its_modules_and_a_parameter_has_its_own() -> None:

@@ -128,7 +128,6 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.loop import observe as stage
-    from evenshard.loop.observe_text import observation_text
 
     inputs = ObserveInputs(**flag_values(args, ObserveInputs))
     observation, comparison = stage.run(inputs, args.costs_out, args.tables_out)
@@ -136,7 +135,7 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
         compared = None if comparison is None else asdict(comparison)
         print(json.dumps({**asdict(observation), "comparison": compared}, indent=1))
     else:
-        print(observation_text(observation, comparison))
+        print(stage.observation_text(observation, comparison))
         if args.costs_out is not None:
             print(f"saved: {args.costs_out}")
     return {}

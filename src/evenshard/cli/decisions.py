@@ -92,7 +92,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.pricing import learned_model_of
-    from evenshard.report.difference import print_difference
+    from evenshard.report.comparisons import print_difference
     from evenshard.tables.sources import tables_from
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):

@@ -41,9 +41,9 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
         return {}
-    from evenshard.planner.comparison import FULL_SPACE, RULE
+    from evenshard.planner.baselines import FULL_SPACE, RULE
     from evenshard.planner.rules import load_rules
-    from evenshard.report.terminal import print_answer
+    from evenshard.report.answer import print_answer
     from evenshard.sharders.catalog import HEURISTICS
 
     if args.tables is None:
@@ -97,7 +97,7 @@ def _check_stdout(args: argparse.Namespace) -> None:
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
-    from evenshard.planner.comparison import TORCHREC
+    from evenshard.planner.baselines import TORCHREC
     from evenshard.torchrec.baseline.topology import require_torchrec
 
     try:

@@ -17,7 +17,6 @@ from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
-    from evenshard.planner.difference import Difference
     from evenshard.sharders.model import Model
 
 MODEL_HELP = (
@@ -29,7 +28,7 @@ MODEL_HELP = (
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.explain import explain
     from evenshard.planner.file import load_answer
-    from evenshard.report.explanation import print_explanation
+    from evenshard.report.comparisons import print_explanation
 
     answer = load_answer(args.placement)
     found = explain(answer, _model(args, answer), args.table)
@@ -41,10 +40,10 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.diff import diff
+    from evenshard.planner.diff import diff, rename_devices
     from evenshard.planner.difference import payback
-    from evenshard.planner.file import load_answer
-    from evenshard.report.difference import difference_markdown, print_difference
+    from evenshard.planner.file import load_answer, save_answer
+    from evenshard.report.comparisons import difference_markdown, print_difference
 
     if args.restart_minutes and args.steps is None:
         raise BadConfig("--restart-minutes counts against what steps save. Say how many: --steps 100000.")
@@ -67,7 +66,11 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.steps is not None:
         paid = payback(difference, new, args.steps, model, args.link_gb_s, args.restart_minutes)
     if args.renamed is not None:
-        _write_renamed(args, new, difference, model)
+        if difference.renaming is not None:
+            if model is None:
+                raise BadConfig("--renamed needs a model, to predict the renamed placement. Name one: --model.")
+            new = rename_devices(new, difference.renaming.new_names, model)
+        save_answer(new, args.renamed)
     if args.json:
         asked = {} if args.steps is None else {"payback": None if paid is None else asdict(paid)}
         print(json.dumps(asdict(difference) | asked, indent=1))
@@ -78,20 +81,9 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
-def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
-    from evenshard.planner.diff import rename_devices
-    from evenshard.planner.file import save_answer
-
-    if difference.renaming is not None:
-        if model is None:
-            raise BadConfig("--renamed needs a model, to predict the renamed placement. Name one: --model.")
-        new = rename_devices(new, difference.renaming.new_names, model)
-    save_answer(new, args.renamed)
-
-
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
     from evenshard.planner.diff import diff
-    from evenshard.report.difference import READ_BY_POSITION
+    from evenshard.report.comparisons import READ_BY_POSITION
     from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
 
     if args.out is None:

@@ -8,6 +8,6 @@
     propose               the placements of benchmark; sharder_comparison, report: the results of evaluate
     import_costs          cost datasets from files: parts of a round, and shards that others measured
     calibrate_device      a device model fitted to costs
-    observe, observe_text the traces of a training beside predictions
+    observe               the traces of a training beside predictions
     decisions/            promote a model, retrain or not, move a training or not
 """

@@ -21,8 +21,7 @@ from evenshard.loop.commands import ImportCostsConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.placement.placement import alone
-from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import distinct_tables
+from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.price.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
 from evenshard.price.link import NO_LINK
 from evenshard.tables.files import load_numbered_tables, records_in, save_tables

@@ -1,14 +1,17 @@
-"""A training as its traces show it, beside what evenshard predicts for its tables, and as measured costs."""
+"""A training as its traces show it: beside evenshard's prediction for its tables, as text, and as measured costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+
+import numpy as np
 
 from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.messages import brief
+from evenshard.base.messages import brief, printable, text_table
 from evenshard.base.provenance import Lineage
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.loop.commands import ObserveInputs
@@ -18,55 +21,45 @@ from evenshard.placement.memory import STATE_NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, tables_of_parts, whole_part
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import model_lineage
+from evenshard.planner.answer import PricedParts, interval_ms, model_lineage
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.price.evidence import device_text, with_device_error
+from evenshard.price.evidence import DeviceError, device_text
 from evenshard.price.hardware import HardwareName, profile_of_gpu
-from evenshard.price.step import PredictedDevice, exchange_share
+from evenshard.price.step import PredictedDevice, predicted_phases
 from evenshard.price.step_time import device_ms, step_ms
-from evenshard.report.step_facts import device_error_text
 from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
-from evenshard.tables.table import Table
 from evenshard.torchrec.plan.file import load_plan_parts
 
 # ``proposed_by`` of a placement that a training ran with.
 OBSERVED = "observed"
 _UNKNOWN_MEMORY = 64 * BYTES_PER_GB
+NOT_SEEN = "not seen"
+_HEADS = ["rank", "input dist", "forward", "forward communication", "backward communication", "backward"]
 
 
 @dataclass(frozen=True)
 class ObservedAndPredicted:
-    """Observed times of a training beside evenshard's prediction, ms.
+    """Observed times of the embedding work of a training's step beside evenshard's prediction, ms.
 
-    Attributes:
-        source: file of the placement or of the tables.
-        predicted_by: the model.
-        devices: predicted times by rank; None where the source does not say where the tables live: then the total is
-            that of the placement which evenshard would choose.
-        predicted_ms: embedding work of a step; without data_parallel tables, which no trace shows apart.
-        low_ms, high_ms: 90 % interval of that, the error of a simulated device included.
-        device: evidence behind the simulated device; empty for a model of real hardware.
-        observed_ms: embedding work of a step in the traces.
-        observed_devices_ms: the same of each rank, without waits.
-        notes: limits of the comparison, a sentence each.
+    Without data_parallel tables, which no trace shows apart. The interval includes the error of a simulated device.
     """
 
-    source: str
+    source: str  # file of the placement or of the tables
     predicted_by: str
-    devices: tuple[PredictedDevice, ...] | None
+    devices: tuple[PredictedDevice, ...] | None  # by rank; None of tables alone, which evenshard then places
     predicted_ms: float
     low_ms: float
     high_ms: float
-    device: str
+    device: str  # evidence for the simulated device; empty for a model of real hardware
     observed_ms: float
-    observed_devices_ms: tuple[float, ...]
-    notes: tuple[str, ...]
+    observed_devices_ms: tuple[float, ...]  # by rank, without waits
+    notes: tuple[str, ...]  # limits of the comparison, a sentence each
 
 
 @dataclass(frozen=True)
@@ -109,11 +102,15 @@ def run(
 
 
 def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
-    keys = _keys_of(source)
+    content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
+    keys = {*content} if isinstance(content, dict) else set()
     if "request" in keys:
         return _of_answer(source, inputs.model, observation)
     if "world_size" in keys:
-        parts, tables, world_size = _of_plan(source, inputs.tables, inputs.columns)
+        if inputs.tables is None:
+            raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
+        parts, world_size = load_plan_parts(source)
+        tables = load_tables(inputs.tables, inputs.columns)
         _require_world(source, world_size, observation)
     else:
         tables, parts = load_tables(source, inputs.columns), ()
@@ -134,27 +131,35 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
     costs = part_costs(shown, model)
     prediction = costs.predict(fused or place_request(request, model).parts)
     answered, _ = price_parts(shown, model, costs, prediction)
-    ends = (answered.model_low_ms, answered.model_high_ms)
-    low_ms, high_ms = with_device_error(
-        model.device_error,
-        answered.predicted_ms,
-        *ends,
-        link_error(request, model),
-        exchange_share(prediction.devices, costs.pipeline),
-    )
-    comparison = ObservedAndPredicted(
+    errors = model.device_error, link_error(request, model)
+    comparison = _compare(source, observation, shown, answered, model.source, errors, notes if known else None)
+    return _Placed(request, parts or prediction.parts, known, comparison)
+
+
+def _compare(
+    source: Path,
+    observation: ObservedTraining,
+    request: PlacementRequest,
+    priced: PricedParts,
+    predicted_by: str,
+    errors: tuple[DeviceError | None, DeviceError | None],
+    notes: Sequence[str] | None,
+) -> ObservedAndPredicted:
+    """Compare; ``notes`` is None where it is not known which tables a rank holds."""
+    pipeline = request.training_pipeline
+    low_ms, high_ms = interval_ms(priced, *errors, pipeline)
+    return ObservedAndPredicted(
         source=str(source),
-        predicted_by=model.source,
-        devices=prediction.devices if known else None,
-        predicted_ms=prediction.predicted_ms,
+        predicted_by=predicted_by,
+        devices=None if notes is None else priced.devices,
+        predicted_ms=priced.predicted_ms,
         low_ms=low_ms,
         high_ms=high_ms,
-        device=device_text(model.hardware, model.device_error, link_error(request, model)),
-        observed_ms=float(step_ms(observation.phases, costs.pipeline)),
-        observed_devices_ms=tuple(device_ms(observation.phases, costs.pipeline).tolist()),
-        notes=(*_differences(source, shown, fused, observation), *notes) if known else (),
+        device=device_text(request.hardware, *errors),
+        observed_ms=float(step_ms(observation.phases, pipeline)),
+        observed_devices_ms=tuple(device_ms(observation.phases, pipeline).tolist()),
+        notes=() if notes is None else (*_differences(source, request, priced.parts, observation), *notes),
     )
-    return _Placed(request, parts or prediction.parts, known, comparison)
 
 
 def _without_replicas(
@@ -177,20 +182,6 @@ def _without_replicas(
     )
 
 
-def _keys_of(source: Path) -> set[str]:
-    content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
-    return {*content} if isinstance(content, dict) else set()
-
-
-def _of_plan(
-    source: Path, tables: Path | None, columns: Mapping[str, str] | None = None
-) -> tuple[tuple[TablePart, ...], tuple[Table, ...], int]:
-    if tables is None:
-        raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
-    parts, world_size = load_plan_parts(source)
-    return parts, load_tables(tables, columns), world_size
-
-
 def _of_answer(source: Path, model: str | None, observation: ObservedTraining) -> _Placed:
     answer = load_answer(source)
     _require_world(source, answer.num_devices, observation)
@@ -206,18 +197,8 @@ def _of_answer(source: Path, model: str | None, observation: ObservedTraining) -
         zeros = (0.0,) * len(parts)
         of_parts = replace(answer, request=request, parts=parts, alone_ms=zeros, adds_ms=zeros)
         seen = reprice_answer(of_parts, parts, model_of(model or named_model(answer)))
-    comparison = ObservedAndPredicted(
-        source=str(source),
-        predicted_by=str(model_lineage(answer).get("source", "")),
-        devices=seen.devices,
-        predicted_ms=seen.predicted_ms,
-        low_ms=seen.low_ms,
-        high_ms=seen.high_ms,
-        device=device_error_text(answer),
-        observed_ms=float(step_ms(observation.phases, request.training_pipeline)),
-        observed_devices_ms=tuple(device_ms(observation.phases, request.training_pipeline).tolist()),
-        notes=(*_differences(source, request, parts, observation), *notes),
-    )
+    predicted_by, errors = str(model_lineage(answer).get("source", "")), (answer.device_error, answer.link_error)
+    comparison = _compare(source, observation, request, seen, predicted_by, errors, notes)
     return _Placed(answer.request, answer.parts, True, comparison)
 
 
@@ -321,3 +302,96 @@ def _device_cost(rank: RankTimes) -> DeviceCost:
         bwd_compute_spread_ms=rank.backward_spread_ms,
         fwd_wait_ms=waiting.get("forward") or 0.0,
     )
+
+
+# As text --------------------------------------------------------------------------------------------------------------
+
+
+def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
+    """All of it, as lines."""
+    heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
+    lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
+    lines += _waits(observation)
+    if (balance := observation.balance) is not None:
+        share = balance.total_ms / observation.step_ms
+        lines.append(
+            f"Balance alone saves at most {_time(balance.total_ms)} of a step ({share:.1%}): forward "
+            f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, communication "
+            f"{_time(balance.exchanges_ms)}."
+        )
+    lines += [f"Note: {note}" for note in observation.notes]
+    if comparison is not None:
+        lines += _comparison_lines(observation, comparison)
+    return "\n".join(printable(line) for line in "\n".join(lines).splitlines())  # names come from files
+
+
+def _title(observation: ObservedTraining) -> str:
+    ranks, first = observation.ranks, observation.ranks[0]
+    given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
+    kinds = ", ".join(dict.fromkeys(one.gpu or "CPU" for one in ranks))
+    return (
+        f"{given} on {kinds}, a step takes {observation.step_ms:.2f} ms. Times in ms (shares of a step), medians of "
+        f"{first.num_steps} step{'s' * (first.num_steps > 1)}:"
+    )
+
+
+def _row(rank: RankTimes) -> list[str]:
+    cells = [_share(one, rank.step_ms) for one in (*rank.phases_ms, rank.exchange_ms["other"])]
+    if rank.num_tables == 0:
+        cells[1] = cells[4] = "none"
+    with_waiting = rank.waiting_ms is None and any(one is not None for one in rank.exchange_ms.values())
+    waiting = "in them" if with_waiting else _share(rank.all_waiting_ms, rank.step_ms)
+    return [str(rank.rank), *cells, waiting, f"{rank.step_ms:.2f}"]
+
+
+def _share(time_ms: float | None, step_ms: float) -> str:
+    return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ({time_ms / step_ms:.1%})"
+
+
+def _time(time_ms: float | None) -> str:
+    return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ms"
+
+
+def _waits(observation: ObservedTraining) -> list[str]:
+    waiting = {one.rank: one.all_waiting_ms or 0.0 for one in observation.ranks}
+    last = observation.waits_for
+    if last is None:
+        return []
+    others = fmean(ms for rank, ms in waiting.items() if rank != last)
+    slowest = max(observation.ranks, key=lambda one: one.compute_ms)
+    return [
+        f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms itself, the others {others:.3f} ms on "
+        f"average. The slowest embedding tables are those of rank {slowest.rank}: forward and backward take "
+        f"{slowest.compute_ms:.3f} ms."
+    ]
+
+
+def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:
+    observed, predicted = comparison.observed_ms, comparison.predicted_ms
+    interval = f"90 %: {comparison.low_ms:.3f} to {comparison.high_ms:.3f}"
+    of_device = [f"{comparison.device}."] if comparison.device else []
+    unseen = f", without {', '.join(observation.unseen)}, which the traces do not show" if observation.unseen else ""
+    if comparison.devices is None:
+        return [
+            f"Embedding tables take {observed:.3f} ms of a step{unseen}. Placed by evenshard, those of "
+            f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}.",
+            *of_device,
+        ]
+    inside = "inside the interval" if comparison.low_ms <= observed <= comparison.high_ms else "outside the interval"
+    verdict = f"not comparable{unseen}" if unseen else inside
+    rows = [[*_HEADS, "together"]]
+    totals = [device.predicted_total_ms for device in comparison.devices]
+    predicted_D6 = np.array([*predicted_phases(comparison.devices), totals]).T
+    for one, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
+        rows.append([str(one.rank), *map(_pair, (*one.phases_ms, together_ms), predicted_D6[one.rank].tolist())])
+    return [
+        f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
+        text_table(rows, ">", "  "),
+        f"Embedding tables take {observed:.3f} ms of a step, {predicted:.3f} ms predicted ({interval}): {verdict}.",
+        *of_device,
+        *(f"Note: {note}" for note in comparison.notes),
+    ]
+
+
+def _pair(seen_ms: float | None, expected_ms: float) -> str:
+    return f"{NOT_SEEN if seen_ms is None else f'{seen_ms:.3f}'} / {expected_ms:.3f}"

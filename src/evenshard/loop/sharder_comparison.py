@@ -24,19 +24,13 @@ QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one sharder to one task.
-
-    Attributes:
-        placement: None for an infeasible task.
-        reason: why it is infeasible, with table and numbers; empty if it is not.
-        predicted_ms: the cost network's prediction; NaN where there is no placement.
-    """
+    """The answer of one sharder to one task."""
 
     task: ShardingTask
     sharder: str
-    placement: Placement | None
-    reason: str
-    predicted_ms: float
+    placement: Placement | None  # None for an infeasible task
+    reason: str  # why it is infeasible, with table and numbers; empty if it is not
+    predicted_ms: float  # by the cost network; NaN without a placement
 
 
 def ask(sharder: Sharder, task: ShardingTask) -> Answer:
@@ -115,24 +109,15 @@ def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str |
 
 @dataclass(frozen=True)
 class Standing:
-    """The standing of one sharder.
-
-    Attributes:
-        privileged: True if it measured the test tables before placing them.
-        measured_ms: mean over the tasks that every sharder could place.
-        is_best_heuristic: True for the sharder that the others are compared with.
-        against_best_pct: paired difference to the best heuristic, per cent of the latter's mean; negative is faster.
-        num_infeasible: tasks this sharder could not place, or whose placement ran out of memory.
-        noise_pct: a mean difference below this is no more than measuring noise.
-    """
+    """The standing of one sharder over the tasks that every sharder could place."""
 
     sharder: str
-    privileged: bool
-    is_best_heuristic: bool
+    privileged: bool  # it measured the test tables before placing them
+    is_best_heuristic: bool  # the others are compared with it
     measured_ms: Interval
-    against_best_pct: Interval
-    num_infeasible: int
-    noise_pct: float
+    against_best_pct: Interval  # paired difference to the best heuristic, of its mean; negative is faster
+    num_infeasible: int  # tasks that it could not place, or whose placement ran out of memory
+    noise_pct: float  # a mean difference below this is measuring noise
 
     @property
     def verdict(self) -> str:
@@ -180,16 +165,10 @@ def infeasible_tasks(results: Sequence[Result]) -> int:
 
 @dataclass(frozen=True)
 class NetworkAccuracy:
-    """The accuracy of a network on measured placements of unseen tables.
+    """The accuracy of a network on measured placements of unseen tables."""
 
-    Attributes:
-        median_abs_pct_error: median absolute error of the overall cost, per cent; NaN without placements.
-        kendall_tau: mean over tasks of the rank correlation between predicted and measured placements of one task;
-            NaN without a task that has ranks.
-    """
-
-    median_abs_pct_error: float
-    kendall_tau: float
+    median_abs_pct_error: float  # of the overall cost; NaN without placements
+    kendall_tau: float  # mean over tasks of the rank correlation of their placements; NaN without ranks
 
     @staticmethod
     def of(pairs_of_tasks: Iterable[Sequence[tuple[float, float]]]) -> NetworkAccuracy:

@@ -22,8 +22,8 @@ from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
 from evenshard.loop.stage import Outcome
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import distinct_tables, load_tasks
+from evenshard.placement.task import ShardingTask, distinct_tables
+from evenshard.placement.tasks import load_tasks
 from evenshard.price.costs import MeasuredPlacement, optimizer_of
 from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel

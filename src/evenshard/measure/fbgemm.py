@@ -28,24 +28,13 @@ from evenshard.base.process import CONTROL_GROUP, machine_bytes, one_thread
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.workload import RecordedLookups, draw_lookups
-from evenshard.placement.memory import state_bytes
+from evenshard.placement.memory import OPTIMIZERS, state_bytes
 from evenshard.price.costs import Provenance
 from evenshard.price.hardware import HardwareName
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
-EMB_OPT_TYPES = {
-    "sgd": "EXACT_SGD",
-    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
-    "adagrad": "EXACT_ADAGRAD",
-    "lars_sgd": "LARS_SGD",
-    "partial_rowwise_adam": "PARTIAL_ROWWISE_ADAM",
-    "partial_rowwise_lamb": "PARTIAL_ROWWISE_LAMB",
-    "adam": "ADAM",
-    "lamb": "LAMB",
-}
-NOT_ON_CPU = {"lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb", "adam", "lamb"}
 LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
 MAX_INT32 = 2**31 - 1
 LOOKUP_CACHE_SHARE = 0.2  # share of the device's memory; a table recurs in many shards, so its drawn lookups are kept
@@ -165,7 +154,7 @@ class ShardKernels:
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
             feature_table_map=None if feature_table_map is None else list(feature_table_map),
             pooling_mode=PoolingMode[pooling.upper()],
-            optimizer=EmbOptimType[EMB_OPT_TYPES[self._config.optimizer]],
+            optimizer=EmbOptimType[OPTIMIZERS[self._config.optimizer].fbgemm_names[0]],
             learning_rate=LEARNING_RATE,
             weights_precision=SparseType.from_dtype(dtype),
             device=self.device,
@@ -330,8 +319,8 @@ def real_device(config: MeasureConfig) -> torch.device:
             "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
         )
     if hardware.kind.is_host or not has_gpu:
-        if config.optimizer in NOT_ON_CPU:
-            others = ", ".join(name for name in EMB_OPT_TYPES if name not in NOT_ON_CPU)
+        if not OPTIMIZERS[config.optimizer].has_cpu_kernels:
+            others = ", ".join(name for name, one in OPTIMIZERS.items() if one.has_cpu_kernels)
             raise BadConfig(f"FBGEMM's CPU kernels have no {config.optimizer}. Use {others}, or measure on a GPU.")
         return torch.device("cpu")
     number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

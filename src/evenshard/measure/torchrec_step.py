@@ -30,9 +30,9 @@ from evenshard.measure.campaign import Job
 from evenshard.measure.distributed.collective import CollectiveHardware, local_world_size
 from evenshard.measure.distributed.exchange import GRADIENT, Finding, Step, Worker, run_together, time_work
 from evenshard.measure.distributed.jobs import JOBS, PlacementJob
-from evenshard.measure.fbgemm import EMB_OPT_TYPES, LEARNING_RATE, OutOfDeviceMemory, ShardKernels, weights_dtype
+from evenshard.measure.fbgemm import LEARNING_RATE, OutOfDeviceMemory, ShardKernels, weights_dtype
 from evenshard.measure.hardware import Hardware
-from evenshard.placement.memory import state_bytes
+from evenshard.placement.memory import OPTIMIZERS, state_bytes
 from evenshard.placement.parts import ON_DEVICE, part_table
 from evenshard.placement.sharding import Communication
 from evenshard.price.costs import OUT_OF_MEMORY, PlacementCost
@@ -41,18 +41,6 @@ from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import collection_of, require_torchrec
 from evenshard.torchrec.model.modules import sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts
-
-_DENSE_OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": torch.optim.Adagrad,  # torch has none by rows
-    "adam": torch.optim.Adam,
-    # torch has none of these, but one that keeps as much of a weight
-    "lars_sgd": torch.optim.Adagrad,
-    "partial_rowwise_adam": torch.optim.Adam,
-    "partial_rowwise_lamb": torch.optim.Adam,
-    "lamb": torch.optim.Adam,
-}
 
 
 @dataclass(frozen=True)
@@ -191,7 +179,7 @@ class TrainingStep:
         # TorchRec shows each table of a dense call as a slice of one tensor.
         whole = {id(one): one for one in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
         self._replicas = list(whole.values())
-        kind = _DENSE_OPTIMIZERS[worker.config.optimizer]
+        kind = getattr(torch.optim, OPTIMIZERS[worker.config.optimizer].torch_name)
         self._optimizer = kind(self._replicas, lr=LEARNING_RATE) if self._replicas else None
         self.batches = [
             [
@@ -322,7 +310,7 @@ def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
-    fused = {"optimizer": EmbOptimType[EMB_OPT_TYPES[optimizer]], "learning_rate": LEARNING_RATE}
+    fused = {"optimizer": EmbOptimType[OPTIMIZERS[optimizer].fbgemm_names[0]], "learning_rate": LEARNING_RATE}
     return [
         EmbeddingBagCollectionSharder(fused),
         EmbeddingCollectionSharder(fused, use_index_dedup=any(table.is_deduplicated for table in tables)),

@@ -53,33 +53,59 @@ STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the
 SGD = "sgd"
 # Recommenders train tables with it; taken for tables that come without a model, which would say it.
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
-# Numbers that an optimizer keeps for each row, and for each weight. The more it keeps, the slower its update.
-STATE_NUMBERS = {
-    SGD: (0, 0),
-    "rowwise_adagrad": (1, 0),
-    "adagrad": (0, 1),
-    "lars_sgd": (0, 1),
-    "partial_rowwise_adam": (1, 1),
-    "partial_rowwise_lamb": (1, 1),
-    "adam": (0, 2),
-    "lamb": (0, 2),
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer that FBGEMM fuses with the backward pass of tables."""
+
+    state_numbers: tuple[int, int]  # that it keeps for each row, and for each weight
+    fbgemm_names: tuple[str, ...]  # in ``EmbOptimType``: that of its kernels first, then names with as much state
+    torch_name: str  # class in ``torch.optim`` that keeps as much of a weight
+    has_cpu_kernels: bool = False
+    dense_problem: str = ""  # why a dense optimizer may not do the same
+
+
+_IN_NEITHER = "neither torch.optim nor TorchRec has it"
+# The more an optimizer keeps, the slower its update: the order is that of their times.
+OPTIMIZERS = {
+    SGD: Optimizer((0, 0), ("EXACT_SGD", "SGD", "NONE"), "SGD", has_cpu_kernels=True),
+    "rowwise_adagrad": Optimizer(
+        (1, 0),
+        (
+            "EXACT_ROWWISE_ADAGRAD",
+            "ROWWISE_ADAGRAD",
+            "EXACT_ROWWISE_WEIGHTED_ADAGRAD",
+            "EMAINPLACE_ROWWISE_ADAGRAD",
+        ),
+        "Adagrad",
+        has_cpu_kernels=True,
+        dense_problem="torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
+    ),
+    "adagrad": Optimizer((0, 1), ("EXACT_ADAGRAD",), "Adagrad", has_cpu_kernels=True),
+    "lars_sgd": Optimizer((0, 1), ("LARS_SGD",), "Adagrad", dense_problem=_IN_NEITHER),
+    "partial_rowwise_adam": Optimizer(
+        (1, 1), ("PARTIAL_ROWWISE_ADAM", "ENSEMBLE_ROWWISE_ADAGRAD"), "Adam", dense_problem=_IN_NEITHER
+    ),
+    "partial_rowwise_lamb": Optimizer((1, 1), ("PARTIAL_ROWWISE_LAMB",), "Adam", dense_problem=_IN_NEITHER),
+    "adam": Optimizer((0, 2), ("ADAM",), "Adam"),
+    "lamb": Optimizer((0, 2), ("LAMB",), "Adam", dense_problem=_IN_NEITHER),
 }
+STATE_NUMBERS = {name: one.state_numbers for name, one in OPTIMIZERS.items()}
 
 
 def optimizer_problem(optimizer: str) -> str | None:
-    """Says in one clause that it is none of ``STATE_NUMBERS``, or None."""
-    return (
-        None
-        if optimizer in STATE_NUMBERS
-        else f"optimizer is {brief(optimizer)}, which is none of {', '.join(STATE_NUMBERS)}"
-    )
+    """Return one clause if this is none of ``OPTIMIZERS``, else None."""
+    if optimizer in OPTIMIZERS:
+        return None
+    return f"optimizer is {brief(optimizer)}, which is none of {', '.join(OPTIMIZERS)}"
 
 
 def state_bytes(table: Table, optimizer: str) -> int:
-    """Bytes of optimizer state of a table, or of a part of one: a part keeps a state of its own.
+    """Return the bytes of optimizer state of a table, or of a part, which keeps a state of its own.
 
     Raises:
-        BadConfig: if the optimizer is none of ``STATE_NUMBERS``.
+        BadConfig: if the optimizer is none of ``OPTIMIZERS``.
     """
     if problem := optimizer_problem(optimizer):
         raise BadConfig(f"{problem}. Choose one of these.")

@@ -13,14 +13,14 @@ Legend: D devices, O devices of the old answer, N devices of the new one; both p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from evenshard.base.installation import require_package
-from evenshard.placement.memory import state_bytes
+from evenshard.placement.memory import SGD, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
@@ -28,21 +28,6 @@ from evenshard.tables.table import Table
 
 # Two tables of one name must share these, or nothing of one can be used for the other.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
-
-
-@dataclass(frozen=True)
-class EarlierPlacement:
-    """A placement that has weights.
-
-    Attributes:
-        parts_of_table: parts of the tables whose weights can be used, by name.
-        machine: machine of these parts.
-        optimizer_of: optimizer whose state moves with a table, by name; no state moves without one.
-    """
-
-    parts_of_table: Mapping[str, tuple[TablePart, ...]]
-    machine: Nodes
-    optimizer_of: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,26 +52,26 @@ class SharedPiece:
 
     @property
     def moved_bytes(self) -> int:
-        """What goes to devices that lack it."""
+        """Bytes that go to devices that lack them."""
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
-def same_shape(old: Table, new: Table) -> bool:
-    """Whether the weights of one can be those of the other."""
-    return all(getattr(old, name) == getattr(new, name) for name in SHAPE)
+def shape_changes(old: Table, new: Table) -> str:
+    """Return the changes after which the weights of one cannot be those of the other; empty without any."""
+    values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
 
-def shared_pieces(
+def _shared_pieces(
     table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Nodes, optimizer: str
 ) -> Iterator[SharedPiece]:
-    """Yield the pieces of a table by columns, then rows; ``machine`` is the larger one of the two placements'."""
     was, now = before[0].storage, after[0].storage
     by_host = not (was.is_on_device and now.is_on_device)
     stays = was.is_on_device == now.is_on_device
     found = []
     for one in before:
         for other in after:
-            rows, columns = _common(one.rows, other.rows), _common(one.columns, other.columns)
+            rows, columns = one.rows.common(other.rows), one.columns.common(other.columns)
             if rows.size > 0 and columns.size > 0:
                 found.append((columns, rows, one.devices, other.devices))
     for columns, rows, old_devices, new_devices in sorted(found):
@@ -107,16 +92,30 @@ def shared_pieces(
         )
 
 
+@dataclass(frozen=True)
+class EarlierPlacement:
+    """A placement that has weights."""
+
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]  # of the tables whose weights can be used
+    machine: Nodes
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)  # whose state moves with a table, if any
+
+    def shared_pieces(
+        self, tables: Iterable[Table], after: Mapping[str, Sequence[TablePart]], machine: Nodes
+    ) -> Iterator[SharedPiece]:
+        """Yield the pieces of tables that this placement and new parts on a machine share, by columns, then rows."""
+        larger = larger_machine(self.machine, machine)
+        for table in tables:
+            was, now = (parts.get(table.name) for parts in (self.parts_of_table, after))
+            if was and now:
+                yield from _shared_pieces(table, was, now, larger, self.optimizer_of.get(table.name, SGD))
+
+
 def larger_machine(old: Nodes, new: Nodes) -> Nodes:
-    """The one with more devices; the new one of equals."""
+    """Return the machine with more devices; the new one of equals."""
     return new if new.num_devices >= old.num_devices else old
 
 
-def _common(one: Span, other: Span) -> Span:
-    return Span(max(one.start, other.start), min(one.stop, other.stop))
-
-
-Bytes = npt.NDArray[np.int64]
 Worth = npt.NDArray[np.float64]
 Names = npt.NDArray[np.int64]
 
@@ -139,14 +138,21 @@ def device_kinds(task: ShardingTask) -> list[int]:
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]
 
 
-def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Nodes) -> Names:
-    """[N] the old device that each device of the new answer should be; of equals, the most keep their names.
+def best_names(pieces: Iterable[SharedPiece], kinds: Sequence[int], machine: Nodes) -> Names:
+    """Return the old device, [N], that each new one should be, so that the fewest bytes move.
+
+    Of equals, the most devices keep their names.
 
     Args:
-        kinds: of the new answer's devices. Those that are gone trade names where all are alike.
-        machine: of the answer with more devices.
+        pieces: of both placements; old devices beyond the machine are left out.
+        kinds: of the new placement's devices. Devices that are gone trade names where all are alike.
+        machine: of the placement with more devices.
     """
-    most = len(held_NO)
+    most = machine.num_devices
+    held_NO = np.zeros((most, most), dtype=np.int64)
+    for piece in pieces:
+        old = [device for device in piece.reach if device < most]
+        held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
     all_kinds = np.array([*kinds, *[kinds[0] if len(set(kinds)) == 1 else -1] * (most - len(kinds))])
     worth_NO = held_NO.astype(np.float64) * (most + 1) + np.eye(most)
     worth_NO[all_kinds[:, None] != all_kinds] = -1.0 - worth_NO.sum()

@@ -105,6 +105,10 @@ class Span(NamedTuple):
         """Number of rows or columns in the span."""
         return self.stop - self.start
 
+    def common(self, other: Span) -> Span:
+        """Return the span that two share; its size is 0 or negative where they share none."""
+        return Span(max(self.start, other.start), min(self.stop, other.stop))
+
     def __str__(self) -> str:
         return f"{self.start}:{self.stop}"
 

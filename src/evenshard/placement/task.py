@@ -208,6 +208,11 @@ class ShardingTask:
         return frozenset(position for group in self.apart for position in group)
 
 
+def distinct_tables(tasks: Sequence[ShardingTask]) -> tuple[Table, ...]:
+    """Return the tables of all tasks, each once."""
+    return tuple(dict.fromkeys(table for task in tasks for table in task.tables))
+
+
 def _check_total(what: str, sizes: Sequence[int]) -> None:
     if (total := sum(sizes)) > MAX_TOTAL_BYTES:
         most = f"{bytes_to_gb(MAX_TOTAL_BYTES):,.0f}"

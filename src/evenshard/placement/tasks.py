@@ -76,11 +76,6 @@ def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> Ta
     )
 
 
-def distinct_tables(tasks: Sequence[ShardingTask]) -> tuple[Table, ...]:
-    """The tables of all tasks, each once: what to normalise features over and to draw shards from."""
-    return tuple(dict.fromkeys(table for task in tasks for table in task.tables))
-
-
 def single_table_task(table: Table, batch_size: int) -> ShardingTask:
     """The task of measuring one table alone on one device."""
     return ShardingTask.whole(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.placement.memory import PartMemory
+from evenshard.placement.moves import EarlierPlacement, shape_changes
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import as_cut, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
@@ -23,21 +24,22 @@ from evenshard.planner.memory import (
     host_memories,
     offloaded_of,
 )
-from evenshard.planner.request import PlacementRequest
+from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.costs import PlacementCost
 from evenshard.price.evidence import DeviceError, with_device_error
 from evenshard.price.step import PredictedDevice, exchange_share
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.locality import COUNTED
 
+if TYPE_CHECKING:  # it needs SciPy
+    from evenshard.search.near_placement import NearResult
+
 
 @dataclass(frozen=True)
-class Saving:
-    """What a step of one placement saves against another's, ms; below 0 where it takes longer.
+class DifferenceInterval:
+    """The step time that a placement saves against another, ms, below 0 where it takes longer, and its 90 % interval.
 
-    Attributes:
-        ms: the difference of the predicted times.
-        low_ms, high_ms: its 90 % interval. What the cost model errs in alike for both placements is left out of it.
+    An error that the cost model makes alike for both placements is no part of the interval.
     """
 
     ms: float
@@ -50,80 +52,60 @@ PLAIN_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best
 
 
 @dataclass(frozen=True)
-class Rival:
-    """What another sharder's placement of the same tables would cost.
-
-    Attributes:
-        sharder: its name.
-        predicted_ms: predicted time by the same cost model; None where it found no placement.
-        measured_ms: time on the hardware, if measured.
-        note: why there is none, or which rules it breaks; empty otherwise.
-        setting: what it was asked with; empty where it has none.
-        chosen: which of a sharder's plans it is, ``PLAIN_PLAN``, ``BY_RATING`` or ``BY_MODEL``; empty of the only one.
-        saves: what the answer saves against it; None where that was not asked.
-    """
+class Baseline:
+    """Another sharder's placement of the same tables, with its time by the same cost model."""
 
     sharder: str
-    predicted_ms: float | None
-    measured_ms: float | None = None
-    note: str = ""
-    setting: str = ""
-    chosen: str = ""
-    saves: Saving | None = None
+    predicted_ms: float | None  # None where it found no placement
+    measured_ms: float | None = None  # on the hardware
+    note: str = ""  # why there is no placement, or the rules that it breaks
+    setting: str = ""  # options of the sharder
+    chosen: str = ""  # the plan of several: ``PLAIN_PLAN``, ``BY_RATING`` or ``BY_MODEL``
+    saves: DifferenceInterval | None = None  # by the answer, against this placement
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """An answer beside the placement that it was to be near to. Bytes are those that ``evenshard diff`` counts.
+    """An answer beside the placement that it was to be near to. Bytes are those that ``evenshard diff`` counts."""
 
-    Attributes:
-        source: the file of the earlier placement.
-        max_move_bytes: that may move; None for no bound.
-        moved_bytes: weights and optimizer state that go to a device which lacks them.
-        moved_tables: tables of which something moves.
-        new_tables: that the earlier placement does not have, or not in this shape; they move nothing.
-        gone_tables: that it has and the answer does not.
-        stay_ms: predicted where as little as possible moves, new tables placed beside.
-        stay_bytes: that moves then: 0 unless something cannot stay.
-        stay_saves: what the answer saves against that; None in files from before it was known.
-        free_ms: predicted of the best placement without a bound.
-        free_bytes: that moves then, with those names of the devices with which least does.
-    """
-
-    source: str
-    max_move_bytes: int | None
-    moved_bytes: int
+    source: str  # file of the earlier placement
+    max_move_bytes: int | None  # None for no bound
+    moved_bytes: int  # weights and optimizer state that go to a device which lacks them
     moved_tables: tuple[str, ...]
-    new_tables: tuple[str, ...]
+    new_tables: tuple[str, ...]  # not in the earlier placement, or of another shape there; they move nothing
     gone_tables: tuple[str, ...]
-    stay_ms: float
-    stay_bytes: int
-    free_ms: float
-    free_bytes: int
-    stay_saves: Saving | None = None
+    stay_ms: float  # predicted where the fewest bytes move
+    stay_bytes: int  # moved then: 0 unless a table cannot stay
+    free_ms: float  # predicted of the best placement without a bound
+    free_bytes: int  # moved then, under the names of devices with which the fewest do
+    stay_saves: DifferenceInterval | None = None  # by the answer, against staying; older files lack it
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedParts:
-    """The parts of tables with everything that a model predicts of them.
+    """The parts of tables with their predicted times, ms."""
 
-    Attributes:
-        parts: the parts and their devices: the tables in their order, each by columns, then rows.
-        alone_ms: time of each part alone on its device.
-        adds_ms: time that each part adds: what its device would save without it.
-        devices: predicted times, by device id.
-        predicted_ms: predicted time of the step.
-        model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
-            same hardware with; wider outside of what the model was trained on (``extrapolation``).
-    """
-
-    parts: tuple[TablePart, ...]
-    alone_ms: tuple[float, ...]
-    adds_ms: tuple[float, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
+    parts: tuple[TablePart, ...]  # tables in their order, each by columns, then rows
+    alone_ms: tuple[float, ...]  # of each part, alone on its device
+    adds_ms: tuple[float, ...]  # that its device would save without a part
+    devices: tuple[PredictedDevice, ...]  # by device id
+    predicted_ms: float  # of the step
+    # Its 90 % interval by the cost model alone, wider outside of the training range: two placements on one hardware
+    # share the other errors.
     model_low_ms: float
     model_high_ms: float
+
+
+def model_interval_ms(priced: PricedParts) -> tuple[float, float, float]:
+    """Return the predicted time with the ends of its interval by the cost model alone."""
+    return priced.predicted_ms, priced.model_low_ms, priced.model_high_ms
+
+
+def interval_ms(
+    priced: PricedParts, device: DeviceError | None, links: DeviceError | None, pipeline: str
+) -> tuple[float, float]:
+    """Return the 90 % interval of a predicted time with the errors of device and links."""
+    return with_device_error(device, *model_interval_ms(priced), links, exchange_share(priced.devices, pipeline))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +113,10 @@ class PlacementAnswer(PricedParts):
     """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
 
     Attributes:
-        request: the request.
         lower_bound_ms: no placement that the request allows is predicted to cost less.
         warnings: clauses on values in an unlikely unit, then on how the request lies outside the training range.
         comparison: placements of other sharders and their costs.
-        measured: the cost on the hardware, where that was asked for.
-        measured_ms: time of the step by it.
+        measured, measured_ms: cost and time of a step on the hardware, where that was asked for.
         lineage: model, tables and code that made it; JSON.
         link: name of the link in the training data; empty where a file does not state it.
         notes: notes on how far to trust a time; a sentence or two each.
@@ -148,7 +128,7 @@ class PlacementAnswer(PricedParts):
     request: PlacementRequest
     lower_bound_ms: float
     warnings: tuple[str, ...]
-    comparison: tuple[Rival, ...]
+    comparison: tuple[Baseline, ...]
     measured: PlacementCost | None
     lineage: Mapping[str, Any]
     link: str = ""
@@ -273,21 +253,16 @@ class PlacementAnswer(PricedParts):
     @property
     def low_ms(self) -> float:
         """Lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
-        return self._interval_ms[0]
+        return self._ends_ms[0]
 
     @property
     def high_ms(self) -> float:
         """Upper end of it."""
-        return self._interval_ms[1]
+        return self._ends_ms[1]
 
     @property
-    def _interval_ms(self) -> tuple[float, float]:
-        ends = self.predicted_ms, self.model_low_ms, self.model_high_ms
-        return with_device_error(self.device_error, *ends, self.link_error, self._exchange_share)
-
-    @property
-    def _exchange_share(self) -> float:
-        return exchange_share(self.devices, self.request.training_pipeline)
+    def _ends_ms(self) -> tuple[float, float]:
+        return interval_ms(self, self.device_error, self.link_error, self.request.training_pipeline)
 
     @property
     def measured_device_ms(self) -> tuple[float, ...]:
@@ -305,16 +280,69 @@ class PlacementAnswer(PricedParts):
         return (self.predicted_ms / self.lower_bound_ms - 1) * 100
 
 
+@dataclass(frozen=True)
+class Near:
+    """An earlier answer, and the bytes that may move from it."""
+
+    old: PlacementAnswer
+    source: str  # its file
+    max_move_bytes: int | None = None  # None for no bound
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes that may move; infinite without a bound."""
+        return float("inf") if self.max_move_bytes is None else self.max_move_bytes
+
+    def add_to(
+        self, answer: PlacementAnswer, found: NearResult, free_ms: float, stay_saves: DifferenceInterval
+    ) -> PlacementAnswer:
+        """Return the answer with the bytes that it moves."""
+        now = {table.name: table for table in answer.request.tables}
+        before = {table.name for table in self.old.request.tables}
+        earlier = earlier_placement(self.old, answer.request)
+        pieces = earlier.shared_pieces(now.values(), answer.parts_of_table, answer.request.nodes)
+        moved = [piece for piece in pieces if piece.moved_bytes]
+        return replace(
+            answer,
+            nearness=Nearness(
+                source=self.source,
+                max_move_bytes=self.max_move_bytes,
+                moved_bytes=sum(piece.moved_bytes for piece in moved),
+                moved_tables=tuple(dict.fromkeys(piece.table for piece in moved)),
+                new_tables=tuple(
+                    sorted((name for name in now if name not in earlier.parts_of_table), key=before.__contains__)
+                ),
+                gone_tables=tuple(table.name for table in self.old.request.tables if table.name not in now),
+                stay_ms=found.stay.predicted_ms,
+                stay_bytes=found.stay_bytes,
+                free_ms=min(free_ms, answer.predicted_ms),  # the answer is a placement without a bound, too
+                free_bytes=found.free_bytes,
+                stay_saves=stay_saves,
+            ),
+        )
+
+
+def earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> EarlierPlacement:
+    """Return the part of an old answer that a request can use: tables of the same shape."""
+    of_old = {table.name: table for table in old.request.tables}
+    usable = {
+        table.name: old.parts_of_table[table.name]
+        for table in request.tables
+        if table.name in of_old and not shape_changes(of_old[table.name], table)
+    }
+    return EarlierPlacement(usable, old.request.nodes, kept_optimizers(old.request, request))
+
+
 def slowest_device(devices: Sequence[PredictedDevice]) -> int:
-    """The device that does most in a step, by the model; the first of equals."""
+    """Return the device that does most in a step, by the model; the first of equals."""
     return max(range(len(devices)), key=lambda device: devices[device].predicted_total_ms)
 
 
 def fullest_device(answer: PlacementAnswer) -> DeviceMemory:
-    """The memory of the device that is filled most, the first of equals."""
+    """Return the memory of the device that is filled most, the first of equals."""
     return max(answer.memory, key=lambda one: one.full)
 
 
 def model_lineage(answer: PlacementAnswer) -> Mapping[str, Any]:
-    """What the lineage says of the model that made the answer; empty where it says nothing."""
+    """Return the lineage of the model that made the answer; empty where it says nothing."""
     return answer.lineage.get("model") or {}

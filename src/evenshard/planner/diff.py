@@ -12,19 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import count_text
 from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import SGD, part_memory
-from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
+from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shape_changes
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.placement import check_sharding
-from evenshard.planner.answer import PlacementAnswer, PricedParts, Saving, model_lineage
-from evenshard.planner.comparison import pieces_of_both, saving, shared_work
+from evenshard.planner.answer import PlacementAnswer, earlier_placement, model_lineage
 from evenshard.planner.difference import (
     OWN_FIGURES,
     ChangedTable,
@@ -32,17 +29,17 @@ from evenshard.planner.difference import (
     Difference,
     PairTraffic,
     PartMove,
-    Rekept,
     Renaming,
     Resharded,
     StepTimes,
+    StorageChange,
     Traffic,
 )
+from evenshard.planner.intervals import difference_interval
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
-from evenshard.planner.request import kept_optimizers
 from evenshard.planner.rules import Rules
-from evenshard.price.evidence import DeviceError, device_text
+from evenshard.price.evidence import device_text
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.model import Model
@@ -62,12 +59,11 @@ def diff(
     of_new = {table.name: table for table in new.request.tables}
     shared = {name: table for name, table in of_new.items() if name in of_old}
     changed = tuple(
-        ChangedTable(name, what) for name, table in shared.items() if (what := _other_shape(of_old[name], table))
+        ChangedTable(name, what) for name, table in shared.items() if (what := shape_changes(of_old[name], table))
     )
-    cannot = {one.table for one in changed}
-    movable = [table for name, table in shared.items() if name not in cannot]
-    optimizer_of = kept_optimizers(old.request, new.request)
-    pieces = list(pieces_of_both(old, new, movable, optimizer_of))
+    earlier = earlier_placement(old, new.request)
+    movable, optimizer_of = [of_new[name] for name in earlier.parts_of_table], earlier.optimizer_of
+    pieces = list(earlier.shared_pieces(movable, new.parts_of_table, new.request.nodes))
     moves = _moves(pieces, range(new.num_devices))
     kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)
@@ -99,11 +95,6 @@ def diff(
     )
 
 
-def _other_shape(old: Table, new: Table) -> str:
-    values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
-    return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
-
-
 # Pieces --------------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +110,7 @@ def _rekept(
     tables: Sequence[Table],
     pieces: Sequence[SharedPiece],
     optimizer_of: Mapping[str, str],
-) -> Iterator[Rekept]:
+) -> Iterator[StorageChange]:
     crossing: Counter[str] = Counter()
     of_name = {table.name: table for table in tables}
     for piece in pieces:
@@ -133,7 +124,7 @@ def _rekept(
         if was != now:
             out, back = was.is_on_device and not now.is_on_device, now.is_on_device and not was.is_on_device
             size = crossing[table.name]
-            yield Rekept(table.name, str(was), str(now), size if out else 0, size if back else 0)
+            yield StorageChange(table.name, str(was), str(now), size if out else 0, size if back else 0)
 
 
 def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
@@ -181,15 +172,11 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 def _best_renaming(
     pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """The names that keep the most bytes where they are; None where those of now do."""
-    most = max(old.num_devices, new.num_devices)
-    held_NO = np.zeros((most, most), dtype=np.int64)
-    for piece in pieces:
-        held_NO[np.ix_(piece.new_devices, piece.reach)] += piece.num_bytes
-    names = best_names(held_NO, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes))
-    if held_NO[np.arange(most), names].sum() <= held_NO.trace():
+    """Return the names that keep the most bytes where they are; None where those of now do."""
+    names = best_names(pieces, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)).tolist()
+    if names == sorted(names):
         return None
-    new_names = tuple(names[: new.num_devices].tolist())
+    new_names = tuple(names[: new.num_devices])
     return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))
 
 
@@ -234,11 +221,12 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     """Return the times of two answers and notes on them; a model judges both, None leaves each its own figures."""
     if model is None:
         unlike = tuple(_unlike(old, new))
-        is_same = old.parts == new.parts and _ends(old) == _ends(new)
-        shared = 0.0 if unlike else shared_work(old, new, _looked_up_alike(old, new))
+        alike = [] if unlike else _looked_up_alike(old, new)
         errors = new.device_error, new.link_error
         pipelines = old.request.training_pipeline, new.request.training_pipeline
-        times = _times(OWN_FIGURES, old, new, pipelines, shared, errors, new.lower_bound_ms, is_same)
+        saves = difference_interval(old, new, pipelines, alike, errors)
+        steps = old.predicted_ms, new.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
+        times = StepTimes(OWN_FIGURES, *steps, new.lower_bound_ms)
         return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
@@ -255,34 +243,16 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
         except InfeasibleTask as error:
             notes.append(f"the old placement is not legal any more: {error}")
     errors = model.device_error, link_error(new.request, model)
-    is_same = same_machine and set(old.parts) == set(new.parts)
-    shared = shared_work(before, after, [table.name for table in new.request.tables])
-    times = _times(model.source, before, after, (costs.pipeline,) * 2, shared, errors, bound_ms, is_same)
+    alike = [table.name for table in new.request.tables]
+    saves = difference_interval(before, after, (costs.pipeline,) * 2, alike, errors)
+    steps = before.predicted_ms, after.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
+    times = StepTimes(model.source, *steps, bound_ms)
     return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
-
-
-def _ends(one: PricedParts) -> tuple[float, float, float]:
-    return one.predicted_ms, one.model_low_ms, one.model_high_ms
 
 
 def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     before = {table.name: table for table in old.request.tables}
     return [table.name for table in new.request.tables if before.get(table.name) == table]
-
-
-def _times(
-    predicted_by: str,
-    old: PricedParts,
-    new: PricedParts,
-    pipelines: tuple[str, str],
-    shared: float,
-    errors: tuple[DeviceError | None, DeviceError | None],
-    bound_ms: float,
-    is_same: bool,
-) -> StepTimes:
-    found = Saving(0.0, 0.0, 0.0) if is_same else saving(old, new, pipelines, shared, errors)
-    ends = found.ms, found.low_ms, found.high_ms
-    return StepTimes(predicted_by, old.predicted_ms, new.predicted_ms, *ends, bound_ms)
 
 
 def _of_device(device: str) -> Iterator[str]:

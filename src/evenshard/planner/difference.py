@@ -93,7 +93,7 @@ class Resharded:
 
 
 @dataclass(frozen=True)
-class Rekept:
+class StorageChange:
     """A table with another compute kernel, or another load factor of its cache.
 
     Its bytes are the weights and optimizer state that go from a device to its host, and back; those that go to other
@@ -126,33 +126,23 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between an old answer and a new one.
+    """The difference between an old answer and a new one."""
 
-    Attributes:
-        equal: both place the same tables in the same way on the same machine, so that there is no move to make.
-        moves: pieces that go to another device, in the order of the new answer's tables.
-        kept_bytes: weights and optimizer state that stay.
-        renaming: saves some or all of the traffic; None where none does.
-        added, removed: tables that only the new answer has, or the old one.
-        reordered: pooled collections whose output has another order.
-        notes: notes on the comparison; a clause each.
-    """
-
-    equal: bool
+    equal: bool  # both place the same tables in the same way on the same machine: there is no move to make
     old_num_devices: int
     new_num_devices: int
-    moves: tuple[PartMove, ...]
-    kept_bytes: int
+    moves: tuple[PartMove, ...]  # to other devices, in the order of the new answer's tables
+    kept_bytes: int  # weights and optimizer state that stay
     traffic: Traffic
-    renaming: Renaming | None
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
+    renaming: Renaming | None  # None where no other names of devices save traffic
+    added: tuple[str, ...]  # tables of the new answer alone
+    removed: tuple[str, ...]  # tables of the old answer alone
     changed: tuple[ChangedTable, ...]
     resharded: tuple[Resharded, ...]
-    rekept: tuple[Rekept, ...]
-    reordered: tuple[OrderChange, ...]
+    rekept: tuple[StorageChange, ...]
+    reordered: tuple[OrderChange, ...]  # pooled collections whose output has another order
     times: StepTimes
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # clauses
 
     @property
     def is_of_same_tables(self) -> bool:
@@ -233,7 +223,7 @@ def payback(
 def _transfer(
     difference: Difference, new: PlacementAnswer, model: Model | None, link_gb_s: float | None
 ) -> tuple[float, str]:
-    """Seconds of the transfer, and what it goes over."""
+    """Return the seconds of the transfer and the name of its link."""
     traffic = difference.traffic
     if link_gb_s is not None:
         return traffic.seconds or 0.0, f"{link_gb_s:.3g} GB/s"

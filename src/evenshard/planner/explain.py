@@ -8,9 +8,9 @@ Legend: D devices.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import numpy as np
 import numpy.typing as npt
@@ -56,32 +56,20 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The device that a step waits for, and the best changes.
-
-    Attributes:
-        device: evidence for the times of the simulated device that the model learned from; empty for real hardware.
-        slowest_device: its id, the first of equals.
-        times: of the slowest device, in the order of a step.
-        table: the table that was asked for; empty for those of the slowest device.
-        devices: devices with a part of that table.
-        adds_ms: time that its devices save without it, that of the part which adds most.
-        num_tried: tables whose changes were tried.
-        changes: the best ones; the fastest step first. Of a table that was asked for one of each kind, else one of
-            each table.
-    """
+    """The device that a step waits for, and the best changes: one of each kind of a named table, else one a table."""
 
     model: str
-    device: str
+    device: str  # evidence for the simulated device; empty for real hardware
     step_ms: float
-    slowest_device: int
+    slowest_device: int  # the first of equals
     num_devices: int
-    times: tuple[DeviceTime, ...]
-    table: str
+    times: tuple[DeviceTime, ...]  # of the slowest device, in the order of a step
+    table: str  # empty for all tables of the slowest device
     sharding_type: str
-    devices: tuple[int, ...]
-    adds_ms: float
-    num_tried: int
-    changes: tuple[TableChange, ...]
+    devices: tuple[int, ...]  # with a part of the table
+    adds_ms: float  # that a device saves without its part, the most of all parts
+    num_tried: int  # tables whose changes were tried
+    changes: tuple[TableChange, ...]  # the fastest step first
 
 
 NUM_CHANGES = 3
@@ -153,15 +141,10 @@ def _parts_asked_for(answer: PlacementAnswer, table: str) -> list[int]:
         if part.table == table or (table not in by_name and part_table(part, by_name[part.table]).name == table)
     ]
     if not found:
-        raise BadConfig(f"there is no table {brief(table)} in this placement. {_close(table, list(by_name))}")
+        close = get_close_matches(cut(table), by_name) or [one for one in by_name if one.lower() == table.lower()]
+        hint = f"Did you mean {' or '.join(map(brief, close))}?" if close else f"It has {names_text(list(by_name))}."
+        raise BadConfig(f"there is no table {brief(table)} in this placement. {hint}")
     return found
-
-
-def _close(table: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(cut(table), names) or [one for one in names if one.lower() == table.lower()]
-    if close:
-        return f"Did you mean {' or '.join(map(brief, close))}?"
-    return f"It has {len(names)}: {', '.join(map(cut, names[:3]))}{', ...' if len(names) > 3 else ''}."
 
 
 class _TableChanges:

@@ -20,7 +20,7 @@ from evenshard.base.messages import brief
 from evenshard.base.outputs import write_text
 from evenshard.base.typed import check_arguments, read_record
 from evenshard.placement.parts import ON_DEVICE, TablePart
-from evenshard.planner.answer import Nearness, PlacementAnswer, Rival
+from evenshard.planner.answer import Baseline, Nearness, PlacementAnswer
 from evenshard.planner.memory import DeviceMemory, NodeMemory
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.costs import DeviceCost, PlacementCost
@@ -125,7 +125,7 @@ class PlacementFile(FileRecord):
     lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: MeasuredStep | None
-    comparison: tuple[Rival, ...]
+    comparison: tuple[Baseline, ...]
     warnings: tuple[str, ...] = Field(
         description="values in an unlikely unit, and how the request lies outside the training range"
     )

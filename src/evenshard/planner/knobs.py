@@ -239,7 +239,7 @@ class Search:
         range=Range(0, 10_000, whole=True),
         flag="--measure",
     )
-    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.comparison", flag=None)
+    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.baselines", flag=None)
     seed: int = knob(0, "seed of the search")
     effort: str = knob(
         "normal",

@@ -19,11 +19,10 @@ from evenshard.base.knobs import check_ranges
 from evenshard.base.process import machine_bytes
 from evenshard.base.units import bytes_to_gb, gb_text, gb_to_bytes
 from evenshard.placement.memory import PartMemory, moments, peak_bytes
-from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
-from evenshard.price.gpu_profile import gpu_profile, profile_of
+from evenshard.price.gpu_profile import GpuProfile, profile_of
 from evenshard.price.hardware import HardwareName
 from evenshard.price.offload import HostLink, host_link, part_offload_ms
 from evenshard.tables.locality import miss_source, set_miss_ratio
@@ -96,30 +95,10 @@ DEVICE_COMPONENTS: Final = {
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device's memory.
-
-    Attributes:
-        device: its id.
-        weights: of tables, or parts of them, that it holds whole.
-        optimizer_state: of its parts, as far as that is in device memory.
-        cache_rows: rows of parts that are kept elsewhere.
-        cache_state: what caches need to find them.
-        prefetch: of cached rows, while a pipeline fetches them.
-        inputs: of its parts, for all batches on the way.
-        outputs: of its parts.
-        sent: outputs in the buffers from which an all-to-all sends them.
-        dense_gradient: of replicas, as it is kept and as it is made.
-        own_inputs: inputs of its own samples, for all batches on the way, before they are sent to the tables' devices.
-        received: embeddings of all tables for its own samples.
-        dense_model: with gradients and optimizer state.
-        reserved: kept for everything that is not counted.
-        cap: all that it has.
-        peak: the most that is held at a moment of a step.
-        moment: the name of that moment; empty where weights and states alone are counted.
-    """
+    """Bytes of a device's memory. Fields of ``PartMemory`` are the sums of its parts."""
 
     device: int
-    weights: int = 0
+    weights: int = 0  # of tables, or parts of them, that it holds whole
     optimizer_state: int = 0
     cache_rows: int = 0
     cache_state: int = 0
@@ -128,17 +107,17 @@ class DeviceMemory:
     outputs: int = 0
     sent: int = 0
     dense_gradient: int = 0
-    own_inputs: int = 0
-    received: int = 0
-    dense_model: int = 0
-    reserved: int = 0
+    own_inputs: int = 0  # of its own samples, for all batches on the way, before they are sent to the tables' devices
+    received: int = 0  # embeddings of all tables for its own samples
+    dense_model: int = 0  # with gradients and optimizer state
+    reserved: int = 0  # for all that is not counted
     cap: int = 0
-    peak: int = 0
-    moment: str = ""
+    peak: int = 0  # the most bytes at a moment of a step
+    moment: str = ""  # its name; empty where weights and states alone are counted
 
     @property
     def counted_bytes(self) -> int:
-        """All components together: while outputs are exchanged."""
+        """The sum of all components, while outputs are exchanged."""
         return sum(size for _, size in self.components)
 
     @property
@@ -148,12 +127,12 @@ class DeviceMemory:
 
     @property
     def limit_bytes(self) -> int:
-        """What the components may take: what the reserve leaves."""
+        """The memory that the reserve leaves to the components."""
         return max(self.cap - self.reserved, 0)
 
     @property
     def most_bytes(self) -> int:
-        """The larger one of what is counted and the peak."""
+        """The larger one of the counted bytes and the peak."""
         return max(self.counted_bytes, self.peak)
 
     @property
@@ -163,29 +142,20 @@ class DeviceMemory:
 
     @property
     def is_brimful(self) -> bool:
-        """Whether little is left for what is not counted."""
+        """True if little is left for uncounted memory."""
         return self.full > (BRIM if self.reserved else BRIM_WITHOUT_RESERVE)
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Bytes of a host's memory, and of its SSDs, that parts of tables take.
-
-    Attributes:
-        node: its number.
-        weights: of tables that it keeps.
-        optimizer_state: of them, as far as that is not in device memory.
-        room: of its memory that tables may take.
-        ssd: weights and optimizer state on its SSDs.
-        ssd_room: of its SSDs that tables may take.
-    """
+    """Bytes of a host's memory, and of its SSDs, that parts of tables take."""
 
     node: int
     weights: int = 0
     optimizer_state: int = 0
-    room: int = 0
-    ssd: int = 0
-    ssd_room: int = 0
+    room: int = 0  # of its memory that tables may take
+    ssd: int = 0  # weights and optimizer state on its SSDs
+    ssd_room: int = 0  # of its SSDs that tables may take
 
     @property
     def used_bytes(self) -> int:
@@ -315,7 +285,7 @@ def offloaded_of(
             continue
         table, hardware = tables[part.table], task.machine.hardware_of(part.device) or request.hardware
         if hardware not in links:
-            links[hardware] = _link(hardware, task.machine)
+            links[hardware] = host_link(task.machine, known_profile(hardware))
         offload_ms = sum(part_offload_ms(task, part, table, links[hardware]))
         miss, source = None, ""
         if part.storage.is_cached:
@@ -325,12 +295,9 @@ def offloaded_of(
     return tuple(found)
 
 
-def _link(hardware: str, machine: Nodes) -> HostLink:
-    """Link of a device to its host; a usual one if no profile describes the device."""
-    name = HardwareName.parse(hardware)
-    if not name.kind.is_simulated:
-        return host_link(machine)
+def known_profile(hardware: str) -> GpuProfile | None:
+    """Return the profile of simulated hardware; None of real hardware, or where the profile is not on this machine."""
     try:
-        return host_link(machine, gpu_profile(name.device))
-    except BadConfig:  # an answer may be read where the profile that it was made with is not
-        return host_link(machine)
+        return profile_of(HardwareName.parse(hardware))
+    except BadConfig:
+        return None

@@ -10,23 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evenshard.base.errors import BadConfig
-from evenshard.base.messages import brief, count_text, cut, printable
-from evenshard.placement.memory import SGD, optimizer_problem
+from evenshard.base.messages import count_text, cut, printable
+from evenshard.placement.memory import OPTIMIZERS, SGD
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
-
-
-@dataclass(frozen=True)
-class FusedOptimizer:
-    """The optimizer of a table of a model."""
-
-    word: str  # one of ``STATE_NUMBERS``, whose state is counted
-    called: str  # its name in the model
-    where: str  # what of the model names it
-    is_known: bool = True  # whether its state is that of ``word``
 
 
 @dataclass(frozen=True)
@@ -38,43 +27,7 @@ class TableOptimizers:
     assumptions: tuple[Assumption, ...] = ()  # about both
 
 
-def optimizers_of(
-    names: Sequence[str], fused: Mapping[str, FusedOptimizer], given: str | None = None
-) -> TableOptimizers:
-    """Return the optimizers of a model's tables, of which ``fused`` has some, or the one that the user gives for all.
-
-    Raises:
-        BadConfig: if a table is trained by another optimizer than the given one.
-    """
-    if given is not None and (problem := optimizer_problem(given)):
-        raise BadConfig(f"{problem}. Choose one of these.")
-    for name, one in fused.items():
-        if given is not None and one.is_known and one.word != given:
-            raise BadConfig(
-                f"table {brief(name)} is trained by {one.word} ({one.called}, by {one.where}), but optimizer is "
-                f"{given}. Leave optimizer out to count what the model says, or change the model."
-            )
-    words = {name: one.word if one.is_known else given or one.word for name, one in fused.items()}
-    usual = Counter(words.values()).most_common(1)[0][0] if words and len(words) == len(names) else SGD
-    assumed = [
-        Assumption(name, "optimizer", f"{one.called} is not known: its state is counted as {words[name]}'s")
-        for name, one in fused.items()
-        if not one.is_known
-    ]
-    if given is None:
-        text = f"{SGD}, as FBGEMM trains tables for which the model names none"
-        assumed += [Assumption(name, "optimizer", text) for name in names if name not in fused]
-    return TableOptimizers(given or usual, words, tuple(assumed))
-
-
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
-# Why a dense optimizer may not do the same as these fused ones.
-NOT_IN_TORCH = {
-    "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
-    **dict.fromkeys(
-        ("lars_sgd", "lamb", "partial_rowwise_adam", "partial_rowwise_lamb"), "neither torch.optim nor TorchRec has it"
-    ),
-}
 
 
 def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
@@ -101,7 +54,7 @@ def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
             f"settings have to be those of the tables."
         )
     optimizers = dict.fromkeys(request.optimizer_of(name) for name in names)
-    lacking = "".join(f"; {NOT_IN_TORCH[one]}" for one in optimizers if one in NOT_IN_TORCH)
+    lacking = "".join(f"; {problem}" for one in optimizers if (problem := OPTIMIZERS[one].dense_problem))
     return (
         f"{found}, not a fused one: it has to be {_optimizers(optimizers)} with the settings of the tables{lacking}. "
         f"To leave replicas out: --sharding-types {','.join(OTHER_TYPES)}."

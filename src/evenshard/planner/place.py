@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from heapq import heapify, heapreplace
 from itertools import chain
 from typing import Any
@@ -20,15 +21,10 @@ from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, allow_means_of_rows
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import Near, PlacementAnswer, earlier_placement
+from evenshard.planner.baselines import place_baselines, predict_baselines
 from evenshard.planner.capacity import refusal
-from evenshard.planner.comparison import (
-    Near,
-    rival_placements,
-    rivals,
-    saving_against,
-    with_nearness,
-)
+from evenshard.planner.intervals import interval_against
 from evenshard.planner.knobs import Search
 from evenshard.planner.optimizers import replica_notes
 from evenshard.planner.output_order import place_in_order
@@ -57,7 +53,7 @@ class PlaceConfig:
 
     effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0
-    compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``RIVALS``
+    compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``BASELINES``
     num_measured: int = 0  # candidates to measure; 0 trusts the model
 
     @staticmethod
@@ -95,7 +91,7 @@ def place_request(
         progress: called with the best predicted time so far, ms, and the share of the search that is done.
         near: the earlier answer from which a bounded number of bytes may move.
         known: placements to begin with too, such as TorchRec's; the answer is not predicted to take longer than those
-            of them that are legal, nor than those of rivals.
+            of them that are legal, nor than those of baselines.
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
@@ -116,7 +112,7 @@ def place_request(
     costs = part_costs(request, model)
     task = costs.task
     cost: PlacementCost | None = None
-    others = rival_placements(request, costs, config.compare)
+    others = place_baselines(request, costs, config.compare)
     try:
         searched = costs.of_task(allow_means_of_rows(task))
         require_types(searched.task)
@@ -134,7 +130,7 @@ def place_request(
         require_package("scipy")
         from evenshard.search.near_placement import NearSearch
 
-        beside = NearSearch(search, near.earlier(request), near.most_bytes).run(free)
+        beside = NearSearch(search, earlier_placement(near.old, request), near.most_bytes).run(free)
     found = beside or free
     best, candidates = found.best, found.candidates
     if near is None and not config.num_measured:
@@ -148,7 +144,7 @@ def place_request(
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
-    saves = saving_against(request, model, costs, answered)
+    saves = partial(interval_against, request, model, costs, answered)
     lineage: dict[str, Any] = {
         "evenshard_version": __version__,
         "model": {
@@ -168,7 +164,7 @@ def place_request(
             *unit_warnings(request),
             *(() if model.trained_on is None else model.trained_on.outside(request.task())),
         ),
-        comparison=rivals(others, costs, measure if config.num_measured else None, saves),
+        comparison=predict_baselines(others, costs, measure if config.num_measured else None, saves),
         measured=cost,
         measured_ms=None if cost is None else cost.step_ms(costs.pipeline),
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
@@ -187,7 +183,7 @@ def place_request(
     )
     if near is None or beside is None:
         return answer
-    return with_nearness(answer, near, beside, free.best.predicted_ms, saves(beside.stay.parts))
+    return near.add_to(answer, beside, free.best.predicted_ms, saves(beside.stay.parts))
 
 
 def _check_dims(tables: Sequence[Table]) -> None:

@@ -19,11 +19,11 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer, PricedParts, model_lineage
+from evenshard.planner.memory import known_profile
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.collectives import Links
 from evenshard.price.costs import PlacementCost
 from evenshard.price.evidence import DeviceError
-from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import LINKS, link
 from evenshard.price.link_model import Link
@@ -203,14 +203,9 @@ def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
 
 
 def _device_kind(model: Model, hardware: str, machine: Nodes) -> DeviceKind:
-    name = HardwareName.parse(hardware)
-    try:
-        profile = profile_of(name)
-    except BadConfig:  # a model is served where the profile that it was trained on is not
-        profile = None
-    if profile is None:
-        return DeviceKind(model.price(), name.kind.memory_bytes_per_ns, host_link(machine))
-    return DeviceKind(model.price(), profile.hbm_bytes_per_ns, host_link(machine, profile))
+    kind, profile = HardwareName.parse(hardware).kind, known_profile(hardware)
+    bytes_per_ns = kind.memory_bytes_per_ns if profile is None else profile.hbm_bytes_per_ns
+    return DeviceKind(model.price(), bytes_per_ns, host_link(machine, profile))
 
 
 # Prices of an answer --------------------------------------------------------------------------------------------------

@@ -1,38 +1,94 @@
-"""The answer that users hold: it says what it is, in a terminal, a notebook, a data frame and a page."""
+"""The answer that users hold: as text for the terminal, in brief as Python shows it, as a data frame and as a page."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from evenshard.base.console import plain_console, plain_grid, print_whole
 from evenshard.base.installation import require_package
-from evenshard.base.units import bytes_to_gb
-from evenshard.planner import answer, file
+from evenshard.base.messages import count_text, names_text, printable
+from evenshard.base.units import BYTES_PER_GB, UNITS, bytes_to_gb, decimals, ms_text, range_text, size_text
+from evenshard.planner import file as files
+from evenshard.planner.answer import PlacementAnswer as Answer
+from evenshard.planner.answer import fullest_device, slowest_device
+from evenshard.planner.baselines import baseline_label
+from evenshard.price.step import PredictedDevice, predicted_step_times
+from evenshard.report.step_facts import (
+    LOOKUPS,
+    advice,
+    asked_texts,
+    assumed_groups,
+    assumed_lookups_texts,
+    baseline_text,
+    best_baseline,
+    bound_text,
+    device_error_text,
+    machine_text,
+    near_texts,
+    not_compared_text,
+    setting_text,
+    step_headline,
+    timed_text,
+    timing_word,
+    warning_texts,
+    worth_texts,
+)
+from evenshard.report.table_facts import (
+    host_texts,
+    is_offloaded,
+    kept_texts,
+    offload_text,
+    placed_parts,
+    reserve_text,
+    sharding_texts,
+    slow_cache_text,
+    slow_caches,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_MAX_DEVICES = 32
+# Devices that are shown where there are more.
+_NUM_SLOWEST, NUM_FULLEST = 8, 4
+# Tables with slow caches that are named, the slowest ones.
+_MAX_SLOW_CACHES = 3
+# Styles of the five times in a bar, in the order of a step.
+_STYLES = ("magenta", "blue", "cyan", "yellow", "red")
+LEAST_BAR, MOST_BAR = 4, 40
+FULL, FULL_ASCII = "█", "#"
+EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+SLOWEST, LEGEND = " *", "* slowest"
+# An exchange is those of inputs, outputs and gradients together.
+_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms", "waits")
+# The columns that narrow terminals can do without, the first one first; a single device never waits.
+FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
+# Width of the first word of the lines below the table, and of those of the brief text.
+INDENT, BRIEF_INDENT = 9, 10
 
-class PlacementAnswer(answer.PlacementAnswer):
-    """A placement of parts of tables with all that is known about it, and how it is shown.
 
-    Fields and numbers are those of ``evenshard.planner.answer.PlacementAnswer``. Times are milliseconds of one training
-    step.
-    """
+class PlacementAnswer(Answer):
+    """``evenshard.planner.answer.PlacementAnswer`` that shows itself. Times are milliseconds of one training step."""
 
     def __eq__(self, other: object) -> bool:
         """Return True if both have equal fields, in whatever class."""
-        if not isinstance(other, answer.PlacementAnswer):
+        if not isinstance(other, Answer):
             return NotImplemented
         return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))
 
-    __hash__ = answer.PlacementAnswer.__hash__
+    __hash__ = Answer.__hash__
 
     def __repr__(self) -> str:
-        """The answer in about ten lines; ``summary`` has all of it."""
-        from evenshard.report.terminal import brief_text
-
+        """Return the answer in about ten lines; ``summary`` has all of it."""
         return brief_text(self)
 
     def _repr_html_(self) -> str:
@@ -41,13 +97,13 @@ class PlacementAnswer(answer.PlacementAnswer):
         return frame(self)
 
     def summary(self) -> str:
-        """The answer as ``evenshard place`` prints it."""
-        from evenshard.report.terminal import summary_text
-
-        return summary_text(self)
+        """Return the text that ``evenshard place`` prints, without colours."""
+        text = StringIO()
+        print_answer(self, text)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def to_frame(self) -> pd.DataFrame:
-        """The parts as a data frame of pandas: a row each, in their order.
+        """Return a data frame of pandas with a row for each part, in their order.
 
         Columns: ``table``; ``sharding_type`` and ``kernel`` in TorchRec's words; ``device``, missing for replicas,
         which are on all ``devices`` (a tuple); rows and columns of the part (the first of each, and how many);
@@ -59,11 +115,10 @@ class PlacementAnswer(answer.PlacementAnswer):
         require_package("pandas")
         import pandas as pd
 
-        columns = zip(self.parts, self.part_bytes, self.alone_ms, self.adds_ms, strict=True)
         frame = pd.DataFrame(
             {
                 "table": part.table,
-                "sharding_type": self.type_of_table[part.table],
+                "sharding_type": placed.way,
                 "kernel": str(part.storage),
                 "device": part.devices[0] if len(part.devices) == 1 else None,
                 "devices": part.devices,
@@ -71,23 +126,24 @@ class PlacementAnswer(answer.PlacementAnswer):
                 "num_rows": part.rows.size,
                 "first_column": part.columns.start,
                 "num_columns": part.columns.size,
-                "memory_gb": bytes_to_gb(size_bytes),
-                "alone_ms": alone_ms,
-                "adds_ms": adds_ms,
+                "memory_gb": bytes_to_gb(placed.size_bytes),
+                "alone_ms": placed.alone_ms,
+                "adds_ms": placed.adds_ms,
             }
-            for part, size_bytes, alone_ms, adds_ms in columns
+            for placed in placed_parts(self)
+            for part in (placed.part,)
         )
         return frame.astype({"device": "Int64"})
 
     def save_report(self, path: str | Path) -> None:
-        """Writes the page of ``evenshard place --report``, as a whole or not at all."""
+        """Write the page of ``evenshard place --report``, as a whole or not at all."""
         from evenshard.report.page.page import save_page
 
         save_page(self, Path(path))
 
 
-def make_displayable(found: answer.PlacementAnswer) -> PlacementAnswer:
-    """The answer as one that shows itself; what was derived from it is kept."""
+def make_displayable(found: Answer) -> PlacementAnswer:
+    """Return the answer as one that shows itself, with its cached properties."""
     own = object.__new__(PlacementAnswer)
     vars(own).update(vars(found))
     return own
@@ -99,4 +155,245 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     Raises:
         BadFile: if it cannot be used; the message says what to do.
     """
-    return make_displayable(file.load_answer(path))
+    return make_displayable(files.load_answer(path))
+
+
+def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "") -> None:
+    """Print the summary to a file, None for stdout; colours go to terminals only.
+
+    ``missing`` says why TorchRec's planner is not among the others, where it was asked for.
+    """
+    console = plain_console(file)
+    compared, not_compared = baseline_text(answer), not_compared_text(answer, missing)
+    for text in warning_texts(answer):
+        _print_text(console, f"Warning: {printable(text)}", "bold yellow")
+    _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
+    if text := device_error_text(answer):
+        unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
+        _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
+    for note in (*assumed_lookups_texts(answer), *answer.notes):
+        _print_text(console, printable(note), "bold yellow")
+    for warning in answer.memory_warnings:
+        _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
+    console.print()
+    _print_text(console, f"{step_headline(answer)}.", "bold")
+    for line in (timed_text(answer), *worth_texts(answer)):
+        _print_text(console, f"{line}.")
+    _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
+    for asked in asked_texts(answer):
+        _print_text(console, f"{printable(asked)}.", "dim")
+    console.print()
+    print_whole(console, _devices(answer, console))
+    console.print()
+    for word, text, style in (*_rest(answer), *_memory(answer), *_sharding(answer), *_troubles(answer)):
+        _print_text(console, text, word=word, word_style=style)
+
+
+def _print_text(console: Console, text: str, style: str = "", word: str = "", word_style: str = "") -> None:
+    """Print wrapped text without spaces at the ends of lines; behind a word, it stands below itself."""
+    indent = INDENT if word else 0
+    for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
+        line.rstrip()
+        console.print(Text.assemble((f"{'' if number else word:{indent}}", word_style), line), soft_wrap=True)
+
+
+# Devices --------------------------------------------------------------------------------------------------------------
+
+
+def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
+    """Return all devices; of many, the slowest and the fullest of the others."""
+    everyone = list(range(answer.num_devices))
+    if answer.num_devices <= _MAX_DEVICES:
+        return everyone, []
+    slowest = sorted(everyone, key=lambda device: -answer.devices[device].predicted_total_ms)[:_NUM_SLOWEST]
+    others = [device for device in everyone if device not in slowest]
+    return slowest, sorted(others, key=lambda device: -answer.memory[device].full)[:NUM_FULLEST]
+
+
+def _devices(answer: Answer, console: Console) -> Grid:
+    slowest, fullest = shown_devices(answer)
+    heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
+    heads += [] if answer.measured is None else [timing_word(answer)]
+    lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
+    for column in (WAITS, FULLNESS):
+        if _bar_width(console.width, heads, lines.values()) < LEAST_BAR or (
+            column == WAITS and answer.num_devices == 1
+        ):
+            for line in (heads, *lines.values()):
+                del line[column]
+    left = max(_bar_width(console.width, heads, lines.values()), 0)
+    bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
+    grid = plain_grid(*heads)
+    grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
+    marked = slowest_device(answer.devices)
+    for number, (device, line) in enumerate(lines.items()):
+        if number == len(slowest):
+            grid.add_row()
+        is_slowest = device == marked and answer.num_devices > 1
+        grid.add_row(*line, bars[device].append(SLOWEST if is_slowest else ""), style="bold" if is_slowest else None)
+    return grid
+
+
+def _cells(answer: Answer, device: int) -> list[str]:
+    one, memory = answer.devices[device], answer.memory[device]
+    times = (*_shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
+    digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
+    return [
+        str(device),
+        f"{len(answer.parts_on_device[device]):,}",
+        f"{memory.most_bytes / unit:.2f} / {memory.limit_bytes / unit:.4g}",
+        f"{memory.full * 100:.0f} %",
+        *(f"{time_ms:.{digits}f}" for time_ms in times),
+        *([] if answer.measured is None else [ms_text(answer.measured_device_ms[device])]),
+    ]
+
+
+def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
+    forward_ms, backward_ms = device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms
+    return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
+
+
+def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
+    columns = zip(heads, *lines, strict=True)
+    return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)
+
+
+def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) -> dict[int, Text]:
+    """Return bars; empty bars where there is no space for them, or all would look the same."""
+    bars = {device: _bar(answer, device, width, ascii_only) for device in devices}
+    if width < LEAST_BAR or len({bar.plain for bar in bars.values()}) < 2:
+        return {device: Text() for device in devices}
+    return bars
+
+
+def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
+    """Draw five times by their running total; the last character fills eighths."""
+    longest_ms = max(other.predicted_total_ms for other in answer.devices)
+    times = predicted_step_times(answer.devices[device])
+    share = sum(times) / longest_ms if longest_ms > 0 else 0.0
+    whole, eighths = (round(share * width), 0) if ascii_only else divmod(round(share * width * 8), 8)
+    full, bar, total_ms, drawn = FULL_ASCII if ascii_only else FULL, Text(), 0.0, 0
+    for time_ms, style in zip(times, _STYLES, strict=True):
+        total_ms += time_ms
+        stop = min(round(total_ms / longest_ms * width), whole) if longest_ms > 0 else 0
+        bar.append(full * (stop - drawn), style)
+        drawn = stop
+    return bar.append(full * (whole - drawn) + EIGHTHS[eighths], _STYLES[-1])
+
+
+def _memory_unit(answer: Answer) -> tuple[str, int]:
+    return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
+
+
+# Below the table ------------------------------------------------------------------------------------------------------
+
+# Its first word, its text, and the style of the word.
+Line = tuple[str, str, str]
+
+
+def _rest(answer: Answer) -> Iterator[Line]:
+    shown = {device for group in shown_devices(answer) for device in group}
+    rest = [device for device in range(answer.num_devices) if device not in shown]
+    if rest:
+        counts = [len(answer.parts_on_device[device]) for device in rest]
+        times = [answer.devices[device].predicted_total_ms for device in rest]
+        sizes = [answer.used_bytes[device] for device in rest]
+        text = (
+            f"the {_NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
+            f"{range_text(times, ms_text)} ms, {range_text(sizes, size_text)}, "
+            f"{range_text(counts, '{:,}'.format)} tables."
+        )
+        yield "shown", text, "dim"
+
+
+def _sharding(answer: Answer) -> Iterator[Line]:
+    for text in near_texts(answer):
+        yield "near", text, "green"
+    if answer.num_devices == 1:
+        return
+    if not answer.request.is_whole:
+        for way, text in sharding_texts(answer):
+            yield "sharded", f"{way}: {text}", "cyan"
+    yield "bound", bound_text(answer), "dim"
+
+
+def _memory(answer: Answer) -> Iterator[Line]:
+    if answer.request.training_pipeline:
+        fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
+        counted = fullest.counted_bytes
+        small, of_small = next((one for one in UNITS if counted >= 0.01 * one[1]), UNITS[-1])
+        if of_small > of_unit:
+            small, of_small = unit, of_unit
+        shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_small]
+        rest = counted - sum(size for _, size in shown)
+        shown += [("the rest", rest)] if rest >= 0.005 * of_small else []
+        parts = [f"{what} {size / of_small:.2f}" for what, size in shown]
+        where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
+        reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
+        of_sum = "" if small == unit else f" {small}"
+        total = f"{counted / of_small:.2f}{of_sum} of {fullest.limit_bytes / of_unit:.2f} {unit}"
+        peak = ""
+        if fullest.peak - counted >= 0.005 * of_small:
+            peak = f", {fullest.peak / of_small:.2f}{of_sum} when {fullest.moment}"
+        yield "memory", f"{where}{' + '.join(parts)} = {total}{peak}{reserved}", "cyan"
+    for kernel, text in kept_texts(answer):
+        yield "kept", f"{kernel}: {text}", "cyan"
+    for what, text in host_texts(answer):
+        yield "hosts", f"{what}: {text}", "cyan"
+    if text := offload_text(answer):
+        yield "kept", text, "cyan"
+
+
+def _troubles(answer: Answer) -> Iterator[Line]:
+    for line in advice(answer):
+        yield "note", printable(line), "green"
+    for one in slow_caches(answer)[:_MAX_SLOW_CACHES]:
+        yield "note", slow_cache_text(answer, one), "green"
+    for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
+        count, names = count_text(len(group.tables), "table"), names_text(group.tables)
+        yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
+
+
+# In brief -------------------------------------------------------------------------------------------------------------
+
+
+def brief_text(answer: Answer) -> str:
+    """Return the answer in about ten lines, without a final break."""
+    request = answer.request
+    title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
+    return "\n".join(
+        [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]
+    )
+
+
+def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
+    yield "time", step_headline(answer)
+    yield "interval", timed_text(answer)
+    for text in worth_texts(answer):
+        yield "against", text
+    slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
+    times = [one.predicted_total_ms for one in answer.devices]
+    if answer.num_devices > 1:
+        ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
+        yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
+    one = answer.devices[slowest]
+    parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
+    shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
+    waits = f" + waits {one.predicted_wait_ms:.{digits}f}" if answer.num_devices > 1 else ""
+    yield "slowest", f"{shares}{waits} = {one.predicted_total_ms + one.predicted_wait_ms:.{digits}f} ms"
+    full = fullest_device(answer)
+    yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
+    ways = Counter(answer.type_of_table.values())
+    yield "sharded", ", ".join(f"{count:,} {way}" for way, count in ways.most_common())
+    if is_offloaded(answer):
+        kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
+        yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
+    if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
+        yield "others", f"the best of them, {baseline_label(baseline)}: {ms_text(baseline.predicted_ms)} ms"
+    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
+    counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
+    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
+    yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
+    if warnings:
+        more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        yield "warning", f"{printable(warnings[0]).rstrip('.')}{more}"

@@ -18,13 +18,13 @@ from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.planner.answer import (
     BY_RATING,
     PLAIN_PLAN,
+    Baseline,
+    DifferenceInterval,
     PlacementAnswer,
-    Rival,
-    Saving,
     model_lineage,
     slowest_device,
 )
-from evenshard.planner.comparison import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
+from evenshard.planner.baselines import FULL_SPACE, FULL_SPACE_BASELINES, MOST_SHARDS, asked_full_space, baseline_label
 from evenshard.planner.request import PlacementRequest, unit_warnings
 from evenshard.price.evidence import device_text
 from evenshard.price.hardware import measured_or_simulated
@@ -259,30 +259,30 @@ def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) ->
 # Other placements -----------------------------------------------------------------------------------------------------
 
 
-def best_rival(answer: PlacementAnswer) -> Rival | None:
+def best_baseline(answer: PlacementAnswer) -> Baseline | None:
     """The fastest of those that found a placement and broke no rule; measured times count where there are any."""
 
-    def rank(rival: Rival) -> tuple[float, bool, bool]:
-        return _rival_ms(rival), rival.sharder == "random", rival.chosen in (PLAIN_PLAN, BY_RATING)
+    def rank(baseline: Baseline) -> tuple[float, bool, bool]:
+        return _baseline_ms(baseline), baseline.sharder == "random", baseline.chosen in (PLAIN_PLAN, BY_RATING)
 
-    return min(_legal_rivals(answer), key=rank, default=None)
-
-
-def _legal_rivals(answer: PlacementAnswer) -> list[Rival]:
-    return [rival for rival in answer.comparison if rival.predicted_ms is not None and not rival.note]
+    return min(_legal_baselines(answer), key=rank, default=None)
 
 
-def rival_difference(answer: PlacementAnswer, rival: Rival) -> str:
-    """Describe the difference of a rival's time, measured where both are, else predicted; empty without a placement."""
-    if rival.predicted_ms is None:
+def _legal_baselines(answer: PlacementAnswer) -> list[Baseline]:
+    return [baseline for baseline in answer.comparison if baseline.predicted_ms is not None and not baseline.note]
+
+
+def baseline_difference(answer: PlacementAnswer, baseline: Baseline) -> str:
+    """Describe the difference of a baseline's time, measured or predicted as both are; empty without a placement."""
+    if baseline.predicted_ms is None:
         return ""
-    if answer.measured_ms is not None and rival.measured_ms is not None:
-        return difference_text(_pct(rival.measured_ms, answer.measured_ms))
-    return difference_text(_pct(rival.predicted_ms, answer.predicted_ms))
+    if answer.measured_ms is not None and baseline.measured_ms is not None:
+        return difference_text(_pct(baseline.measured_ms, answer.measured_ms))
+    return difference_text(_pct(baseline.predicted_ms, answer.predicted_ms))
 
 
-def _rival_ms(rival: Rival) -> float:
-    time_ms = rival.predicted_ms if rival.measured_ms is None else rival.measured_ms
+def _baseline_ms(baseline: Baseline) -> float:
+    time_ms = baseline.predicted_ms if baseline.measured_ms is None else baseline.measured_ms
     return math.inf if time_ms is None else time_ms
 
 
@@ -290,28 +290,28 @@ def _pct(time_ms: float, reference_ms: float) -> float:
     return (time_ms / reference_ms - 1) * 100 if reference_ms and math.isfinite(reference_ms) else 0.0
 
 
-def rival_text(answer: PlacementAnswer) -> str | None:
+def baseline_text(answer: PlacementAnswer) -> str | None:
     """Compare the answer with the best of the others; None without any.
 
     An answer that may cut tables is not called faster by so much than others that may not.
     """
-    rival = best_rival(answer)
-    if rival is None or answer.num_devices == 1:
+    baseline = best_baseline(answer)
+    if baseline is None or answer.num_devices == 1:
         return None
-    count = len(_legal_rivals(answer))
-    who = f"The best of {count} others ({rival_label(rival)})" if count > 1 else rival_label(rival)
-    text = f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms"
-    if not answer.request.is_whole and all(one.sharder not in CUTTING for one in answer.comparison):
+    count = len(_legal_baselines(answer))
+    who = f"The best of {count} others ({baseline_label(baseline)})" if count > 1 else baseline_label(baseline)
+    text = f"{who}{whole_tables_text(answer, baseline)}: {ms_text(_baseline_ms(baseline))} ms"
+    if not answer.request.is_whole and all(one.sharder not in FULL_SPACE_BASELINES for one in answer.comparison):
         return text
-    return f"{text}, {rival_difference(answer, rival)}"
+    return f"{text}, {baseline_difference(answer, baseline)}"
 
 
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Each rival that might cut tables, with what it was asked with, or which rule it is."""
+    """Each baseline that might cut tables, with what it was asked with, or which rule it is."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
-            yield f"{rival_label(one)}: {time}{one.setting}"
+            yield f"{baseline_label(one)}: {time}{one.setting}"
 
 
 def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
@@ -321,15 +321,15 @@ def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
     """
     plain = [one for one in answer.comparison if one.saves is not None and one.chosen in ("", PLAIN_PLAN)]
     if plain:
-        rival = max(plain, key=lambda one: one.chosen)
-        yield f"TorchRec's default plan: {_saved_text(answer, rival.predicted_ms or 0.0, rival.saves)}"
+        baseline = max(plain, key=lambda one: one.chosen)
+        yield f"TorchRec's default plan: {_saved_text(answer, baseline.predicted_ms or 0.0, baseline.saves)}"
     near = answer.nearness
     if near is not None and near.stay_saves is not None:
         in_use = "The placement in use" if not near.stay_bytes else "As near as possible to the placement in use"
         yield f"{in_use}: {_saved_text(answer, near.stay_ms, near.stay_saves)}"
 
 
-def _saved_text(answer: PlacementAnswer, other_ms: float, saves: Saving | None) -> str:
+def _saved_text(answer: PlacementAnswer, other_ms: float, saves: DifferenceInterval | None) -> str:
     if saves is None or saves.low_ms == saves.high_ms:
         return f"{ms_text(other_ms)} ms, {difference_text(_pct(other_ms, answer.predicted_ms))}"
     low_pct, high_pct = (100 * one / answer.predicted_ms for one in (saves.low_ms, saves.high_ms))
@@ -344,9 +344,9 @@ def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
     return " to ".join(pct_text(one) for one in sorted((abs(low_pct), abs(high_pct))))
 
 
-def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
-    """Return the words behind a rival's name where the answer might cut tables and it might not."""
-    return ", whole tables" if not answer.request.is_whole and rival.sharder not in CUTTING else ""
+def whole_tables_text(answer: PlacementAnswer, baseline: Baseline) -> str:
+    """Return the words behind a baseline's name where the answer might cut tables and it might not."""
+    return ", whole tables" if not answer.request.is_whole and baseline.sharder not in FULL_SPACE_BASELINES else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
@@ -356,7 +356,7 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
         reason: why it is missing; empty where it was not asked for.
     """
     who = "TorchRec's planner"
-    if not answer.request.is_whole and all(rival.sharder != FULL_SPACE for rival in answer.comparison):
+    if not answer.request.is_whole and all(baseline.sharder != FULL_SPACE for baseline in answer.comparison):
         who += ", which shards tables in every way too,"
         if not asked_full_space(answer.request):
             reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"

@@ -23,7 +23,7 @@ from evenshard.tables.table import Table
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
 # Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes.
-BADLY_SERVED, WORTH_A_WORD = 0.2, 0.05
+HIGH_MISS_RATIO, WORTH_A_WORD = 0.2, 0.05
 
 
 def reserve_text(request: PlacementRequest) -> str:
@@ -90,17 +90,17 @@ def offload_text(answer: PlacementAnswer) -> str:
     )
 
 
-def badly_served(answer: PlacementAnswer) -> list[OffloadedPart]:
+def slow_caches(answer: PlacementAnswer) -> list[OffloadedPart]:
     """The slowest part of each table whose cache misses much and takes long; the slowest first."""
     worst: dict[str, OffloadedPart] = {}
     for one in sorted(answer.offloaded, key=lambda one: -one.offload_ms):
         takes_long = one.offload_ms >= WORTH_A_WORD * _device_ms(answer, one.part.device)
-        if takes_long and one.miss_ratio is not None and one.miss_ratio >= BADLY_SERVED:
+        if takes_long and one.miss_ratio is not None and one.miss_ratio >= HIGH_MISS_RATIO:
             worst.setdefault(one.part.table, one)
     return list(worst.values())
 
 
-def badly_served_text(answer: PlacementAnswer, one: OffloadedPart) -> str:
+def slow_cache_text(answer: PlacementAnswer, one: OffloadedPart) -> str:
     """Return the misses of a cache, their time, and the remedy."""
     return (
         f"{printable(one.part.table)} misses {pct_text(100 * (one.miss_ratio or 0.0))} of the distinct rows of a batch "

@@ -9,7 +9,7 @@ W devices of a place, M placements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,14 +19,7 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import SGD, state_bytes
-from evenshard.placement.moves import (
-    EarlierPlacement,
-    SharedPiece,
-    best_names,
-    device_kinds,
-    larger_machine,
-    shared_pieces,
-)
+from evenshard.placement.moves import EarlierPlacement, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.placement import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
@@ -89,15 +82,9 @@ class Moves:
 
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
         """Return the bytes that a placement moves, given all of its parts."""
-        of_tables = zip(self.space.task.tables, parts_by_table(self.space.task, parts).values(), strict=True)
-        return sum(piece.moved_bytes for table, after in of_tables for piece in self._shared_pieces(table, after))
-
-    def _shared_pieces(self, table: Table, after: Sequence[TablePart]) -> Iterator[SharedPiece]:
-        if before := self.earlier.parts_of_table.get(table.name):
-            yield from shared_pieces(table, before, after, self._machine, self._optimizer_of(table))
-
-    def _optimizer_of(self, table: Table) -> str:
-        return self.earlier.optimizer_of.get(table.name, SGD)
+        task = self.space.task
+        pieces = self.earlier.shared_pieces(task.tables, parts_by_table(task, parts), task.machine)
+        return sum(piece.moved_bytes for piece in pieces)
 
     def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
         """Return the bytes that move with options of groups, as ``table`` numbers them, and their places, shape [E]."""
@@ -168,7 +155,7 @@ class Moves:
         columns_A1P = _overlaps(columns, [part.columns for part in before])[:, None]
         rows_AWP = np.where(columns_A1P > 0, _overlaps(rows, [part.rows for part in before]), 0)
         pieces: Any = replace(table, num_rows=rows_AWP, embedding_dim=columns_A1P)  # type: ignore[arg-type]
-        bytes_AWP = pieces.size_bytes + state_bytes(pieces, self._optimizer_of(table))
+        bytes_AWP = pieces.size_bytes + state_bytes(pieces, self.earlier.optimizer_of.get(table.name, SGD))
         by_host = not (before[0].storage.is_on_device and is_on_device)
         lacks_QWP = ~self._reach_DP(table, by_host)[devices_QW[:, : len(rows)]]
         return np.tensordot(bytes_AWP.astype(np.float64), lacks_QWP.astype(np.float64), ([1, 2], [1, 2]))
@@ -186,15 +173,14 @@ class Moves:
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
         """Return the places of a placement with other names of devices, with which the fewest bytes move, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
-        held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
-        for group, choice in enumerate(choices_from(self.table, option_G, place_GS)):
-            if 1 < span_G1[group] == task.num_devices:
-                continue
-            for position, after in parts_of_group(self.space, group, choice).items():
-                for piece in self._shared_pieces(task.tables[position], after):
-                    old = [device for device in piece.reach if device < task.num_devices]
-                    held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
-        names = best_names(held_NO, device_kinds(task), task.machine)
+        after = {
+            task.tables[position].name: parts
+            for group, choice in enumerate(choices_from(self.table, option_G, place_GS))
+            if not 1 < span_G1[group] == task.num_devices
+            for position, parts in parts_of_group(self.space, group, choice).items()
+        }
+        pieces = self.earlier.shared_pieces(task.tables, after, task.machine)
+        names = best_names(pieces, device_kinds(task), task.machine)
         is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
         return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
 

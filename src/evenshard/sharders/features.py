@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import distinct_tables
+from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, tilt_to_feasible
 from evenshard.tables.table import Table
 

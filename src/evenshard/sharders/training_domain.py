@@ -16,8 +16,7 @@ from evenshard.base.messages import UNKNOWN, cut
 from evenshard.base.outputs import write_text
 from evenshard.base.typed import record_of
 from evenshard.placement.memory import SGD, optimizer_problem
-from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import distinct_tables
+from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.price.costs import MeasuredPlacement, optimizer_of
 from evenshard.price.evidence import DeviceError
 from evenshard.tables.reuse import mean_counts

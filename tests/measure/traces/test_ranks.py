@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evenshard.base.errors import BadFile, BadInput
-from evenshard.loop.observe_text import observation_text
+from evenshard.loop.observe import observation_text
 from evenshard.measure.traces.collectives import CollectiveKind, collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.measure.traces.ranks import observe

@@ -26,7 +26,7 @@ from evenshard.planner.knobs import place_knobs
 from evenshard.planner.pricing import learned_model_of, model_of, named_model
 from evenshard.planner.rules import RULES, Rules
 from evenshard.price.hardware import HardwareName
-from evenshard.report.difference import print_difference
+from evenshard.report.comparisons import print_difference
 from evenshard.report.page.page import save_page
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.tables.sources import tables_from

@@ -17,8 +17,7 @@ from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.messages import printable
 from evenshard.loop import observe
 from evenshard.loop.commands import ObserveInputs, WatchConfig
-from evenshard.loop.observe import ObservedAndPredicted
-from evenshard.loop.observe_text import observation_text
+from evenshard.loop.observe import ObservedAndPredicted, observation_text
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff, rename_devices
@@ -26,7 +25,7 @@ from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.report.difference import print_difference
+from evenshard.report.comparisons import print_difference
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import TableSet
 

@@ -22,7 +22,7 @@ from evenshard.base.outputs import write_text
 from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
-from evenshard.planner.comparison import FULL_SPACE, RULE
+from evenshard.planner.baselines import FULL_SPACE, RULE
 from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import measured_or_simulated
@@ -31,8 +31,8 @@ from evenshard.report import step_facts, table_facts
 from evenshard.sharders.catalog import label_of
 from evenshard.version import __version__
 
-# Rivals that may cut tables, as a sentence says them.
-_CUTTING = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
+# Baselines that may cut tables, as a sentence says them.
+_IN_WORDS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
 # Devices that are drawn as rows with their numbers; more become columns.
 _MAX_ROWS = 32
 # Tables that are listed at once; more are folded away.
@@ -43,8 +43,8 @@ _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
 # A bar's segment this wide has room for its number.
 _LABELLED_PCT = 7.0
-# Tables whose caches serve them badly that are named, the worst ones.
-_MAX_BADLY_SERVED = 5
+# Tables with slow caches that are named, the slowest ones.
+_MAX_SLOW_CACHES = 5
 # Tables that an assumption names.
 _LISTED = 12
 
@@ -89,7 +89,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     axis, slowest = time_axis(answer), slowest_device(answer.devices)
     parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
-    badly_served = table_facts.badly_served(answer)[:_MAX_BADLY_SERVED]
+    slow_caches = table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]
     cut = [table for table in table_facts.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
@@ -104,8 +104,8 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "timed": step_facts.timing_word(answer),
         "predicted_by": _predicted_by(answer),
         "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
-        "best": step_facts.best_rival(answer),
-        "advice": [*step_facts.advice(answer), *(table_facts.badly_served_text(answer, one) for one in badly_served)],
+        "best": step_facts.best_baseline(answer),
+        "advice": [*step_facts.advice(answer), *(table_facts.slow_cache_text(answer, one) for one in slow_caches)],
         "axis": axis,
         "labelled_pct": _LABELLED_PCT,
         "bars": bars,
@@ -121,10 +121,10 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "num_hosts": len(hosts),
         "kept": [*table_facts.kept_texts(answer), *table_facts.host_texts(answer)],
         "offloaded": {one.number: one for one in answer.offloaded},
-        "rivals_axis": rival_axis(answer),
-        "rivals": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
-        "cutting": [text for name, text in _CUTTING.items() if any(one.sharder == name for one in answer.comparison)],
-        "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
+        "baselines_axis": baseline_axis(answer),
+        "baselines": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
+        "cutting": [text for name, text in _IN_WORDS.items() if any(one.sharder == name for one in answer.comparison)],
+        "baseline_measured": any(baseline.measured_ms is not None for baseline in answer.comparison),
         "on_slowest": table_facts.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": table_facts.costliest(parts, NUM_COSTLIEST),
         "may_cut": not answer.request.is_whole,
@@ -333,11 +333,11 @@ def time_axis(answer: PlacementAnswer) -> Axis:
     return Axis.of([*totals, *answer.measured_device_ms, answer.predicted_ms, answer.high_ms, answer.lower_bound_ms])
 
 
-def rival_axis(answer: PlacementAnswer) -> Axis:
-    """Step times of evenshard and its rivals."""
-    rivals = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
+def baseline_axis(answer: PlacementAnswer) -> Axis:
+    """Step times of evenshard and its baselines."""
+    baselines = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
     measured = [] if answer.measured_ms is None else [answer.measured_ms]
-    return Axis.of([answer.predicted_ms, *measured, *rivals])
+    return Axis.of([answer.predicted_ms, *measured, *baselines])
 
 
 def device_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:

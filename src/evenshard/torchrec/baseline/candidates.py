@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
-from evenshard.planner.comparison import FULL_SPACE, Candidate, rule_broken_by
+from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Baseline
+from evenshard.planner.baselines import FULL_SPACE, Candidate, rule_broken_by
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.step import PartCosts
 from evenshard.torchrec.baseline.topology import (
@@ -68,12 +68,12 @@ def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator
     plain = next((one for one in plans if one.setting == AS_IT_COMES), None)
     if plain is None:
         note = "TorchRec's planner as it comes found no plan"
-        yield Rival(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
+        yield Baseline(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
     else:
-        yield Rival(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
+        yield Baseline(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
     on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
     rated = min(plans, key=lambda one: planner.rating_ms(one.parts) if on_device else one.rating_ms)
-    yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
+    yield Baseline(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
     best = min(plans, key=lambda one: (bool(rule_broken_by(costs, one.parts)), costs.predict(one.parts).predicted_ms))
     setting = f"{best.setting}; best of {num_settings} settings"
-    yield Rival(FULL_SPACE, None, setting=setting, chosen=BY_MODEL), best.parts
+    yield Baseline(FULL_SPACE, None, setting=setting, chosen=BY_MODEL), best.parts

@@ -9,16 +9,18 @@ Replicas leave their fused optimizer for that of the dense model: somebody has t
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
-from evenshard.placement.memory import SGD
+from evenshard.placement.memory import OPTIMIZERS, SGD, optimizer_problem
 from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.planner.optimizers import OTHER_TYPES, FusedOptimizer, TableOptimizers, optimizers_of
+from evenshard.planner.optimizers import OTHER_TYPES, TableOptimizers
 from evenshard.planner.request import PlacementRequest
+from evenshard.tables.assumptions import Assumption
 from evenshard.torchrec.model.modules import LocatedTable, located_tables
 
 if TYPE_CHECKING:
@@ -26,31 +28,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# evenshard's words for FBGEMM's optimizers (``EmbOptimType``).
-WORDS = {
-    "SGD": SGD,
-    "EXACT_SGD": SGD,
-    "ROWWISE_ADAGRAD": "rowwise_adagrad",
-    "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad",
-    "EXACT_ADAGRAD": "adagrad",
-    "LARS_SGD": "lars_sgd",
-    "PARTIAL_ROWWISE_ADAM": "partial_rowwise_adam",
-    "PARTIAL_ROWWISE_LAMB": "partial_rowwise_lamb",
-    "ADAM": "adam",
-    "LAMB": "lamb",
-}
-# Others of FBGEMM's, and one of ours that keeps as much.
-AS_LARGE = {
-    "NONE": SGD,
-    "EXACT_ROWWISE_WEIGHTED_ADAGRAD": "rowwise_adagrad",
-    "EMAINPLACE_ROWWISE_ADAGRAD": "rowwise_adagrad",
-    "ENSEMBLE_ROWWISE_ADAGRAD": "partial_rowwise_adam",
-}
+# The optimizer of each of FBGEMM's names (``EmbOptimType``).
+OPTIMIZER_OF = {fbgemm: name for name, one in OPTIMIZERS.items() for fbgemm in one.fbgemm_names}
 # Counted for any other: no known one keeps more.
 UNKNOWN = "adam"
 IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
 # Keys of ``fused_params`` by which they say how tables are trained; FBGEMM's own optimizer is SGD.
 OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
+
+
+@dataclass(frozen=True)
+class FusedOptimizer:
+    """The optimizer of a table of a model."""
+
+    word: str  # one of ``OPTIMIZERS``, whose state is counted
+    called: str  # its name in the model
+    where: str  # what of the model names it
+    is_known: bool = True  # whether its state is that of ``word``
 
 
 def model_optimizers(
@@ -62,13 +56,32 @@ def model_optimizers(
         BadConfig: if a table of the model is trained by another optimizer than the given one, or by several.
     """
     located = located_tables(model, sharders)
-    return optimizers_of([one.name for one in located], fused_optimizers(located, sharders), given)
+    fused = fused_optimizers(located, sharders)
+    if given is not None and (problem := optimizer_problem(given)):
+        raise BadConfig(f"{problem}. Choose one of these.")
+    for name, one in fused.items():
+        if given is not None and one.is_known and one.word != given:
+            raise BadConfig(
+                f"table {brief(name)} is trained by {one.word} ({one.called}, by {one.where}), but optimizer is "
+                f"{given}. Leave optimizer out to count what the model says, or change the model."
+            )
+    words = {name: one.word if one.is_known else given or one.word for name, one in fused.items()}
+    usual = Counter(words.values()).most_common(1)[0][0] if words and len(words) == len(located) else SGD
+    assumed = [
+        Assumption(name, "optimizer", f"{one.called} is not known: its state is counted as {words[name]}'s")
+        for name, one in fused.items()
+        if not one.is_known
+    ]
+    if given is None:
+        text = f"{SGD}, as FBGEMM trains tables for which the model names none"
+        assumed += [Assumption(one.name, "optimizer", text) for one in located if one.name not in fused]
+    return TableOptimizers(given or usual, words, tuple(assumed))
 
 
 def fused_optimizers(
     located: Sequence[LocatedTable], sharders: Sequence[Any] | None = None
 ) -> dict[str, FusedOptimizer]:
-    """The optimizers that tables have of their own, by the names of these."""
+    """Return the optimizers of the tables that have one of their own, by the names of these."""
     params_of = {one.module_type: dict(getattr(one, "fused_params", None) or {}) for one in sharders or ()}
     found = {}
     for one in located:
@@ -79,7 +92,7 @@ def fused_optimizers(
 
 
 def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
-    """The optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
+    """Return the optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
     from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
     weight = weight_of(located)
@@ -114,7 +127,7 @@ def _of_fused_params(params: Mapping[str, Any]) -> FusedOptimizer | None:
 
 
 def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
-    word = WORDS.get(name) or AS_LARGE.get(name)
+    word = OPTIMIZER_OF.get(name)
     return FusedOptimizer(word or UNKNOWN, name, where, word is not None)
 
 

@@ -18,7 +18,7 @@ from evenshard.base.units import gb_to_bytes, pct_text, size_text
 from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
-from evenshard.planner.comparison import MOST_SHARDS
+from evenshard.planner.baselines import MOST_SHARDS
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName

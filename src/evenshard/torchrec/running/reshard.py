@@ -261,10 +261,9 @@ class Rectangle(NamedTuple):
 
 
 def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, Rectangle]]:
-    """The pieces of old blocks that a new one is made of, each with the number of its block."""
+    """Yield the pieces of old blocks that a new one is made of, each with the number of its block."""
     for number, block in enumerate(old):
-        rows = Span(max(new.rows.start, block.rows.start), min(new.rows.stop, block.rows.stop))
-        columns = Span(max(new.columns.start, block.columns.start), min(new.columns.stop, block.columns.stop))
+        rows, columns = new.rows.common(block.rows), new.columns.common(block.columns)
         if rows.size > 0 and columns.size > 0:
             yield number, Rectangle(rows, columns)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
-from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
-from evenshard.planner.comparison import FULL_SPACE
+from evenshard.planner.answer import PLAIN_PLAN, Baseline, DifferenceInterval, PlacementAnswer
+from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.diff import diff
 from evenshard.planner.file import save_answer
-from evenshard.report.difference import difference_markdown, escape_markdown, marker
+from evenshard.report.comparisons import difference_markdown, escape_markdown, marker
 from support import documented
 from support.explain_builders import additive, answered, asked
 
@@ -48,7 +48,9 @@ def test_each_side_has_its_own_tables_and_the_old_plan_is_judged_with_the_new_on
     text = shown(old, new)
     assert "| embedding work, ms per step | 8.00 | 11.0 |" in text
     assert "| the plan of before with these tables, ms | | 14.0 |" in text
-    against = replace(new, comparison=(Rival(FULL_SPACE, 12.0, chosen=PLAIN_PLAN, saves=Saving(1.0, -0.11, 2.2)),))
+    against = replace(
+        new, comparison=(Baseline(FULL_SPACE, 12.0, chosen=PLAIN_PLAN, saves=DifferenceInterval(1.0, -0.11, 2.2)),)
+    )
     said = "TorchRec's default plan: 12.0 ms, 9.1 % slower (90 %: 1.0 % faster to 20 % slower).  "
     assert said in shown(old, against).splitlines() and "default plan" not in text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.comparison import MOST_ALIKE, difference_error, error_correlation, shared_work
+from evenshard.planner.intervals import MOST_ALIKE, difference_error, shared_work
 from support.explain_builders import answered, asked
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
@@ -39,5 +39,4 @@ def test_tables_that_are_looked_up_otherwise_have_nothing_in_common() -> None:
 def test_errors_that_are_alike_go_out_of_a_difference() -> None:
     assert difference_error(3, 4, 0) == 5
     assert difference_error(3, 3, 1) == 0
-    assert difference_error(3, 3, error_correlation(1.0)) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)
-    assert error_correlation(0) == 0 < error_correlation(0.5) < error_correlation(1) < 1
+    assert difference_error(3, 3, MOST_ALIKE) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)

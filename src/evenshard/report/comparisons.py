@@ -1,4 +1,4 @@
-"""A diff in words: for the terminal, and as Markdown for a comment of a pull request."""
+"""Comparisons in words: a diff for the terminal and as Markdown for a comment of a pull request, and an explanation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from evenshard.base.console import plain_console, plain_grid
 from evenshard.base.messages import MAX_NAMES, count_text, names_text, printable
 from evenshard.base.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 from evenshard.planner.answer import PlacementAnswer, fullest_device
-from evenshard.planner.difference import OWN_FIGURES, Difference, PartMove, Payback, Rekept, Renaming, Traffic
+from evenshard.planner.changed_parts import devices_text
+from evenshard.planner.difference import OWN_FIGURES, Difference, PartMove, Payback, Renaming, StorageChange, Traffic
+from evenshard.planner.explain import Explanation
 from evenshard.planner.output_order import BY_NAME
 from evenshard.price.kernel_calls import ROUNDING
 from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts
@@ -118,7 +120,7 @@ def _steps(count: float) -> str:
 
 
 def _whole(count: float) -> int:
-    """Rounded; a part of one step is a step."""
+    """Round; a part of one step is a step."""
     return round(count) or math.ceil(count)
 
 
@@ -131,7 +133,7 @@ def _ends(low: float, high: float, text: Callable[[float], str]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Three digits or so, with the unit that suits."""
+    """Return three digits or so, with the unit that suits."""
     for unit, of_unit in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * of_unit:
             return f"{seconds / of_unit:,.1f} {unit}"
@@ -167,7 +169,7 @@ def _table_lines(difference: Difference, most: int, write: Callable[[str], str])
         by_type.setdefault((table.old_type, table.new_type), []).append(table.table)
     for (old_type, new_type), tables in by_type.items():
         yield f"From {old_type} to {new_type}: {named(tables)}."
-    groups: dict[tuple[str, str], list[Rekept]] = {}
+    groups: dict[tuple[str, str], list[StorageChange]] = {}
     for one in difference.rekept:
         groups.setdefault((one.old_storage, one.new_storage), []).append(one)
     for (old_storage, new_storage), kept in groups.items():
@@ -203,7 +205,6 @@ def _moves(moves: Sequence[PartMove]) -> Grid:
 
 
 def _gb(num_bytes: int) -> str:
-    """GB with two decimals; what is less than that in three digits."""
     gigabytes = bytes_to_gb(num_bytes)
     return f"{gigabytes:.2f}" if gigabytes >= 0.1 or not num_bytes else f"{gigabytes:.2g}"
 
@@ -260,7 +261,7 @@ def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
 
 
 def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
-    """The table: each side with its own tables; where they are the same, the old plan with the new loads, too."""
+    """Yield a table: each side with its own tables, and the old plan with the new loads."""
     yield "| | before | after |"
     yield "|---|---:|---:|"
     steps = (ms_text(one.predicted_ms) for one in (old, new))
@@ -317,3 +318,70 @@ def escape_markdown(text: str) -> str:
 
 def _entities(text: str) -> str:
     return "".join(f"&#{ord(sign)};" for sign in text)
+
+
+# Explanations ---------------------------------------------------------------------------------------------------------
+
+
+def print_explanation(found: Explanation, file: TextIO | None = None) -> None:
+    """Print an explanation to a file, None for stdout; colours go to terminals only."""
+    console = plain_console(file, _NARROWEST)
+    console.print(
+        f"Embedding work takes {ms_text(found.step_ms)} ms per step; device {found.slowest_device} is the slowest "
+        f"(predicted by {printable(found.model)}).",
+        style="bold",
+    )
+    if found.device:
+        console.print(f"{printable(found.device)}.", style="dim")
+    console.print(_reason(found))
+    if found.table:
+        console.print(
+            f"{printable(found.table)} is sharded {found.sharding_type} on {devices_text(found.devices)}, and adds "
+            f"{_ms(found, found.adds_ms)} ms to the time of {'its' if len(found.devices) == 1 else 'a'} device."
+        )
+    console.print()
+    grid = plain_grid("ms", "mean of all", "change", texts=[f"device {found.slowest_device}, or a change"])
+    for one in found.times:
+        cells = (_ms(found, one.time_ms), _ms(found, one.mean_ms), _change(found, one.time_ms - one.mean_ms))
+        grid.add_row(*cells, one.name)
+    for number, change in enumerate(found.changes):
+        cells = (_ms(found, change.step_ms), "", _change(found, change.change_ms))
+        words = printable(f"{change.table}: {change.change}")
+        grid.add_row(*cells, words, style="bold" if change.helps and not number else None)
+    console.print(grid)
+    console.print(_verdict(found), style="bold")
+
+
+def _reason(found: Explanation) -> str:
+    if found.num_devices == 1:
+        longest = max(found.times, key=lambda one: one.time_ms)
+        return f"It is the only one; {longest.name} takes most, {_ms(found, longest.time_ms)} ms."
+    own_ms, mean_ms = (sum(getattr(one, name) for one in found.times) for name in ("time_ms", "mean_ms"))
+    most = max(found.times, key=lambda one: one.time_ms - one.mean_ms)
+    return (
+        f"It takes {_ms(found, own_ms - mean_ms)} ms more than the mean of the {found.num_devices} devices and "
+        f"waits {_ms(found, max(found.step_ms - own_ms, 0.0))} ms for others: {most.name} differs most from the mean, "
+        f"by {_change(found, most.time_ms - most.mean_ms)} ms."
+    )
+
+
+def _verdict(found: Explanation) -> str:
+    tried = f"of {printable(found.table)}" if found.table else "of its table"
+    if found.num_tried > 1:
+        tried = f"of one of {found.num_tried} tables on it"
+    if not found.changes:
+        return f"No change {tried} is legal."
+    best = found.changes[0]
+    if best.helps:
+        return f"The best change {tried} saves {_ms(found, -best.change_ms)} ms per step."
+    return f"No change {tried} makes embedding work faster."
+
+
+def _ms(found: Explanation, time_ms: float) -> str:
+    """Format a time with one more decimal than a step's three digits, because differences are small."""
+    return f"{time_ms:.{decimals(found.step_ms) + 1}f}"
+
+
+def _change(found: Explanation, change_ms: float) -> str:
+    text = f"{change_ms:+.{decimals(found.step_ms) + 1}f}"
+    return text if float(text) else "0"

@@ -11,13 +11,21 @@ import pytest
 from evenshard.base.units import ms_text, size_text
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
-from evenshard.planner.comparison import FULL_SPACE
+from evenshard.planner.answer import (
+    BY_MODEL,
+    BY_RATING,
+    PLAIN_PLAN,
+    Baseline,
+    DifferenceInterval,
+    Nearness,
+    PlacementAnswer,
+)
+from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.rules import Rules
+from evenshard.report.answer import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, link_text, machine_text
 from evenshard.report.table_facts import costliest, offload_text, placed_parts
-from evenshard.report.terminal import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import GB, answer
@@ -104,8 +112,8 @@ def test_small_devices_count_in_megabytes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_measured_times_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    rivals = (Rival("size_greedy", 4.1, 6.0), Rival("dim_greedy", 9.0, 5.5))
-    text = printed(answer(measured=cost(5.0, 2.5), comparison=rivals), monkeypatch, width=120)
+    baselines = (Baseline("size_greedy", 4.1, 6.0), Baseline("dim_greedy", 9.0, 5.5))
+    text = printed(answer(measured=cost(5.0, 2.5), comparison=baselines), monkeypatch, width=120)
     first = "5.00 ms of embedding work per step, at most 25 % above any placement (by this model)."
     assert worth(text)[:2] == [first, "Simulated (4.00 predicted, 90 %: 3.60 to 4.40 ms)."]
     assert "best of 2 others (greedy by dim): 5.50 ms, 10 % slower." in text
@@ -210,12 +218,12 @@ def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Warning: Device" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
 
 
-WHOLE, CUTTING = Rival("lookup_greedy", 6.0), Rival(FULL_SPACE, 4.1)
+WHOLE, CUTTING = Baseline("lookup_greedy", 6.0), Baseline(FULL_SPACE, 4.1)
 EVERY_WAY: dict[str, Any] = {"sharding_types": ()}
 
 
 @pytest.mark.parametrize(
-    ("rivals", "may_cut", "words"),
+    ("baselines", "may_cut", "words"),
     [
         ((WHOLE,), False, "Greedy by lookups: 6.00 ms, 50 % slower."),
         (
@@ -226,23 +234,25 @@ EVERY_WAY: dict[str, Any] = {"sharding_types": ()}
         ),
         ((WHOLE, CUTTING), True, f"The best of 2 others ({label_of(FULL_SPACE)}): 4.10 ms, 2.5 % slower."),
         (
-            (Rival("dim_greedy", 4.05), CUTTING),
+            (Baseline("dim_greedy", 4.05), CUTTING),
             True,
             "The best of 2 others (greedy by dim), whole tables: 4.05 ms, 1.2 % slower.",
         ),
     ],
 )
 def test_whole_tables_are_beside_cut_ones(
-    monkeypatch: pytest.MonkeyPatch, rivals: tuple[Rival, ...], may_cut: bool, words: str
+    monkeypatch: pytest.MonkeyPatch, baselines: tuple[Baseline, ...], may_cut: bool, words: str
 ) -> None:
-    text = printed(answer(comparison=rivals, asked=EVERY_WAY if may_cut else {}), monkeypatch, 200)
+    text = printed(answer(comparison=baselines, asked=EVERY_WAY if may_cut else {}), monkeypatch, 200)
     line = next(line for line in text.splitlines() if " 6.00 ms" in line or "slower" in line)
     assert line.lower() == words.lower()
 
 
 def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Rival(FULL_SPACE, 5.0, setting="no pooling factors", chosen=PLAIN_PLAN, saves=Saving(1.0, -0.1, 2.0))
-    best = Rival(FULL_SPACE, 4.1, setting="min_partition 32, no replicas; of 10 plans", chosen=BY_MODEL)
+    plain = Baseline(
+        FULL_SPACE, 5.0, setting="no pooling factors", chosen=PLAIN_PLAN, saves=DifferenceInterval(1.0, -0.1, 2.0)
+    )
+    best = Baseline(FULL_SPACE, 4.1, setting="min_partition 32, no replicas; of 10 plans", chosen=BY_MODEL)
     rated = replace(best, chosen=BY_RATING)  # the same plan
     text = printed(answer(comparison=(WHOLE, plain, rated, best), asked=EVERY_WAY), monkeypatch, 200)
     default = "TorchRec's default plan: 5.00 ms, 25 % slower (90 %: 2.5 % faster to 50 % slower)."
@@ -254,10 +264,10 @@ def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_placement_in_use_is_among_the_first_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    near = Nearness("old.json", None, 1, ("a",), (), (), 5.0, 0, 4.0, 1, Saving(1.0, 0.5, 2.0))
+    near = Nearness("old.json", None, 1, ("a",), (), (), 5.0, 0, 4.0, 1, DifferenceInterval(1.0, 0.5, 2.0))
     lines = worth(printed(answer(nearness=near), monkeypatch, 200))
     assert lines[2] == "The placement in use: 5.00 ms, 25 % slower (90 %: 12 % to 50 %)."
-    moved = replace(near, stay_bytes=9, stay_ms=4.0, stay_saves=Saving(0.0, 0.0, 0.0))
+    moved = replace(near, stay_bytes=9, stay_ms=4.0, stay_saves=DifferenceInterval(0.0, 0.0, 0.0))
     lines = worth(printed(answer(nearness=moved), monkeypatch, 200))
     assert lines[2] == "As near as possible to the placement in use: 4.00 ms, as fast."
     known_before = replace(near, stay_saves=None)
@@ -277,17 +287,17 @@ def test_why_torchrec_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rival_ms", "words"), [(5.0, "25 % slower"), (4.0, "as fast"), (4.001, "as fast"), (3.0, "25 % faster")]
+    ("baseline_ms", "words"), [(5.0, "25 % slower"), (4.0, "as fast"), (4.001, "as fast"), (3.0, "25 % faster")]
 )
-def test_the_best_rival_in_words(monkeypatch: pytest.MonkeyPatch, rival_ms: float, words: str) -> None:
-    rivals = (
-        Rival("lookup_greedy", 50.0),
-        Rival("dim_greedy", rival_ms),
-        Rival("random", 1.0, note="tables a, b are not apart"),
-        Rival("size_greedy", None, note="no room"),
+def test_the_best_baseline_in_words(monkeypatch: pytest.MonkeyPatch, baseline_ms: float, words: str) -> None:
+    baselines = (
+        Baseline("lookup_greedy", 50.0),
+        Baseline("dim_greedy", baseline_ms),
+        Baseline("random", 1.0, note="tables a, b are not apart"),
+        Baseline("size_greedy", None, note="no room"),
     )
-    assert f"The best of 2 others (greedy by dim): {rival_ms:.2f} ms, {words}." in printed(
-        answer(comparison=rivals), monkeypatch
+    assert f"The best of 2 others (greedy by dim): {baseline_ms:.2f} ms, {words}." in printed(
+        answer(comparison=baselines), monkeypatch
     )
 
 
@@ -389,7 +399,7 @@ def test_a_terminal_without_unicode_gets_plain_bars(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_single_device_has_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer((0, 0, 0), (4.0,), comparison=(Rival("random", 4.0),)), monkeypatch)
+    text = printed(answer((0, 0, 0), (4.0,), comparison=(Baseline("random", 4.0),)), monkeypatch)
     assert "others" not in text
     assert "any placement" not in text
     assert "*" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,16 +15,16 @@ from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import check_parts_memory
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
-from evenshard.planner.comparison import (
+from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Baseline
+from evenshard.planner.baselines import (
     FULL_SPACE,
     MOST_SHARDS,
     RULE,
     TORCHREC,
-    rival_placements,
-    rivals,
-    saving_against,
+    place_baselines,
+    predict_baselines,
 )
+from evenshard.planner.intervals import interval_against
 from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
@@ -52,9 +53,9 @@ def asked(**more: object) -> PlacementRequest:
     return PlacementRequest(**{**known, **more})  # type: ignore[arg-type]
 
 
-def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None = None) -> tuple[Rival, ...]:
+def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None = None) -> tuple[Baseline, ...]:
     costs = part_costs(request, untrained())
-    return rivals(rival_placements(request, costs, names), costs, measure)
+    return predict_baselines(place_baselines(request, costs, names), costs, measure)
 
 
 def test_torchrec_is_asked_for_more_than_whole_tables_only_where_that_is_allowed() -> None:
@@ -73,8 +74,9 @@ def test_torchrecs_plan_as_it_comes_its_best_by_rating_and_the_best_by_the_model
     request = asked(sharding_types=BY_COLUMNS)
     costs = part_costs(request, untrained())
     answer = costs.predict([whole_part(one, (at,)) for at, one in enumerate(COSTLY)])
-    saves = saving_against(request, untrained(), costs, price_parts(request, untrained(), costs, answer)[0])
-    plain, rated, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs, saves=saves)
+    priced, _ = price_parts(request, untrained(), costs, answer)
+    saves = partial(interval_against, request, untrained(), costs, priced)
+    plain, rated, best = predict_baselines(place_baselines(request, costs, [FULL_SPACE]), costs, saves=saves)
     assert [one.chosen for one in (plain, rated, best)] == [PLAIN_PLAN, BY_RATING, BY_MODEL]
     planner = TorchRecPlanner(request.task(), machine_bandwidths(request.hardware, request.nodes, costs.links))
     plans = list(planner.plans(SETTINGS))
@@ -119,7 +121,7 @@ def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
     planner = EmbeddingShardingPlanner(topology, batch_size=65_536 // devices, constraints=constraints)
     plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
     without_settings = costs.predict(shards_of(plan, tables)).predicted_ms
-    plain, _, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs)
+    plain, _, best = predict_baselines(place_baselines(request, costs, [FULL_SPACE]), costs)
     assert plain.predicted_ms is not None and best.predicted_ms is not None
     assert best.predicted_ms <= min(plain.predicted_ms, 1.001 * without_settings)
 
@@ -131,7 +133,7 @@ def test_the_best_of_torchrec_is_never_worse_than_its_plan_as_it_comes(number: i
     types = ((), BY_COLUMNS, ("row_wise", "data_parallel", TABLE_WISE))[number]
     request = asked(tables=tables, caps_bytes=(2**36,) * 2, batch_size=4096, sharding_types=types)
     costs = part_costs(request, DeviceModel("simulated:h200"))
-    plain, rated, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs)
+    plain, rated, best = predict_baselines(place_baselines(request, costs, [FULL_SPACE]), costs)
     assert best.predicted_ms is not None and plain.predicted_ms is not None and rated.predicted_ms is not None
     assert best.predicted_ms <= min(plain.predicted_ms, rated.predicted_ms)
 
@@ -177,7 +179,7 @@ def test_where_tables_do_not_fit_torchrec_has_caches_too() -> None:
 
 
 def test_the_best_rule_of_thumb_may_replicate_and_cut_where_the_request_allows_it() -> None:
-    """As the search prices it; its name says the rule. Whole tables alone have other rivals."""
+    """As the search prices it; its name says the rule. Whole tables alone have other baselines."""
     tables = (table("costly", 2**20, 128, 100.0), *(table(name, 2**8, 64, 8.0) for name in "abc"))
     (one,) = found(asked(tables=tables), RULE)
     assert "1 in rows" in one.setting.split(", ") and one.predicted_ms is not None

@@ -1,0 +1,119 @@
+"""Baselines: the placements of other sharders that an answer is compared with.
+
+Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
+the costliest ones is a baseline, too. TorchRec's planner stands in ``torchrec.baseline``. A baseline that knows nothing
+of a rule may break it, and is then marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.messages import brief
+from evenshard.base.providers import provided
+from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import broken_rule, parts_by_table
+from evenshard.placement.task import TASK_ID
+from evenshard.planner.answer import Baseline, DifferenceInterval
+from evenshard.planner.pricing import PartsMeasurer
+from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import AUTO
+from evenshard.price.step import PartCosts
+from evenshard.search.greedy import GreedyStarts
+from evenshard.search.placer import GreedyPlacer
+from evenshard.search.sharding_option import choices_from
+from evenshard.search.space import SearchSpace, parts_of
+from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
+
+# The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
+RULE = "best_rule_of_thumb"
+BASELINES = (*(one.name for one in SHARDERS if not one.needs), RULE)
+# TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for.
+FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
+# Baselines that cut tables and replicate them.
+FULL_SPACE_BASELINES = (FULL_SPACE, RULE)
+TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
+# Tables times devices that these are asked for: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
+MOST_SHARDS = 2_000
+# A baseline without its times, and its placement; None where there is none.
+Candidate = tuple[Baseline, tuple[TablePart, ...] | None]
+
+
+def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> list[Candidate]:
+    """Return the placements of baselines in the order of ``names``, without those that cannot be asked.
+
+    Raises:
+        BadConfig: if a name is unknown, or TorchRec is asked for and not installed.
+    """
+    unknown = next((name for name in names if name not in BASELINES), None)
+    if unknown is not None:
+        raise BadConfig(f"there is no sharder {brief(unknown)} to compare with. Choose from {', '.join(BASELINES)}.")
+    found: list[Candidate] = []
+    for name in names:
+        if name in FULL_SPACE_BASELINES and not asked_full_space(request):
+            continue
+        try:
+            if name == FULL_SPACE:
+                found += provided("torchrec_candidates")(request, costs)
+            elif name == RULE:
+                found.append(best_rule(costs))
+            else:
+                resources = Resources(hardware=request.hardware, link=request.nodes.intra or AUTO)
+                placement = sharder(name, resources).place(request.task().as_whole)
+                found.append((Baseline(name, None), placement.parts(request.tables)))
+        except InfeasibleTask as error:
+            found.append((Baseline(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")), None))
+    return found
+
+
+def baseline_label(baseline: Baseline) -> str:
+    """Return a baseline's name for readers, with the plan that was chosen among its sharder's."""
+    return f"{label_of(baseline.sharder)}, {baseline.chosen}" if baseline.chosen else label_of(baseline.sharder)
+
+
+def predict_baselines(
+    found: Sequence[Candidate],
+    costs: PartCosts,
+    measure: PartsMeasurer | None = None,
+    saves: Callable[[Sequence[TablePart]], DifferenceInterval] | None = None,
+) -> tuple[Baseline, ...]:
+    """Return candidates with their times, and with the saving against TorchRec's where ``saves`` tells it."""
+    return tuple(
+        baseline
+        if parts is None
+        else replace(
+            baseline,
+            predicted_ms=costs.predict(parts).predicted_ms,
+            measured_ms=None if measure is None else measure(costs.task, [parts])[0].step_ms(costs.pipeline),
+            note=rule_broken_by(costs, parts),
+            saves=saves(parts) if saves is not None and baseline.sharder in (*TORCHREC, FULL_SPACE) else None,
+        )
+        for baseline, parts in found
+    )
+
+
+def asked_full_space(request: PlacementRequest) -> bool:
+    """True if TorchRec's planner and rules of thumb can be asked for more than whole tables."""
+    return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
+
+
+def best_rule(costs: PartCosts) -> Candidate:
+    """The best of the search's rules of thumb, as they are.
+
+    Raises:
+        InfeasibleTask: if none finds room.
+    """
+    space = SearchSpace(costs)
+    starts = GreedyStarts(GreedyPlacer(space))
+    best = next((one for one in starts.rules() if not one.overflow), None)
+    if best is None:
+        raise InfeasibleTask("no rule of thumb found room for the tables")
+    choices = choices_from(space.table, best.start.option_G, best.place_GS)
+    return Baseline(RULE, None, setting=best.start.rule), parts_of(space, choices)
+
+
+def rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
+    """Return the rule of the task that a placement breaks, in a clause; empty if it breaks none."""
+    return broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""
