@@ -13,7 +13,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import Knob, check_ranges, chosen_in, knob, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
-from evenshard.planner.knobs import InUse, Knobs, Sharding, TableSources, Training, group_knobs, groups, place_knobs
+from evenshard.planner.knobs import InUse, Knobs, TableSources, Training, group_knobs, groups, place_knobs
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 
 if TYPE_CHECKING:
@@ -64,54 +64,40 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
-    from evenshard.measure.placements import measured_parts
-    from evenshard.placement.sharding import Communication
     from evenshard.planner.hosts import devices_of
-    from evenshard.planner.memory import reserve_of
-    from evenshard.planner.place import PlaceConfig, place_request
+    from evenshard.planner.place import PlaceConfig, build_request, place_request
     from evenshard.planner.pricing import model_of, named_with_hardware
-    from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
-    from evenshard.planner.rules import Rules
+    from evenshard.planner.request import check_batch
     from evenshard.report.answer import make_displayable
     from evenshard.tables.assumptions import with_pooling_factors
 
     asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})
-    machine, memory, training, search = asked.machine, asked.memory, asked.training, asked.search
-    reserved_bytes, reserved_share = reserve_of(memory.reserved_gb)
-    named, own_hardware = named_with_hardware(search.model, machine.hardware)
-    devices = devices_of(replace(machine, hardware=own_hardware), memory)
+    training, search = asked.training, asked.search
+    named, own_hardware = named_with_hardware(search.model, asked.machine.hardware)
+    devices = devices_of(replace(asked.machine, hardware=own_hardware), asked.memory)
     check_batch(training.batch_size, devices.machine.num_devices)
     loaded = named or model_of(None, devices.hardware)
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, training.batch_size, asked.table_sources)
     known = with_pooling_factors(known, asked.table_sources.pooling_factors)
     optimizers = _optimizers(tables, training.optimizer, loaded)
-    request = PlacementRequest(
-        tables=known.tables,
-        caps_bytes=devices.caps_bytes,
-        batch_size=training.batch_size,
-        reserved_bytes=reserved_bytes,
-        optimizer=optimizers.optimizer,
-        rules=Rules.of(**vars(asked.table_rules)),
-        communication=Communication.of(training.communication),
-        sharding_types=_types(asked.sharding),
-        machine=devices.machine,
-        hardware=devices.hardware,
-        assumptions=(*known.assumptions, *optimizers.assumptions),
-        reserved_share=reserved_share,
-        dense_bytes=dense_bytes_of(tables, memory.dense_gb),
-        training_pipeline=training.training_pipeline,
-        compute_kernels=tuple(asked.sharding.compute_kernels),
-        table_optimizers=optimizers.of_tables,
-        **kept_knobs(asked),
-    )
+    request = build_request(asked, known, optimizers, devices, _dense_bytes(tables, asked.memory.dense_gb))
     if asked.sharding.constraints is not None:
         request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
-    close_to = _near(asked.in_use)
-    origin = str(tables) if isinstance(tables, str | Path) else None
-    with measured_parts(request, loaded, VISITS) if search.num_measured else nullcontext() as measure:
-        answer = place_request(request, loaded, PlaceConfig.of(search), measure, origin, progress, close_to)
+    config = replace(
+        PlaceConfig.of(search),
+        near=_near(asked.in_use),
+        tables_from=str(tables) if isinstance(tables, str | Path) else None,
+        progress=progress,
+    )
+    if search.num_measured:
+        from evenshard.measure.placements import measured_parts
+
+        with measured_parts(request, loaded, VISITS) as measure:
+            answer = place_request(request, loaded, replace(config, measure=measure))
+    else:
+        answer = place_request(request, loaded, config)
     return make_displayable(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 
@@ -147,20 +133,7 @@ def _near(in_use: InUse) -> "Near | None":
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
 
-def _types(sharding: Sharding) -> tuple[str, ...]:
-    from evenshard.placement.sharding import BY_COLUMNS
-
-    if not sharding.allow_column_split:
-        return tuple(sharding.sharding_types)
-    if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):
-        both = ", ".join(BY_COLUMNS)
-        raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
-    return BY_COLUMNS
-
-
-def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
-    """Return the memory of the dense model on each device."""
-    check_ranges(dense_gb=dense_gb)
+def _dense_bytes(tables: Any, dense_gb: float | None) -> int:
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
     from evenshard.torchrec.model.modules import dense_bytes
@@ -383,7 +356,7 @@ def _answer(
         dense_batch=dense_batch,
         overlap=asked.overlap,
         sync_every=asked.sync_every,
-        knobs={**given, "dense_gb": bytes_to_gb(dense_bytes_of(tables, shared.memory.dense_gb))},
+        knobs={**given, "dense_gb": bytes_to_gb(_dense_bytes(tables, shared.memory.dense_gb))},
     )
     caps = asked.memory_cap_gb
     memory = sorted(set(caps)) if isinstance(caps, Sequence) else [caps]

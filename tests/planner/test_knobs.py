@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -22,8 +22,12 @@ from evenshard.base.typed import check_arguments
 from evenshard.cli import main
 from evenshard.loop.decisions.requests import place_tables
 from evenshard.planner import knobs
+from evenshard.planner.hosts import devices_of
 from evenshard.planner.knobs import Knobs, group_knobs, groups, knob_field, place_knob, place_knobs
-from evenshard.planner.request import PlacementRequest, kept_knobs
+from evenshard.planner.optimizers import TableOptimizers
+from evenshard.planner.place import build_request
+from evenshard.planner.request import PlacementRequest
+from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
 from evenshard.tracking.serving import served_code
@@ -144,8 +148,11 @@ def test_a_request_that_keeps_it_gets_it_and_has_it_in_its_schema(
         1.5,
         "memory for nothing, 100 % of it",
     )
-    monkeypatch.setattr("evenshard.planner.request.PlacementRequest", Keeping)
-    assert kept_knobs(Knobs.of({"made_up_gb": 7.0}))["made_up_gb"] == 7.0
+    monkeypatch.setattr("evenshard.planner.place.PlacementRequest", Keeping)
+    knobs, tables = Knobs.of({"made_up_gb": 7.0}), TableSet.of([table()])
+    devices = devices_of(knobs.machine, replace(knobs.memory, memory_cap_gb=1.0))
+    built = build_request(knobs, tables, TableOptimizers(), devices, 0)
+    assert isinstance(built, Keeping) and built.made_up_gb == 7.0
 
 
 # The real ones -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.planner.knobs import Machine, Memory
-from evenshard.planner.memory import own_memory_gb, own_memory_note
+from evenshard.planner.memory import RESERVED_SHARE, own_memory_gb, own_memory_note, reserve_of
 from evenshard.planner.request import caps_of
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
@@ -156,8 +156,10 @@ class MachineAndMemory:
 
     machine: Nodes
     caps_bytes: tuple[int, ...]  # by device id
-    hardware: str  # what the devices are; of several kinds, that of the first
-    notes: tuple[str, ...] = ()  # what to know of the memory
+    hardware: str  # of several kinds, that of the first device
+    notes: tuple[str, ...] = ()  # on the memory
+    reserved_bytes: int = 0  # of each device, for everything that is not counted
+    reserved_share: float = RESERVED_SHARE  # of each device, for the same
 
 
 def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
@@ -174,7 +176,7 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
     if file is None:
         hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(asked, hardware)
-        return _with_memory(with_host_memory(chosen, memory), memory.memory_cap_gb, [hardware] * chosen.num_devices)
+        return _with_memory(with_host_memory(chosen, memory), memory, [hardware] * chosen.num_devices)
     if twice := [name for name in chosen_in(asked) if name not in ("num_devices", "hardware", "hosts")]:
         raise BadConfig(f"the file of hosts says what {twice[0]} says. Leave {twice[0]} out.")
     found = load_hosts_file(file)
@@ -189,15 +191,14 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
         raise BadFile(file, str(error).rstrip("."), "Correct it.") from None
 
 
-def _with_memory(
-    machine: Nodes, memory_cap_gb: float | Sequence[float] | None, hardware: Sequence[str]
-) -> MachineAndMemory:
-    if memory_cap_gb is not None:
-        return MachineAndMemory(machine, caps_of(memory_cap_gb, machine.num_devices), hardware[0])
+def _with_memory(machine: Nodes, memory: Memory, hardware: Sequence[str]) -> MachineAndMemory:
+    reserve = reserve_of(memory.reserved_gb)
+    if memory.memory_cap_gb is not None:
+        return MachineAndMemory(machine, caps_of(memory.memory_cap_gb, machine.num_devices), hardware[0], (), *reserve)
     own = {kind: own_memory_gb(kind, machine.devices_per_node) for kind in dict.fromkeys(hardware)}
     notes = (own_memory_note(kind, machine.devices_per_node) for kind in own)
     caps = caps_of([own[kind] for kind in hardware], machine.num_devices)
-    return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note))
+    return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note), *reserve)
 
 
 def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> MachineAndMemory:
@@ -219,7 +220,8 @@ def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> M
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
-    return _with_memory(with_host_memory(_check_machine(machine), memory, file), caps, of_devices)
+    memory_of_file = replace(memory, memory_cap_gb=caps)
+    return _with_memory(with_host_memory(_check_machine(machine), memory, file), memory_of_file, of_devices)
 
 
 def _machine_of_flags(asked: Machine, hardware: str) -> Nodes:

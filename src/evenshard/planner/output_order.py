@@ -187,8 +187,8 @@ def order_changes(
 # Layouts by columns that are searched, each corrected by the times of the one before.
 LAYOUTS = 3
 Orders = Mapping[str, tuple[OutputTable, ...]]
-# Searches a request with so many changes at most, None for all of the effort.
-Place = Callable[[PlacementRequest, int | None], PlacementAnswer]
+# Searches a request with so many changes at most.
+Place = Callable[[PlacementRequest, float], PlacementAnswer]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
     """
     orders = _kept_orders(request, old)
     plain = replace(request, keep_output_order=False)
-    free = place(plain, None)
+    free = place(plain, float("inf"))
     found = [free] if _has_order(request, free, orders) else []
     for limits in _fixed_limits(request, orders, old):
         found += _answers(plain, limits, place, request, orders)

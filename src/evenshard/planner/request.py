@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import MAX_TABLES, check_ranges, knobs_of
+from evenshard.base.knobs import MAX_TABLES, check_ranges
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
@@ -24,9 +23,9 @@ from evenshard.placement.parts import (
     USUAL_KERNELS,
     TablePart,
 )
-from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
+from evenshard.placement.sharding import BY_COLUMNS, REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.planner.knobs import Knobs, groups, knob_field, place_knob
+from evenshard.planner.knobs import Sharding, knob_field
 from evenshard.planner.rules import Rules
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
@@ -220,13 +219,6 @@ class PlacementRequest:
         )
 
 
-def kept_knobs(knobs: Knobs) -> dict[str, Any]:
-    """The fields of a request that are knobs as they were given: those of the same default."""
-    of_name = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
-    kept = (one.name for one in knobs_of(PlacementRequest) if one.default == place_knob(one.name).default)
-    return {name: of_name[name] for name in kept}
-
-
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
     """The optimizer of each table that both requests have it with: states of another are of no use."""
     names = {table.name for table in old.tables}
@@ -247,6 +239,20 @@ def check_batch(batch_size: int, num_devices: int) -> None:
             f"batch_size is {batch_size:,}, the samples of all {num_devices:,} devices together, and each device gets "
             f"the same number. Give {' or '.join(f'{one:,}' for one in nearest)}."
         )
+
+
+def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
+    """Return the sharding types that the knobs name; empty for all.
+
+    Raises:
+        BadConfig: if ``allow_column_split`` and other types are both given.
+    """
+    if not sharding.allow_column_split:
+        return tuple(sharding.sharding_types)
+    if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):
+        both = ", ".join(BY_COLUMNS)
+        raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
+    return BY_COLUMNS
 
 
 def memory_problem(kernel: str, machine: Nodes) -> str | None:

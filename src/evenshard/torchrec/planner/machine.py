@@ -17,10 +17,11 @@ from evenshard.base.process import machine_bytes
 from evenshard.base.units import gb_to_bytes, size_text
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
-from evenshard.planner.knobs import Memory
+from evenshard.planner.hosts import MachineAndMemory
+from evenshard.planner.knobs import Machine, Memory
 from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
 from evenshard.planner.request import caps_of, reserves_of
-from evenshard.price.hardware import HardwareName
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.price.link import bandwidth_name
 from evenshard.torchrec.baseline.topology import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
@@ -75,9 +76,12 @@ class TorchRecMachine:
         """A rank's share of the host memory of each node."""
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
-    def linked_nodes(self, intra: str = "", inter: str = "") -> Nodes:
-        """The nodes, with a link between their domains, if there are several."""
-        return replace(self.nodes, intra=intra, inter="" if self.nodes.num_domains == 1 else inter)
+    def devices(self, asked: Machine, is_one_node: bool) -> MachineAndMemory:
+        """Return the ranks with these links and hardware, as one node for sharders that know none."""
+        nodes = replace(self.nodes, intra=asked.intra, inter="" if self.nodes.num_domains == 1 else asked.inter)
+        nodes = Nodes.one_node(self.nodes.num_devices) if is_one_node else nodes
+        reserve = (self.reserved_bytes, self.reserved_share)
+        return MachineAndMemory(nodes, self.caps_bytes, asked.hardware or DEFAULT_HARDWARE, (), *reserve)
 
 
 def machine_of(

@@ -13,16 +13,16 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, EvenshardError
 from evenshard.base.knobs import check_ranges, chosen_in
 from evenshard.base.messages import one_line
 from evenshard.base.typed import check_arguments
-from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.memory import RESERVED_SHARE
-from evenshard.planner.rules import Rules
+from evenshard.planner.request import sharding_types_of
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.learned import Sharder
 from evenshard.torchrec.baseline.topology import planner_error, require_torchrec
@@ -34,7 +34,7 @@ from evenshard.torchrec.planner.arguments import (
     reservation_of,
 )
 from evenshard.torchrec.planner.machine import links_of_topology, machine_of, topology_of, with_memory
-from evenshard.torchrec.planner.model_request import PlannerSettings
+from evenshard.torchrec.planner.model_request import check_kernels
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -171,7 +171,7 @@ class EvenshardPlanner:
         try:
             asked = Knobs.of(knobs, [one.name for one in planner_knobs()])
             memory, sharding = asked.memory, asked.sharding
-            hardware, inter, types = asked.machine.hardware, asked.machine.inter, tuple(sharding.sharding_types)
+            hardware, inter = asked.machine.hardware, asked.machine.inter
             if storage_reservation is not None and memory.reserved_gb is not None:
                 raise BadConfig(
                     "storage_reservation and reserved_gb both say what memory is kept. Give one of the two."
@@ -187,28 +187,23 @@ class EvenshardPlanner:
                         "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
                         "keep_output_order, hardware and model."
                     )
-            if sharding.allow_column_split and types and set(types) != set(BY_COLUMNS):
-                raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
+            sharding_types_of(sharding)
             check_ranges(batch_size=batch_size)
             ranks = (topology, world_size, local_world_size, compute_device)
             machine = machine_of(*ranks, memory, hardware, inter or None)
             own = ("", "") if topology is None else links_of_topology(topology)
-            settings = PlannerSettings(
+            asked = replace(
                 asked,
-                batch_size=batch_size,
-                rules=Rules.of(**vars(asked.table_rules)),
-                types=BY_COLUMNS if sharding.allow_column_split else types,
-                intra=asked.machine.intra or own[0],
-                inter=inter or own[1],
-                sharder=sharder,
+                machine=replace(asked.machine, intra=asked.machine.intra or own[0], inter=inter or own[1]),
+                training=replace(asked.training, batch_size=batch_size * machine.nodes.num_devices),
             )
-            settings.check_kernels(machine.compute_device)
+            check_kernels(asked, machine.compute_device)
             if topology is None:
                 topology = topology_of(machine)
             elif memory.memory_cap_gb is not None:
                 topology = with_memory(topology, machine.caps_bytes, machine.host_bytes_of_ranks)
             self._topology = topology
-            self._planner = ModelPlanner(self._arguments, settings, machine, topology, type(self).__name__)
+            self._planner = ModelPlanner(self._arguments, asked, sharder, machine, topology, type(self).__name__)
         except EvenshardError as error:
             if not fallback:
                 raise
