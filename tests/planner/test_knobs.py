@@ -15,7 +15,6 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 import evenshard
 from evenshard import InUse, Machine, Memory, Search, Training
-from evenshard.api import WhatIf, shared_knobs
 from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.knobs import Range, knob, knobs_of
 from evenshard.base.typed import check_arguments
@@ -23,14 +22,23 @@ from evenshard.cli import main
 from evenshard.loop.decisions.requests import place_tables
 from evenshard.planner import knobs
 from evenshard.planner.hosts import devices_of
-from evenshard.planner.knobs import Knobs, group_knobs, groups, knob_field, place_knob, place_knobs
+from evenshard.planner.knobs import (
+    Knobs,
+    WhatIf,
+    group_knobs,
+    groups,
+    knob_field,
+    place_knob,
+    place_knobs,
+    shared_knobs,
+)
 from evenshard.planner.optimizers import TableOptimizers
 from evenshard.planner.place import build_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
-from evenshard.tracking.serving import served_code
+from evenshard.tracking.pyfunc import served_code
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]

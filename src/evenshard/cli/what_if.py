@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.api import WhatIf, shared_knobs, what_if
+from evenshard.api import what_if
 from evenshard.base.console import progress
 from evenshard.base.knobs import knobs_of
 from evenshard.cli.arguments import (
@@ -24,6 +24,7 @@ from evenshard.cli.arguments import (
     join_rules,
     number,
 )
+from evenshard.planner.knobs import WhatIf, shared_knobs
 
 
 class PerHardware(Source):

@@ -21,6 +21,7 @@ from evenshard.base.knobs import Group, Knob, Range, check_knobs, chosen_in, gro
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
+    from evenshard.planner.what_if.option import Prices
     from evenshard.sharders.model import Model
 
 
@@ -305,6 +306,66 @@ class Knobs:
         return Knobs(**chosen)
 
 
+@dataclass(frozen=True)
+class WhatIf:
+    """The knobs of ``evenshard.what_if``: machines, prices, and the work of a step besides its embeddings."""
+
+    hardware: Sequence[str] = knob(
+        (),
+        "kinds of hardware; h100 is short for simulated:h100, a device model (default: what the model was trained on, "
+        "or simulated:h100)",
+    )
+    devices: Sequence[int] = knob((8,), "numbers of devices")
+    memory_cap_gb: float | Sequence[float] | None = knob(
+        None, "sizes of device memory, GB of 1024**3 bytes, each on every machine (default: that of the hardware)"
+    )
+    price: "str | Path | Prices | None" = knob(
+        None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
+    )
+    batch_size: int | None = knob(
+        None,
+        "samples of a step over all devices together, the same on every machine (default: 65,536, unless "
+        "batch_per_device is given)",
+    )
+    batch_per_device: int | None = knob(
+        None, "samples of a step on each device, in place of batch_size: more devices take more samples"
+    )
+    dense_ms: float | Mapping[str, float] = knob(
+        0.0, "time of a step without its embeddings; one for all hardware, or one for each"
+    )
+    dense_batch: int | None = knob(
+        None,
+        "samples of a device for which dense_ms holds: it is scaled to those of each machine (default: it is taken as "
+        "it is)",
+    )
+    overlap: float = knob(
+        0.0,
+        "share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them up",
+    )
+    max_step_ms: float | None = knob(
+        None, "longest step: the cheapest machine that is predicted to keep to it is named too"
+    )
+    devices_per_node: int | Mapping[str, int] | None = knob(
+        None, "devices of a host (default: as many as its link connects, at most 8)"
+    )
+    nodes_per_domain: int | Mapping[str, int] = knob(1, "hosts whose devices share the link within a host")
+    intra: str | Mapping[str, str] = knob("", "link within a host (default: that of the hardware)")
+    inter: str | Mapping[str, str] = knob(
+        "",
+        "link between hosts (default: infiniband_ndr for H100 and later, infiniband_hdr for A100 and V100, "
+        "ethernet_25g for others)",
+    )
+    model: str | Path | Mapping[str, str | Path] | None = knob(
+        None, "cost model of each kind of hardware, as for evenshard.place"
+    )
+    group_sizes: Sequence[int] | str = knob(
+        (),
+        "devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for every "
+        "number that divides the devices (default: all devices share one)",
+    )
+    sync_every: int = knob(1, "steps from one average over the groups' weights to the next")
+
+
 def groups() -> tuple[Group, ...]:
     """The groups of knobs, in the order of the help."""
     return groups_of(Knobs)
@@ -328,6 +389,20 @@ def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
         for one in groups()
         if not names.isdisjoint(of_group.name for of_group in knobs_of(one.kind))
     )
+
+
+# Knobs of ``evenshard.place`` about one machine and its devices, or about one answer.
+_OF_ONE_MACHINE = {
+    *("num_devices", "nodes", "hosts", "constraints"),
+    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
+    *("near", "max_move_gb", "num_measured", "compare"),
+}
+
+
+def shared_knobs() -> tuple[Knob, ...]:
+    """Return the knobs of ``evenshard.place`` that hold for every machine of ``what_if`` alike."""
+    own = {one.name for one in knobs_of(WhatIf)}
+    return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
 
 
 def knob_field(name: str, default: Any = None) -> Any:

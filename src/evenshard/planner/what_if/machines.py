@@ -16,7 +16,7 @@ N devices in groups of G stand in one of two layouts:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -162,6 +162,30 @@ def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]
             f"divides a node or is a multiple of it."
         )
     return tuple((layout, group) for (group, _), layout in found.items())
+
+
+def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
+    """Yield the sizes of groups to try on a machine, ascending, without those that are larger than it.
+
+    Raises:
+        BadConfig: if they are no numbers of devices.
+    """
+    devices = machine.num_devices
+    if not group_sizes:
+        yield devices
+    elif group_sizes == "all":
+        yield from (size for size in range(1, devices + 1) if devices % size == 0 and _is_even(machine, size))
+    elif isinstance(group_sizes, str):
+        raise BadConfig(f"group_sizes is {brief(group_sizes)}. Give numbers of devices, or all.")
+    else:
+        yield from sorted({size for size in group_sizes if size <= devices} or {devices})
+
+
+def _is_even(machine: Nodes, size: int) -> bool:
+    try:
+        return bool(layouts_of(machine, size))
+    except BadConfig:
+        return False
 
 
 def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
