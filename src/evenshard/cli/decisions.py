@@ -57,7 +57,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.tracking import log_backlog, study_run
-    from evenshard.tracking.serving import served_code
+    from evenshard.tracking.pyfunc import served_code
     from evenshard.tracking.tags import PARAMS_HASH
 
     params = params_of(args)
