@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from evenshard.base.documents import load_params
 from evenshard.base.knobs import REQUIRED, Knob, knobs_of
-from evenshard.base.messages import brief, one_line
+from evenshard.base.messages import brief, did_you_mean, one_line
 from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
-from evenshard.base.typed import section
-from evenshard.cli.help import COMMAND, clearer, unknown_words
-from evenshard.measure.config import MeasureConfig
 from evenshard.price.hardware import names_in
 
 if TYPE_CHECKING:
@@ -98,6 +96,11 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
     require_apart(outputs, inputs)
 
 
+# Stands for a command in a parser's help and messages.
+COMMAND = "COMMAND"
+_CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Wrong flags get one line and exit code 2, and are named by the command that they were given to."""
 
@@ -105,13 +108,34 @@ class OneLineParser(argparse.ArgumentParser):
         """See ``argparse``; words that are left over are wrong here, not in the parser of all commands."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(unknown_words(rest, self._option_string_actions))
+            self.error(_unknown_words(rest, self._option_string_actions))
         return found, rest
 
     def error(self, message: str) -> NoReturn:
         """See ``argparse``."""
-        text = one_line(clearer(message))
+        text = one_line(_clearer(message))
         self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
+
+
+def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
+    """Name the first unknown flag among words that a parser with these flags could not use, or else all of them."""
+    flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    if flag is None:
+        return f"unexpected {', '.join(map(brief, words))}"
+    return f"unknown flag {brief(flag)}.{did_you_mean(flag, flags)}"
+
+
+def _clearer(message: str) -> str:
+    """Return a message of argparse in our words, with the choice that a mistyped word may mean."""
+    found = _CHOICE.fullmatch(message)
+    if found is None:
+        return re.sub(r"^argument (\S+): is ", r"\1 is ", message)
+    known = [one.strip().strip("'\"") for one in found["known"].split(",")]
+    given = found["given"].strip("'\"")
+    meant = did_you_mean(given, known)
+    if found["name"] == COMMAND:
+        return f"unknown command {brief(given)}.{meant}"
+    return f"{found['name']} is {brief(given)}. Choose from {', '.join(known)}.{meant}"
 
 
 def _check_and_call(
@@ -160,11 +184,6 @@ def metrics_flag(sub: argparse.ArgumentParser) -> None:
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the sections of ``--params``; an empty mapping if the default file is missing."""
     return load_params(args.params) if args.params.exists() else {}
-
-
-def measure_config(args: argparse.Namespace, params: dict[str, Any]) -> MeasureConfig:
-    """Return the settings of measuring, with those that flags override."""
-    return section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
