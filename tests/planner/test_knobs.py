@@ -273,7 +273,7 @@ def test_what_if_and_the_planner_take_groups_of_what_they_take() -> None:
     ("name", "said"),
     [
         ("plaice", "got an unexpected keyword argument 'plaice'$"),
-        ("dense_mb", r"got an unexpected keyword argument 'dense_mb'. Did you mean 'dense_gb'"),
+        ("dense_mb", r"got an unexpected keyword argument 'dense_mb'. Did you mean dense_gb"),
         ("world_size", r"got an unexpected keyword argument 'world_size'. TorchRec's world_size is num_devices here"),
     ],
 )

@@ -22,7 +22,7 @@ from typing import Any
 
 from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.knobs import RANGES, check_knobs, chosen_in
+from evenshard.base.knobs import RANGES, REQUIRED, check_knobs, chosen_in, knob, range_problems
 from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import DeviceGroup, Nodes
@@ -36,36 +36,26 @@ from evenshard.price.link import GPUS_OF_A_NODE, link, link_name
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of one kind."""
+    """Hosts of one kind. A knob that is left out is that of ``evenshard.place``."""
 
-    devices: int  # of each
-    count: int = 1
-    hardware: str = ""  # what a device is, such as simulated:h100; empty for what ``place`` is asked for
-    memory_gb: float | None = None  # memory of a device; None for what ``place`` is asked for
-    # Memory of each host that tables may take; None for what ``place`` is asked for.
-    host_memory_gb: float | None = None
-    ssd_gb: float | None = None  # what tables may take of each host's SSDs; None for what ``place`` is asked for
-
-    def problem(self) -> str | None:
-        """Says in one clause what makes them impossible, or None."""
-        called = {"devices": "num_devices", "count": "nodes", "memory_gb": "memory_cap_gb"}  # as arguments of ``place``
-        for name in (*called, "host_memory_gb", "ssd_gb"):
-            value = getattr(self, name)
-            if value is not None and (problem := RANGES[called.get(name, name)].problem(value)):
-                return f"{name} {problem}"
-        return None
+    devices: int = knob(REQUIRED, "devices of each host", range=RANGES["num_devices"])
+    count: int = knob(1, "number of hosts", range=RANGES["nodes"])
+    hardware: str = knob("", "hardware of a device, such as simulated:h100")
+    memory_gb: float | None = knob(None, "GB of each device", range=RANGES["memory_cap_gb"])
+    host_memory_gb: float | None = knob(None, "GB of each host that tables may take")
+    ssd_gb: float | None = knob(None, "GB of each host's SSDs that tables may take")
 
 
 @dataclass(frozen=True)
 class HostsFile:
-    """Hosts, and the links between their devices."""
+    """Hosts, in the order of the device ids, and the links between their devices."""
 
-    hosts: tuple[Hosts, ...]  # kinds of hosts, in the order of the device ids
-    nodes_per_domain: int = 1  # hosts whose devices share the fast link
+    hosts: tuple[Hosts, ...]
+    nodes_per_domain: int = 1  # hosts whose devices share the link within a domain
     intra: str = ""  # link within a domain; empty for that of the hardware
     inter: str = ""  # link between domains; empty for none
-    host_bandwidth_gb_s: float | None = None  # of each host's memory; None for what ``place`` is asked for
-    ssd_bandwidth_gb_s: float | None = None  # of each host's SSDs; None for what ``place`` is asked for
+    host_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's memory")
+    ssd_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's SSDs")
 
     @property
     def num_devices(self) -> int:
@@ -73,17 +63,16 @@ class HostsFile:
         return sum(one.count * one.devices for one in self.hosts)
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Return in one clause why no machine has these hosts, or None."""
         if not self.hosts:
             return "hosts is empty"
         for number, one in enumerate(self.hosts, start=1):
-            if problem := one.problem():
+            if problem := next(range_problems(one), None):
                 return f"hosts, entry {number}: {problem}"
             if one.devices != self.hosts[0].devices:
                 return f"hosts, entry {number}: devices is {one.devices}, but {self.hosts[0].devices} in entry 1"
-        for what in ("host_bandwidth_gb_s", "ssd_bandwidth_gb_s"):
-            if (speed := getattr(self, what)) is not None and (problem := RANGES[what].problem(speed)):
-                return f"{what} {problem}"
+        if problem := next(range_problems(self), None):
+            return problem
         for what in ("hardware", "memory_gb", "host_memory_gb", "ssd_gb"):
             given = {getattr(one, what) in ("", None) for one in self.hosts}
             if len(given) > 1:

@@ -11,12 +11,12 @@ the keys of a pipeline's request, the parameters of a served model and the schem
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import Group, Knob, Range, check_knobs, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.base.messages import did_you_mean
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -417,9 +417,9 @@ def knob_field(name: str, default: Any = None) -> Any:
 
 
 def _hint(unknown: str, known: Iterable[Knob]) -> str:
-    names = [one.name for one in known]
+    known = tuple(known)
     spelled = [one.name for one in known if one.torchrec.rpartition(".")[2] == unknown]
     if spelled:
         return f". TorchRec's {unknown} is {' or '.join(spelled)} here"
-    close = get_close_matches(unknown, names, n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""
+    meant = did_you_mean(unknown, (one.name for one in known))
+    return f".{meant}" if meant else ""

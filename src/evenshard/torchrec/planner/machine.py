@@ -264,7 +264,7 @@ def device_of_process(unknown: str = "") -> str:
 
 
 def topology_of(machine: TorchRecMachine) -> Topology:
-    """TorchRec's description of the ranks and their memory, with its own bandwidths."""
+    """Return TorchRec's description of the ranks and their memory, with its own bandwidths."""
     nodes = machine.nodes
     ranks = nodes.num_devices, nodes.devices_per_node, nodes.nodes_per_domain
     topology = make_topology(machine.compute_device, *ranks)
