@@ -131,12 +131,11 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
-    from evenshard.base.s3 import is_address, local
+    from evenshard.base.s3 import local
     from evenshard.planner.comparison import Near
     from evenshard.planner.file import load_answer
 
-    with local(near) if is_address(near) else nullcontext(near) as here:
-        path = Path(here)
+    with local(near) as path:
         old = load_answer(path / "placement.json" if path.is_dir() else path)
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 

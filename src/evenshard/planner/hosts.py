@@ -81,11 +81,7 @@ class HostsFile:
 
 
 def load_hosts_file(path: str | Path) -> HostsFile:
-    """Read a file of hosts.
-
-    Raises:
-        BadFile: if it is missing, is not YAML, or makes no sense.
-    """
+    """Load a file of hosts; a BadFile if it is missing, is not YAML, or makes no sense."""
     keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (HostsFile, Hosts))
     remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
     content = read_yaml(Path(path), remedy)
@@ -99,15 +95,7 @@ def load_hosts_file(path: str | Path) -> HostsFile:
 
 
 def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = None) -> Nodes:
-    """Return a machine with the memory of its hosts.
-
-    Args:
-        machine: machine whose hosts have nothing for tables.
-        file: the file that it is made of, if there is one; its hosts may have their own.
-
-    Raises:
-        BadConfig: if something is given twice, or a bandwidth of nothing.
-    """
+    """Return the machine with the memory of its hosts, by the knobs or by the file that describes it."""
     host_bytes, host_gb_s = _sizes_and_speed(machine, memory, file, "host_memory_gb", "host_bandwidth_gb_s")
     ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, file, "ssd_gb", "ssd_bandwidth_gb_s")
     return replace(machine, host_bytes=host_bytes, host_gb_s=host_gb_s, ssd_bytes=ssd_bytes, ssd_gb_s=ssd_gb_s)
@@ -131,7 +119,7 @@ def _sizes_and_speed(
 
 
 def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
-    """Raises BadConfig if both the file of hosts and the arguments give something."""
+    """Raise BadConfig if both the file of hosts and the arguments give something."""
     if own is not None and asked is not None:
         raise BadConfig(f"{in_file} is in the file, and {asked_for} is given too. Leave one of them out.")
 
@@ -152,7 +140,7 @@ class MachineAndMemory:
 
 
 def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
-    """The machine that is asked for.
+    """Return the machine that is asked for.
 
     Raises:
         BadConfig: if the knobs contradict each other or make no machine.
@@ -253,7 +241,7 @@ def _spans(hardware: str, intra: str) -> float:
 
 
 def own_link(hardware: str) -> str:
-    """The link between devices of a profile; empty for real hardware."""
+    """Return the link between devices of a profile; empty for real hardware."""
     profile = profile_of(HardwareName.parse(hardware))
     return "" if profile is None else profile.link
 

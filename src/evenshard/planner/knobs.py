@@ -64,7 +64,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of devices and hosts, and what of it is not for tables."""
+    """Memory of devices and hosts, and the part of it that is not for tables."""
 
     memory_cap_gb: float | Sequence[float] | None = knob(
         None,
@@ -106,7 +106,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Training:
-    """What a step of the training does with the tables."""
+    """Batch, optimizers and pipeline of a training step."""
 
     batch_size: int = knob(65_536, "samples of a training step over all devices together")
     optimizer: str | None = knob(
@@ -139,7 +139,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The ways in which all tables may be sharded."""
+    """Sharding types and compute kernels of all tables."""
 
     sharding_types: Sequence[str] = knob(
         (),
@@ -169,7 +169,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class TableSources:
-    """What is told of the tables beside their file."""
+    """Facts about the tables beside their file."""
 
     columns: Mapping[str, str] | None = knob(
         None,
@@ -227,7 +227,7 @@ class TableRules:
 
 @dataclass(frozen=True)
 class Search:
-    """What judges candidates, and how they are searched for."""
+    """Model and length of the search."""
 
     model: "str | Path | Model | None" = knob(
         None,
@@ -251,7 +251,7 @@ class Search:
 
 @dataclass(frozen=True)
 class InUse:
-    """A placement that is in use, and what may move from it."""
+    """A placement that is in use, and the bytes that may move from it."""
 
     near: str | Path | None = knob(
         None, "placement.json of today, or its folder, here or on S3: the answer says what moves from it"
@@ -279,7 +279,7 @@ class Knobs:
 
     @staticmethod
     def of(given: Mapping[str, Any], taken: Collection[str] | None = None) -> "Knobs":
-        """The knobs that a caller gives, each by its own name or in its group; None for what is left out.
+        """Return the knobs that a caller gives, each by its own name or in its group; None for those left out.
 
         Args:
             taken: names of the knobs that are taken, where not all are.
@@ -367,22 +367,22 @@ class WhatIf:
 
 
 def groups() -> tuple[Group, ...]:
-    """The groups of knobs, in the order of the help."""
+    """Return the groups of knobs, in the order of the help."""
     return groups_of(Knobs)
 
 
 def place_knobs() -> tuple[Knob, ...]:
-    """The knobs of ``evenshard.place``, group after group."""
+    """Return the knobs of ``evenshard.place``, group after group."""
     return tuple(one for of_kind in groups() for one in knobs_of(of_kind.kind))
 
 
 def place_knob(name: str) -> Knob:
-    """One of them."""
+    """Return a knob of ``evenshard.place``."""
     return next(one for one in place_knobs() if one.name == name)
 
 
 def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """The keywords of a function with these knobs that take a group as one."""
+    """Return the keywords that take a whole group, of a function with these knobs."""
     names = {one.name for one in knobs}
     return tuple(
         Knob(one.name, one.kind | None, None, f"several of the knobs above, as one {one.kind.__name__}")
@@ -406,11 +406,7 @@ def shared_knobs() -> tuple[Knob, ...]:
 
 
 def knob_field(name: str, default: Any = None) -> Any:
-    """Declare a field of a dataclass as a knob of a placement.
-
-    Args:
-        default: value of the field where the knob was left out as None.
-    """
+    """Declare a field of a dataclass as a knob of a placement; ``default`` stands for a knob that is left out."""
     one = place_knob(name)
     value = one.default if default is None else default
     return knob(value, one.help, torchrec=one.torchrec, range=one.range, flag=one.flag)

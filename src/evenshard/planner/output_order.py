@@ -286,7 +286,7 @@ def _answers(
 
 
 def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
-    """The request with these limits on top of its own; None if a table is left with nothing."""
+    """Add limits to a request's own; None if a table is left without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
         before = request.limits_of(name)

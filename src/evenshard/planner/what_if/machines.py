@@ -57,11 +57,7 @@ OTHER_LINK = "ethernet_25g"
 
 
 def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
-    """Return a value for each full name of hardware, from one for all or one for each; ``what`` names it in errors.
-
-    Raises:
-        BadConfig: if a kind is named that is not asked for.
-    """
+    """Return a value for each full name of hardware, from one for all or one for each; ``what`` names it in errors."""
     if not isinstance(value, Mapping):
         return {one: value for one in hardware}
     named = {str(HardwareName.parse(name)): own for name, own in value.items()}
@@ -106,7 +102,7 @@ CONTIGUOUS, STRIDED = LAYOUTS = ("contiguous", "strided")
 
 
 def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """The devices of each group."""
+    """Return the devices of each group."""
     number = num_devices // group_size
     if layout == CONTIGUOUS:
         return tuple(range(first, first + group_size) for first in range(0, num_devices, group_size))
@@ -114,13 +110,13 @@ def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, 
 
 
 def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """The devices that hold the same parts, for each device of a group: groups of the other layout."""
+    """Return the devices that hold the same parts, for each device of a group: groups of the other layout."""
     other = STRIDED if layout == CONTIGUOUS else CONTIGUOUS
     return group_ranks(num_devices, num_devices // group_size, other)
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """A machine of each of these sets of devices; None where they are not alike, or lie unevenly over nodes."""
+    """Return a machine of each of these sets of devices; None if they differ, or lie unevenly over nodes."""
     found = {_machine_of_ranks(machine, one) for one in ranks}
     return found.pop() if len(found) == 1 else None
 
@@ -140,7 +136,7 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """The layouts of groups of a size that differ, each with the machine of one group.
+    """Return the layouts of groups of a size that differ, each with the machine of one group.
 
     Raises:
         BadConfig: if the machine cannot be cut into such groups.

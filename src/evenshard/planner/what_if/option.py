@@ -31,7 +31,7 @@ class PredictedInterval:
         return f"{self.value:.4g} (90 %: {self.low:.4g} to {self.high:.4g})"
 
     def times(self, factor: float) -> PredictedInterval:
-        """The number in another unit."""
+        """Return the number in another unit."""
         return PredictedInterval(factor * self.value, factor * self.low, factor * self.high)
 
 
@@ -39,9 +39,7 @@ class PredictedInterval:
 class Sync:
     """The all-reduce of weights between groups that each hold all tables: TorchRec's ``DMPCollection.sync``.
 
-    Every so many steps each device averages weights and optimizer state. ``bytes_per_device`` is the largest share,
-    ``bytes_of_all`` that of all groups together. The device with most sends ``sent_bytes``, scattering sums and
-    gathering averages, for ``once_ms``; nothing else runs meanwhile.
+    The device with the most bytes to average sends ``sent_bytes`` for ``once_ms``; nothing else runs meanwhile.
     """
 
     every: int
@@ -206,11 +204,7 @@ class Prices:
 
 @blame_file
 def load_prices(path: str | Path) -> Prices:
-    """Load prices from a YAML file.
-
-    Raises:
-        BadFile: if it is missing, is not YAML, or makes no sense.
-    """
+    """Load prices from a YAML file; a BadFile if it is missing, is not YAML, or makes no sense."""
     remedy = (
         "Its keys are currency, note and hardware; under hardware each kind, such as h100, has per_device_hour and, "
         "where hosts cost extra, per_node_hour."

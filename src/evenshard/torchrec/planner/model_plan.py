@@ -59,7 +59,7 @@ class ModelPlanner:
     planner_type: str
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
-        """The plan, with the tables that TorchRec places, after callbacks and statistics.
+        """Return the plan, with the tables that TorchRec places, after callbacks and statistics.
 
         Raises:
             PlannerError: TorchRec's, if the tables find no room.
@@ -112,16 +112,18 @@ class ModelPlanner:
     def _place(
         self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan
     ) -> tuple[PlacementRequest, Sequence[TablePart]]:
-        least = _with_least_kept(request)
         try:
             parts = self._parts(request, result)
         except InfeasibleTask as error:
-            found = None if least == request else self._parts_if_they_fit(least, result)
-            if found is None:
+            least = _with_least_kept(request)
+            try:
+                if least == request:
+                    raise
+                parts = self._parts(least, result)
+            except InfeasibleTask:
                 kind = "STRICT_CONSTRAINTS" if _fits_in_all(least) else "INSUFFICIENT_STORAGE"
                 raise planner_error(InfeasibleTask(str(error), self.machine.assumed.devices), kind) from error
-            notes = (_kept_less(request, least), *notes)
-            request, parts = least, found
+            request, notes = least, (_kept_less(request, least), *notes)
         if self.sharder is not None:
             notes = (*self.machine.assumed.notes(parts), *notes)
         for note in notes:
@@ -132,12 +134,6 @@ class ModelPlanner:
         if self.sharder is None:
             return self._place_by_evenshard(request, result)
         return _place_by_sharder(self.sharder, request)
-
-    def _parts_if_they_fit(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart] | None:
-        try:
-            return self._parts(request, result)
-        except InfeasibleTask:
-            return None
 
     def _place_by_evenshard(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class EvenshardPlanner:
-    """Plans a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` does.
+    """Planner of a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` does.
 
     With ``sharder``, that sharder decides. Modules of other kinds are planned by TorchRec's planner in the memory that
     is left, in the same plan.
@@ -98,7 +98,7 @@ class EvenshardPlanner:
         compute_device: str | None = None,
         **knobs: Any,
     ) -> None:
-        """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.
+        """Settle the machine; nothing is planned yet. Without arguments, the process group must have started.
 
         Args:
             topology: TorchRec's description of the machine; it stands for world_size, local_world_size and
@@ -114,12 +114,12 @@ class EvenshardPlanner:
                 TorchRec's estimates of the plan; evenshard's are in ``answer``.
             constraints: TorchRec's constraints, by table. Fields that decide nothing are listed in the log at DEBUG;
                 those of tables that TorchRec places are all used.
-            debug: whether the statistics are long.
+            debug: True for long statistics.
             callbacks: each takes the plan as TorchRec's ``ShardingOption``s and returns the one that counts.
             timeout_seconds: the search ends after so many seconds with the best plan until then.
             plan_loader: where it has a stored plan, TorchRec's planner loads it; a note says so.
             heuristical_storage_reservation_percentage: short for a ``HeuristicalStorageReservation`` of so much.
-            fallback: whether TorchRec's planner plans where evenshard cannot, with the same arguments; a note says why.
+            fallback: True to let TorchRec's planner plan where evenshard cannot; a note says why.
             sharder: decides instead of ``evenshard.place``; tables stay whole then.
             world_size: ranks; those of the process group where left out.
             local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
@@ -210,7 +210,7 @@ class EvenshardPlanner:
             self._failure = error
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
-        """The plan; empty for a model without tables. Of tables the model knows little of, it warns (logging).
+        """Return the plan; empty for a model without tables. Assumptions about tables are logged as warnings.
 
         Args:
             module: the model, as ``DistributedModelParallel`` will get it.
@@ -251,7 +251,7 @@ class EvenshardPlanner:
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The plan of rank 0, on every rank of the process group (the default one where left out).
+        """Return the plan of rank 0 on every rank of the process group, by default the whole world.
 
         Raises:
             PlannerError: on all ranks, if rank 0 cannot plan. (TorchRec's planner would leave the others waiting.)
@@ -280,7 +280,7 @@ class EvenshardPlanner:
         return plan
 
     def hash_planner_context_inputs(self) -> int:
-        """TorchRec's hash of what a plan depends on by its account; that of its own planner with the same arguments.
+        """Return TorchRec's hash of a plan's inputs, that of its own planner with the same arguments.
 
         Like TorchRec's it needs a plan before, or an enumerator and a reservation that have seen a model.
         """
