@@ -14,16 +14,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import chosen_in, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
-from evenshard.planner.knobs import (
-    InUse,
-    Knobs,
-    TableSources,
-    WhatIf,
-    group_knobs,
-    groups,
-    place_knobs,
-    shared_knobs,
-)
+from evenshard.planner.knobs import InUse, Knobs, TableSources, WhatIf, group_knobs, groups, place_knobs, shared_knobs
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

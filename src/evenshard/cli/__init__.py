@@ -47,11 +47,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 class GroupedCommands(argparse.HelpFormatter):
-    """Lists the commands of a parser under headings.
-
-    Args:
-        groups: names of commands by heading, where ``OTHERS`` stands for those that no group names.
-    """
+    """Help with the commands of a parser under headings; ``OTHERS`` stands for those that no heading names."""
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)
@@ -114,7 +110,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _parser(command: str = "") -> OneLineParser:
-    """The parser of all commands; if a command is named, only its module is imported."""
+    """Return the parser of all commands; if a command is named, only its module is imported."""
     parser = OneLineParser(
         prog="evenshard",
         description="Learns where to put a recommender model's embedding tables.",

@@ -28,7 +28,7 @@ from evenshard.planner.knobs import WhatIf, shared_knobs
 
 
 class PerHardware(Source):
-    """An argument type: one value for all hardware, or one for each, such as h100=12,a100=25."""
+    """Argument type of one value for all hardware, or one for each, such as h100=12,a100=25."""
 
     def __init__(self, kind: Callable[[str], Any]) -> None:
         self._kind = kind

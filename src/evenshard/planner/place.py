@@ -229,11 +229,7 @@ def _lineage(model: Model, config: PlaceConfig) -> dict[str, Any]:
             **({} if model.trained_on is None else {"trained_on": asdict(model.trained_on)}),
         },
         "tables": config.tables_from,
-        "search": {
-            "seed": config.seed,
-            "num_measured": config.num_measured,
-            "changes": config.effort.changes,
-        },
+        "search": {"seed": config.seed, "num_measured": config.num_measured, "changes": config.effort.changes},
     }
     return dict(json.loads(json.dumps(lineage)))  # as a file gives it back
 

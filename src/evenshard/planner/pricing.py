@@ -191,9 +191,8 @@ def _device_kind(model: Model, hardware: str, machine: Nodes) -> DeviceKind:
         profile = profile_of(name)
     except BadConfig:  # a model is served where the profile that it was trained on is not
         profile = None
-    if profile is None:
-        return DeviceKind(model.price(), name.kind.memory_bytes_per_ns, host_link(machine))
-    return DeviceKind(model.price(), profile.hbm_bytes_per_ns, host_link(machine, profile))
+    bytes_per_ns = name.kind.memory_bytes_per_ns if profile is None else profile.hbm_bytes_per_ns
+    return DeviceKind(model.price(), bytes_per_ns, host_link(machine, profile))
 
 
 # Prices of an answer --------------------------------------------------------------------------------------------------

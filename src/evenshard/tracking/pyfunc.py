@@ -28,17 +28,11 @@ EXAMPLE = [
 
 @dataclass(frozen=True)
 class ServedCode:
-    """The code that answers for a registered model.
+    """The code that answers for a registered model."""
 
-    Attributes:
-        script: a file that sets MLflow's model; a copy is stored with the networks.
-        parameters: parameters besides the tables, with defaults; None for a default that depends on the model.
-        kinds: their types: bool, int, float or str.
-    """
-
-    script: Path
-    parameters: Mapping[str, bool | int | float | str | None]
-    kinds: Mapping[str, type]
+    script: Path  # sets MLflow's model; a copy is stored with the networks
+    parameters: Mapping[str, bool | int | float | str | None]  # besides the tables, with defaults
+    kinds: Mapping[str, type]  # of the parameters: bool, int, float or str
 
 
 # The hardware is the model's; a server has no files, and nothing to measure on.
@@ -65,12 +59,7 @@ def _served_knobs() -> tuple[Knob, ...]:
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:
-    """Write the folder that MLflow serves: the model's files, the code that answers, and their requirements.
-
-    Args:
-        model: a model's folder.
-        logged: MLflow's entity of the model.
-    """
+    """Write the folder that MLflow serves: files of a model's folder, the code that answers, and their requirements."""
     with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which says that it tries the example
         warnings.simplefilter("ignore")  # about its own modules, and what it would like our code to be
         import mlflow.pyfunc

@@ -161,11 +161,7 @@ def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]
 
 
 def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
-    """Yield the sizes of groups to try on a machine, ascending, without those that are larger than it.
-
-    Raises:
-        BadConfig: if they are no numbers of devices.
-    """
+    """Yield the sizes of groups to try on a machine, ascending, without those that are larger than it."""
     devices = machine.num_devices
     if not group_sizes:
         yield devices

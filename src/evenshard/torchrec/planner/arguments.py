@@ -108,11 +108,7 @@ class PlannerArguments:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """List the arguments that evenshard does not use.
-
-        Raises:
-            BadConfig: if an argument makes no sense.
-        """
+        """Log the arguments that evenshard does not use; a BadConfig if one makes no sense."""
         if self.topology is not None and not hasattr(self.topology, "world_size"):
             raise BadConfig(
                 f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology; a sharder is sharder=..."

@@ -280,10 +280,7 @@ class EvenshardPlanner:
         return plan
 
     def hash_planner_context_inputs(self) -> int:
-        """Return TorchRec's hash of a plan's inputs, that of its own planner with the same arguments.
-
-        Like TorchRec's it needs a plan before, or an enumerator and a reservation that have seen a model.
-        """
+        """Return TorchRec's hash of a plan's inputs; it needs a plan before, as that of TorchRec's own planner does."""
         return int(self._with_context().hash_planner_context_inputs())
 
     def hash_planner_context_inputs_str(self) -> str:
