@@ -5,16 +5,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import Knob, check_ranges, chosen_in, knob, knobs_of
+from evenshard.base.knobs import chosen_in, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
-from evenshard.planner.knobs import InUse, Knobs, Sharding, TableSources, Training, group_knobs, groups, place_knobs
-from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
+from evenshard.planner.knobs import InUse, Knobs, TableSources, WhatIf, group_knobs, groups, place_knobs, shared_knobs
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.what_if.answer import WhatIfAnswer
-    from evenshard.planner.what_if.option import Prices
     from evenshard.report.answer import PlacementAnswer
     from evenshard.sharders.model import Model
     from evenshard.tables.assumptions import TableSet
@@ -64,54 +63,40 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
-    from evenshard.measure.placements import measured_parts
-    from evenshard.placement.sharding import Communication
     from evenshard.planner.hosts import devices_of
-    from evenshard.planner.memory import reserve_of
-    from evenshard.planner.place import PlaceConfig, place_request
+    from evenshard.planner.place import PlaceConfig, build_request, place_request
     from evenshard.planner.pricing import model_of, named_with_hardware
-    from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
-    from evenshard.planner.rules import Rules
+    from evenshard.planner.request import check_batch
     from evenshard.report.answer import make_displayable
     from evenshard.tables.assumptions import with_pooling_factors
 
     asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})
-    machine, memory, training, search = asked.machine, asked.memory, asked.training, asked.search
-    reserved_bytes, reserved_share = reserve_of(memory.reserved_gb)
-    named, own_hardware = named_with_hardware(search.model, machine.hardware)
-    devices = devices_of(replace(machine, hardware=own_hardware), memory)
+    training, search = asked.training, asked.search
+    named, own_hardware = named_with_hardware(search.model, asked.machine.hardware)
+    devices = devices_of(replace(asked.machine, hardware=own_hardware), asked.memory)
     check_batch(training.batch_size, devices.machine.num_devices)
     loaded = named or model_of(None, devices.hardware)
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, training.batch_size, asked.table_sources)
     known = with_pooling_factors(known, asked.table_sources.pooling_factors)
     optimizers = _optimizers(tables, training.optimizer, loaded)
-    request = PlacementRequest(
-        tables=known.tables,
-        caps_bytes=devices.caps_bytes,
-        batch_size=training.batch_size,
-        reserved_bytes=reserved_bytes,
-        optimizer=optimizers.optimizer,
-        rules=Rules.of(**vars(asked.table_rules)),
-        communication=Communication.of(training.communication),
-        sharding_types=_types(asked.sharding),
-        machine=devices.machine,
-        hardware=devices.hardware,
-        assumptions=(*known.assumptions, *optimizers.assumptions),
-        reserved_share=reserved_share,
-        dense_bytes=dense_bytes_of(tables, memory.dense_gb),
-        training_pipeline=training.training_pipeline,
-        compute_kernels=tuple(asked.sharding.compute_kernels),
-        table_optimizers=optimizers.of_tables,
-        **kept_knobs(asked),
-    )
+    request = build_request(asked, known, optimizers, devices, _dense_bytes(tables, asked.memory.dense_gb))
     if asked.sharding.constraints is not None:
         request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
-    close_to = _near(asked.in_use)
-    origin = str(tables) if isinstance(tables, str | Path) else None
-    with measured_parts(request, loaded, VISITS) if search.num_measured else nullcontext() as measure:
-        answer = place_request(request, loaded, PlaceConfig.of(search), measure, origin, progress, close_to)
+    config = replace(
+        PlaceConfig.of(search),
+        near=_near(asked.in_use),
+        tables_from=str(tables) if isinstance(tables, str | Path) else None,
+        progress=progress,
+    )
+    if search.num_measured:
+        from evenshard.measure.placements import measured_parts
+
+        with measured_parts(request, loaded, VISITS) as measure:
+            answer = place_request(request, loaded, replace(config, measure=measure))
+    else:
+        answer = place_request(request, loaded, config)
     return make_displayable(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 
@@ -137,30 +122,16 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
-    from evenshard.base.s3 import is_address, local
+    from evenshard.base.s3 import local
     from evenshard.planner.answer import Near
     from evenshard.planner.file import load_answer
 
-    with local(near) if is_address(near) else nullcontext(near) as here:
-        path = Path(here)
+    with local(near) as path:
         old = load_answer(path / "placement.json" if path.is_dir() else path)
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
 
-def _types(sharding: Sharding) -> tuple[str, ...]:
-    from evenshard.placement.sharding import BY_COLUMNS
-
-    if not sharding.allow_column_split:
-        return tuple(sharding.sharding_types)
-    if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):
-        both = ", ".join(BY_COLUMNS)
-        raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
-    return BY_COLUMNS
-
-
-def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
-    """Return the memory of the dense model on each device."""
-    check_ranges(dense_gb=dense_gb)
+def _dense_bytes(tables: Any, dense_gb: float | None) -> int:
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
     from evenshard.torchrec.model.modules import dense_bytes
@@ -215,80 +186,6 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
     return complete_tables(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)
 
 
-@dataclass(frozen=True)
-class WhatIf:
-    """The knobs of the question: machines, prices, and what a step does besides its embeddings."""
-
-    hardware: Sequence[str] = knob(
-        (),
-        "kinds of hardware; h100 is short for simulated:h100, a device model (default: what the model was trained on, "
-        "or simulated:h100)",
-    )
-    devices: Sequence[int] = knob((8,), "numbers of devices")
-    memory_cap_gb: float | Sequence[float] | None = knob(
-        None, "sizes of device memory, GB of 1024**3 bytes, each on every machine (default: that of the hardware)"
-    )
-    price: "str | Path | Prices | None" = knob(
-        None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
-    )
-    batch_size: int | None = knob(
-        None,
-        "samples of a step over all devices together, the same on every machine (default: 65,536, unless "
-        "batch_per_device is given)",
-    )
-    batch_per_device: int | None = knob(
-        None, "samples of a step on each device, in place of batch_size: more devices take more samples"
-    )
-    dense_ms: float | Mapping[str, float] = knob(
-        0.0, "time of a step without its embeddings; one for all hardware, or one for each"
-    )
-    dense_batch: int | None = knob(
-        None,
-        "samples of a device for which dense_ms holds: it is scaled to those of each machine (default: it is taken as "
-        "it is)",
-    )
-    overlap: float = knob(
-        0.0,
-        "share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them up",
-    )
-    max_step_ms: float | None = knob(
-        None, "longest step: the cheapest machine that is predicted to keep to it is named too"
-    )
-    devices_per_node: int | Mapping[str, int] | None = knob(
-        None, "devices of a host (default: as many as its link connects, at most 8)"
-    )
-    nodes_per_domain: int | Mapping[str, int] = knob(1, "hosts whose devices share the link within a host")
-    intra: str | Mapping[str, str] = knob("", "link within a host (default: that of the hardware)")
-    inter: str | Mapping[str, str] = knob(
-        "",
-        "link between hosts (default: infiniband_ndr for H100 and later, infiniband_hdr for A100 and V100, "
-        "ethernet_25g for others)",
-    )
-    model: str | Path | Mapping[str, str | Path] | None = knob(
-        None, "cost model of each kind of hardware, as for evenshard.place"
-    )
-    group_sizes: Sequence[int] | str = knob(
-        (),
-        "devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for every "
-        "number that divides the devices (default: all devices share one)",
-    )
-    sync_every: int = knob(1, "steps from one average over the groups' weights to the next")
-
-
-# Knobs of ``evenshard.place`` about one machine and its devices, or about one answer.
-_OF_ONE_MACHINE = {
-    *("num_devices", "nodes", "hosts", "constraints"),
-    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
-    *("near", "max_move_gb", "num_measured", "compare"),
-}
-
-
-def shared_knobs() -> tuple[Knob, ...]:
-    """All its other knobs, which hold for every machine alike, unless ``what_if`` has its own of that name."""
-    own = {one.name for one in knobs_of(WhatIf)}
-    return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
-
-
 @check_arguments(
     (*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())), Prices="evenshard.planner.what_if.option"
 )
@@ -317,6 +214,8 @@ def what_if(
     Raises:
         BadInput: if an argument cannot be used; the message says what to do.
     """
+    from evenshard.planner.what_if.answer import answer_what_if
+
     names = {one.name for one in knobs_of(WhatIf)}
     taken = [one.name for one in shared_knobs()]
     known = {*names, *taken, *(group.name for group in groups())}
@@ -324,74 +223,6 @@ def what_if(
         raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
     own = {name: value for name, value in knobs.items() if name in names}
     shared = Knobs.of({name: value for name, value in knobs.items() if name not in names}, taken)
-    return _answer(tables, WhatIf(hardware=hardware, devices=devices, **own), shared, progress)
-
-
-def _answer(
-    tables: Any, asked: WhatIf, shared: Knobs, progress: Callable[[Sequence[Any]], Iterable[Any]] | None
-) -> "WhatIfAnswer":
-    from evenshard.planner.pricing import model_of, named_with_hardware
-    from evenshard.planner.what_if.answer import Question, WhatIfAnswer, keep_faster_placements, sizes_of
-    from evenshard.planner.what_if.machines import of_hardware, whole_machine
-    from evenshard.planner.what_if.option import load_prices
-
-    hardware, devices, model, price = asked.hardware, asked.devices, asked.model, asked.price
-    batch_size, batch_per_device, dense_batch = asked.batch_size, asked.batch_per_device, asked.dense_batch
-    max_step_ms = asked.max_step_ms
-    if not devices:
-        raise BadConfig("no number of devices is given. Give some, such as 8.")
-    if batch_size is not None and batch_per_device is not None:
-        raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
-    check_ranges(
-        sync_every=asked.sync_every, overlap=asked.overlap, batch_size=batch_size, batch_per_device=batch_per_device
-    )
-    check_ranges(dense_batch=dense_batch, max_step_ms=max_step_ms)
-    if max_step_ms is not None and price is None:
-        raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
-    if not hardware and not isinstance(model, Mapping):
-        hardware = (named_with_hardware(model, None)[1] or DEFAULT_HARDWARE,)
-    kinds = hardware or (model if isinstance(model, Mapping) else ())
-    names = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in kinds))
-    dense = of_hardware("dense_ms", asked.dense_ms, names)
-    if lacking := [name for name in names if name not in dense]:
-        raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")
-    for own_ms in dense.values():
-        check_ranges(dense_ms=own_ms)
-    if dense_batch is not None and not any(dense.values()):
-        raise BadConfig(
-            f"dense_batch is {dense_batch}, but dense_ms, the time of so many samples, is not given. Give dense_ms, or "
-            "leave dense_batch out."
-        )
-    hosts: dict[str, dict[str, Any]] = {
-        name: of_hardware(name, getattr(asked, name), names)
-        for name in ("devices_per_node", "nodes_per_domain", "intra", "inter")
-    }
-    models = of_hardware("model", model, names)
-    machines = []
-    for name in names:
-        host: dict[str, Any] = {what: of_kind[name] for what, of_kind in hosts.items() if name in of_kind}
-        machines += [(name, whole_machine(name, count, **host)) for count in dict.fromkeys(devices)]
     given = {name: value for group in groups() for name, value in chosen_in(getattr(shared, group.name)).items()}
-    question = Question(
-        place=place,
-        tables=tables,
-        models={name: model_of(models.get(name), name) for name in names},
-        prices=load_prices(price) if isinstance(price, str | Path) else price,
-        batch_size=batch_size or Training.batch_size if batch_per_device is None else None,
-        batch_per_device=batch_per_device,
-        dense_ms=dense,
-        dense_batch=dense_batch,
-        overlap=asked.overlap,
-        sync_every=asked.sync_every,
-        knobs={**given, "dense_gb": bytes_to_gb(dense_bytes_of(tables, shared.memory.dense_gb))},
-    )
-    caps = asked.memory_cap_gb
-    memory = sorted(set(caps)) if isinstance(caps, Sequence) else [caps]
-    wanted = [
-        (name, machine, size, cap)
-        for name, machine in machines
-        for size in sizes_of(machine, asked.group_sizes)
-        for cap in memory or [None]
-    ]
-    options = (question.option(*one) for one in (wanted if progress is None else progress(wanted)))
-    return WhatIfAnswer(tuple(keep_faster_placements(options)), question, max_step_ms)
+    given["dense_gb"] = bytes_to_gb(_dense_bytes(tables, shared.memory.dense_gb))
+    return answer_what_if(WhatIf(hardware, devices, **own), given, partial(place, tables), progress)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.cli import main
-from evenshard.cli.completion import SHELLS
+from evenshard.cli import SHELLS, main
 from support.documented import command
 
 BASH = shutil.which("bash")

@@ -13,8 +13,8 @@ from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.planner.file import save_answer
+from evenshard.tracking.pyfunc import served_code
 from evenshard.tracking.registry import register_folder
-from evenshard.tracking.serving import served_code
 from support.builders import PROVENANCE, cost, some_tables
 from support.tracking_builders import empty_mlflow, write_costs, write_model
 

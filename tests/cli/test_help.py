@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.cli import GROUPS, main
-from evenshard.cli.help import OTHERS
+from evenshard.cli import GROUPS, OTHERS, main
 from evenshard.loop.loop import STAGES
 from evenshard.planner.knobs import groups
 

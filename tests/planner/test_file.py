@@ -66,8 +66,8 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
         cost = DeviceCost(1, 2, 3, 4.5, input_dist_ms=0.25)
         return [PlacementCost((cost,) * task.num_devices, "modelled") for _ in placements]
 
-    config = PlaceConfig(LITTLE, compare=("random",), num_measured=2)
-    one = place_request(request(8, 16), untrained(), config, measure)
+    config = PlaceConfig(LITTLE, compare=("random",), num_measured=2, measure=measure)
+    one = place_request(request(8, 16), untrained(), config)
     assert one.measured is not None and one.measured.max_device_ms == 10.75
     assert one.measured_ms == 10.5 and one.measured_device_ms == (10.5, 10.5)  # indices beside the step before
     assert one.comparison == (Baseline("random", one.comparison[0].predicted_ms, 10.5),)

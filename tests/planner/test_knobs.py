@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -15,18 +15,30 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 import evenshard
 from evenshard import InUse, Machine, Memory, Search, Training
-from evenshard.api import WhatIf, shared_knobs
 from evenshard.base.errors import BadConfig, BadInput
 from evenshard.base.knobs import Range, knob, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.cli import main
 from evenshard.loop.decisions.requests import place_tables
 from evenshard.planner import knobs
-from evenshard.planner.knobs import Knobs, group_knobs, groups, knob_field, place_knob, place_knobs
-from evenshard.planner.request import PlacementRequest, kept_knobs
+from evenshard.planner.hosts import devices_of
+from evenshard.planner.knobs import (
+    Knobs,
+    WhatIf,
+    group_knobs,
+    groups,
+    knob_field,
+    place_knob,
+    place_knobs,
+    shared_knobs,
+)
+from evenshard.planner.optimizers import TableOptimizers
+from evenshard.planner.place import build_request
+from evenshard.planner.request import PlacementRequest
+from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
-from evenshard.tracking.serving import served_code
+from evenshard.tracking.pyfunc import served_code
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
@@ -144,8 +156,11 @@ def test_a_request_that_keeps_it_gets_it_and_has_it_in_its_schema(
         1.5,
         "memory for nothing, 100 % of it",
     )
-    monkeypatch.setattr("evenshard.planner.request.PlacementRequest", Keeping)
-    assert kept_knobs(Knobs.of({"made_up_gb": 7.0}))["made_up_gb"] == 7.0
+    monkeypatch.setattr("evenshard.planner.place.PlacementRequest", Keeping)
+    knobs, tables = Knobs.of({"made_up_gb": 7.0}), TableSet.of([table()])
+    devices = devices_of(knobs.machine, replace(knobs.memory, memory_cap_gb=1.0))
+    built = build_request(knobs, tables, TableOptimizers(), devices, 0)
+    assert isinstance(built, Keeping) and built.made_up_gb == 7.0
 
 
 # The real ones -------------------------------------------------------------------------------------------------------
@@ -258,7 +273,7 @@ def test_what_if_and_the_planner_take_groups_of_what_they_take() -> None:
     ("name", "said"),
     [
         ("plaice", "got an unexpected keyword argument 'plaice'$"),
-        ("dense_mb", r"got an unexpected keyword argument 'dense_mb'. Did you mean 'dense_gb'"),
+        ("dense_mb", r"got an unexpected keyword argument 'dense_mb'. Did you mean dense_gb"),
         ("world_size", r"got an unexpected keyword argument 'world_size'. TorchRec's world_size is num_devices here"),
     ],
 )

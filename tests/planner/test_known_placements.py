@@ -38,7 +38,7 @@ def ms(parts: Sequence[TablePart]) -> float:
 def test_the_answer_is_no_worse_than_a_known_placement(good: Sequence[TablePart]) -> None:
     alone = place_request(REQUEST, MODEL, NONE)
     assert ms(good) < 0.99 * alone.predicted_ms
-    assert place_request(REQUEST, MODEL, NONE, known=[good]).predicted_ms <= ms(good)
+    assert place_request(REQUEST, MODEL, replace(NONE, known=[good])).predicted_ms <= ms(good)
 
 
 def test_known_placements_that_are_not_allowed_are_left_out(good: Sequence[TablePart]) -> None:
@@ -50,7 +50,7 @@ def test_known_placements_that_are_not_allowed_are_left_out(good: Sequence[Table
     least = replace(REQUEST, caps_bytes=(2**32,) * 8)
     for request, known in ((whole, good), (least, overfull), (REQUEST, odd)):
         alone = place_request(request, MODEL, NONE)
-        assert place_request(request, MODEL, NONE, known=[known]).parts == alone.parts
+        assert place_request(request, MODEL, replace(NONE, known=[known])).parts == alone.parts
 
 
 def test_the_search_starts_from_placements_of_baselines(

@@ -138,7 +138,7 @@ def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFi
 
 def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> None:
     from evenshard.loop.decisions.requests import place_arguments
-    from evenshard.tracking.serving import served_parameters
+    from evenshard.tracking.pyfunc import served_parameters
 
     assert place_arguments({"max_move_gb": 1})["max_move_gb"] == 1
     with pytest.raises(BadConfig, match=r"near is the pipeline's in_use\. Name the plan there"):

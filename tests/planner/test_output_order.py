@@ -30,7 +30,7 @@ def asked(**more: Any) -> PlacementRequest:
 
 def placed(request: PlacementRequest, old: PlacementAnswer | None = None) -> PlacementAnswer:
     near = None if old is None else Near(old, "old.json")
-    return place_request(request, untrained(), PlaceConfig(LITTLE), near=near)
+    return place_request(request, untrained(), PlaceConfig(LITTLE, near=near))
 
 
 def keys(answer: PlacementAnswer) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from evenshard import tracking
 from evenshard.tracking.descriptions import NOTE, model_description
-from evenshard.tracking.serving import served_code
+from evenshard.tracking.pyfunc import served_code
 from support.tracking_builders import empty_mlflow, parts_of, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 1}}

@@ -17,8 +17,8 @@ from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.sources import tables_in_python
 from evenshard.tables.table import Table
+from evenshard.tracking.pyfunc import served_code
 from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
-from evenshard.tracking.serving import served_code
 from support.builders import some_tables
 from support.tracking_builders import empty_mlflow, register_model, write_model
 

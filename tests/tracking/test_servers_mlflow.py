@@ -19,7 +19,7 @@ from evenshard.cli import main
 from evenshard.tracking import records, run_files
 from evenshard.tracking.client import connect
 from evenshard.tracking.descriptions import NOTE, experiment_id
-from evenshard.tracking.serving import served_code
+from evenshard.tracking.pyfunc import served_code
 from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from support.http_server import hanging

@@ -24,9 +24,9 @@ from evenshard.base.process import on_sigterm, terminate
 from evenshard.base.provenance import params_hash
 from evenshard.tracking import run_files
 from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
+from evenshard.tracking.pyfunc import served_code
 from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop, flatten
-from evenshard.tracking.serving import served_code
 from support.http_server import hanging
 from support.tracking_builders import AWAY, empty_mlflow, parts_of, runs_of, write_costs, write_model
 

@@ -430,9 +430,9 @@ def test_the_answer_is_no_worse_than_torchrecs_own_default_plan(monkeypatch: pyt
     known: list[Any] = []
     place = model_plan.place_request
 
-    def spied(*args: Any, **kwargs: Any) -> Any:
-        known.append(kwargs["known"])
-        return place(*args, **kwargs)
+    def spied(request: Any, model: Any, config: Any) -> Any:
+        known.append(config.known)
+        return place(request, model, config)
 
     monkeypatch.setattr(model_plan, "place_request", spied)
     planner = EvenshardPlanner(topology=topology(2), batch_size=512, model=untrained())

@@ -6,25 +6,26 @@ these. Results go to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from evenshard.base.console import log_to_stderr
-from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
-from evenshard.base.installation import named_packages
+from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask, MissingPackage
+from evenshard.base.installation import named_packages, require_package
 from evenshard.base.messages import one_line
-from evenshard.base.outputs import write_text
-from evenshard.cli.arguments import Commands, OneLineParser
-from evenshard.cli.completion import SHELLS, PrintCompletion
-from evenshard.cli.help import OTHERS, GroupedCommands
+from evenshard.base.outputs import Output, write_text
+from evenshard.cli.arguments import SOURCE, Commands, OneLineParser, Source
 from evenshard.version import __version__
 
+# Stands for the commands that no group of the help names: the stages of the loop, by their declarations.
+OTHERS = "*"
 # The commands by heading of the help, each with the module that declares it.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "place": {
@@ -45,8 +46,71 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+class GroupedCommands(argparse.HelpFormatter):
+    """Help with the commands of a parser under headings; ``OTHERS`` stands for those that no heading names."""
+
+    def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
+        super().__init__(prog)
+        self._groups = groups
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        known = {one.dest: one for one in action._choices_actions}  # argparse has no public name for them
+        grouped = {name for names in self._groups.values() for name in names}
+        others = [name for name in known if name not in grouped]
+        blocks = []
+        self._indent()
+        for heading, names in self._groups.items():
+            listed = [one for name in names for one in (others if name == OTHERS else (name,))]
+            lines = "".join(super(GroupedCommands, self)._format_action(known[name]) for name in listed)
+            blocks.append(f"  {heading}:\n{lines}")
+        self._dedent()
+        return "\n".join(blocks)
+
+
+SHELLS = ("bash", "zsh")
+_TABLES = "_evenshard_tables"
+
+
+class PrintCompletion(argparse.Action):
+    """A flag that prints the script of a shell and ends the command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Print the script and exit."""
+        try:
+            print(_completion_script(parser, values))
+        except MissingPackage as error:
+            parser.exit(2, f"{parser.prog}: {error}\n")
+        parser.exit()
+
+
+def _completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the script, made by shtab: commands, flags, choices and files, and in bash public sets of tables."""
+    from evenshard.tables.sources import catalog_names
+
+    require_package("shtab")
+    import shtab
+
+    for action in _actions(parser):
+        if action.dest == "tables" and action.type is SOURCE:
+            action.complete = {**shtab.FILE, "bash": _TABLES}  # type: ignore[attr-defined]
+        elif action.type is Path or isinstance(action.type, Source | Output):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    files_and_sets = f'{_TABLES}() {{ compgen -f -- "$1"; compgen -W "{" ".join(catalog_names())}" -- "$1"; }}'
+    return str(shtab.complete(parser, shell, preamble=files_and_sets if shell == "bash" else ""))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # argparse has no public name for them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from _actions(sub)
+
+
 def _parser(command: str = "") -> OneLineParser:
-    """The parser of all commands; if a command is named, only its module is imported."""
+    """Return the parser of all commands; if a command is named, only its module is imported."""
     parser = OneLineParser(
         prog="evenshard",
         description="Learns where to put a recommender model's embedding tables.",

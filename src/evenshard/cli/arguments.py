@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from evenshard.base.documents import load_params
 from evenshard.base.knobs import REQUIRED, Knob, knobs_of
-from evenshard.base.messages import brief, one_line
+from evenshard.base.messages import brief, did_you_mean, one_line
 from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
-from evenshard.base.typed import section
-from evenshard.cli.help import COMMAND, clearer, unknown_words
-from evenshard.measure.config import MeasureConfig
 from evenshard.price.hardware import names_in
 
 if TYPE_CHECKING:
@@ -24,10 +22,9 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """An argument type: what a command reads, where that need not be a path: s3://bucket/key, models:/name/1, cpu.
+    """Argument type of an input that need not be a path: s3://bucket/key, models:/name/1, cpu.
 
-    Args:
-        parts: parts of a folder that are read; none for all of it.
+    With ``parts``, only those of a folder are read.
     """
 
     def __init__(self, *parts: str) -> None:
@@ -44,7 +41,7 @@ class Source:
 
 
 class HardwareSource(Source):
-    """An argument type: hardware, which may name the file of its profile."""
+    """Argument type of hardware, which may name the file of its profile."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """The file of the profile, if it is one."""
@@ -52,7 +49,7 @@ class HardwareSource(Source):
 
 
 class LinkSource(Source):
-    """An argument type: a link, which may be the file of its profile."""
+    """Argument type of a link, which may be the file of its profile."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """The file of the profile, if it is one."""
@@ -64,7 +61,7 @@ SOURCE, A_MODEL, HARDWARE_NAME, LINK_NAME = Source(), Source(*MODEL_PARTS), Hard
 
 
 def output_flag(kind: Output) -> dict[str, Any]:
-    """How a flag is declared that names what the command writes."""
+    """Return the declaration of a flag that names an output."""
     return {"type": kind, "metavar": "PATH"}
 
 
@@ -72,14 +69,7 @@ OUTPUT, OUTPUT_OR_STDOUT = output_flag(File()), output_flag(FileOrStdout())
 
 
 def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:
-    """Says before the work, not after it, what cannot be written, and what would be lost.
-
-    Args:
-        actions: the flags of the command. Their types say what is read and what is written.
-
-    Raises:
-        BadInput: see ``evenshard.base.outputs``.
-    """
+    """Raise BadInput before the work if an output cannot be written, or would replace an input or other work."""
     outputs: dict[str, tuple[Path, ...]] = {}
     inputs: dict[str, tuple[Path, ...]] = {}
     for action in actions:
@@ -98,20 +88,46 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
     require_apart(outputs, inputs)
 
 
+# Stands for a command in a parser's help and messages.
+COMMAND = "COMMAND"
+_CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Wrong flags get one line and exit code 2, and are named by the command that they were given to."""
+    """Parser that answers wrong flags with one line, by the command that they were given to, and exit code 2."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """See ``argparse``; words that are left over are wrong here, not in the parser of all commands."""
+        """Refuse words that are left over here, not in the parser of all commands."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(unknown_words(rest, self._option_string_actions))
+            self.error(_unknown_words(rest, self._option_string_actions))
         return found, rest
 
     def error(self, message: str) -> NoReturn:
         """See ``argparse``."""
-        text = one_line(clearer(message))
+        text = one_line(_clearer(message))
         self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
+
+
+def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
+    """Name the first unknown flag among words that a parser with these flags could not use, or else all of them."""
+    flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    if flag is None:
+        return f"unexpected {', '.join(map(brief, words))}"
+    return f"unknown flag {brief(flag)}.{did_you_mean(flag, flags)}"
+
+
+def _clearer(message: str) -> str:
+    """Return a message of argparse in our words, with the choice that a mistyped word may mean."""
+    found = _CHOICE.fullmatch(message)
+    if found is None:
+        return re.sub(r"^argument (\S+): is ", r"\1 is ", message)
+    known = [one.strip().strip("'\"") for one in found["known"].split(",")]
+    given = found["given"].strip("'\"")
+    meant = did_you_mean(given, known)
+    if found["name"] == COMMAND:
+        return f"unknown command {brief(given)}.{meant}"
+    return f"{found['name']} is {brief(given)}. Choose from {', '.join(known)}.{meant}"
 
 
 def _check_and_call(
@@ -122,7 +138,7 @@ def _check_and_call(
 
 
 class Commands:
-    """Declares the subcommands of a parser."""
+    """Subcommands of a parser."""
 
     def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
         self._subparsers = parser.add_subparsers(title="commands", dest=dest, metavar=COMMAND, required=True)
@@ -130,13 +146,7 @@ class Commands:
     def add(
         self, name: str, call: Callable[[argparse.Namespace], Any] | None, what: str, more: str
     ) -> argparse.ArgumentParser:
-        """A command.
-
-        Args:
-            call: gets the parsed flags; None for a command that has commands of its own.
-            what: its line in the overview.
-            more: follows it in the command's own help.
-        """
+        """Declare a command: a line in the overview, more in its own help, and a function of the parsed flags."""
         sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
 
         if call is not None:
@@ -148,12 +158,12 @@ PARAMS = Path("params.yaml")
 
 
 def params_flag(sub: argparse.ArgumentParser) -> None:
-    """``--params``: the settings."""
+    """Declare ``--params``, the settings."""
     sub.add_argument("--params", **PATH, default=PARAMS, help=f"settings (default: {PARAMS})")
 
 
 def metrics_flag(sub: argparse.ArgumentParser) -> None:
-    """``--metrics``: where else the metrics go."""
+    """Declare ``--metrics``, a file for the metrics."""
     sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
 
 
@@ -162,13 +172,8 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
     return load_params(args.params) if args.params.exists() else {}
 
 
-def measure_config(args: argparse.Namespace, params: dict[str, Any]) -> MeasureConfig:
-    """Return the settings of measuring, with those that flags override."""
-    return section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
-
-
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """An argument type: a number of at least ``least``."""
+    """Return an argument type of numbers from ``least`` on."""
 
     def parse(text: str) -> float:
         value = number(text, kind)
@@ -180,11 +185,7 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
 
 
 def number(text: str, kind: type[int] | type[float]) -> float:
-    """A flag's number.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is not one.
-    """
+    """Return a flag's number; an ArgumentTypeError if it is none."""
     try:
         return kind(text)
     except ValueError:
@@ -195,11 +196,7 @@ def number(text: str, kind: type[int] | type[float]) -> float:
 
 
 def _read(text: str, kind: Any, form: str) -> Any:
-    """Read a flag's value: N, N,N for a list, or TABLE=... for a mapping, as the setting's type states.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is none.
-    """
+    """Read a flag's value: N, N,N for a list, or TABLE=... for a mapping, as the setting's type states."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Mapping:
         name, equals, value = text.rpartition("=")
@@ -258,12 +255,7 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 
 
 def add_flags(sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "") -> None:
-    """Declare the flags of knobs.
-
-    Args:
-        knobs: some, or the dataclass that declares them.
-        of_section: section of params.yaml that they are, of which only those are flags that name one.
-    """
+    """Declare the flags of knobs, or of a dataclass; of a section of params.yaml, of those knobs that name a flag."""
     for one in _flagged(knobs, of_section):
         add_flag(sub, one, of_section=of_section)
 
@@ -271,11 +263,10 @@ def add_flags(sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_
 def add_flag(
     sub: argparse._ActionsContainer, knob: Knob, settings: Mapping[str, Any] | None = None, of_section: str = ""
 ) -> None:
-    """Declare the flag of a knob.
+    """Declare the flag of a knob, which may override a section of params.yaml.
 
     Args:
-        settings: reader of its text, where neither its name nor its type says it.
-        of_section: section of params.yaml that it overrides.
+        settings: reader of its text, if neither its name nor its type tells one.
     """
     how = dict(settings or _settings_of(knob))
     is_several = str(knob.kind).startswith("tuple")

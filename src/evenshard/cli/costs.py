@@ -22,7 +22,6 @@ from evenshard.cli.arguments import (
     add_flags,
     at_least,
     flag_values,
-    measure_config,
     params_flag,
     params_of,
 )
@@ -91,7 +90,7 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.calibrate.link import calibrate_link
     from evenshard.measure.distributed import collective
 
-    measure = measure_config(args, params_of(args))
+    measure = section(params_of(args), "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     if collective.is_follower():
         collective.serve(measure)
         return {}

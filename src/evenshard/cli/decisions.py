@@ -26,7 +26,6 @@ from evenshard.cli.arguments import (
     add_flags,
     at_least,
     flag_values,
-    measure_config,
     output_flag,
     params_flag,
     params_of,
@@ -57,11 +56,11 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.tracking import log_backlog, study_run
-    from evenshard.tracking.serving import served_code
+    from evenshard.tracking.pyfunc import served_code
     from evenshard.tracking.tags import PARAMS_HASH
 
     params = params_of(args)
-    measure = measure_config(args, params)
+    measure = section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():
         collective.serve(measure)

@@ -48,8 +48,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
 
     if args.tables is None:
         raise BadConfig("TABLES is missing. Name a table file, a public set such as mlperf_dlrm_v2, or traffic.")
-    _check_format(args)
-    _check_stdout(args)
+    _check_output(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     chosen = join_rules(flag_values(args, place_knobs()), None if args.rules is None else load_rules(args.rules))
     more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
@@ -91,11 +90,6 @@ def _write(text: str, path: Path) -> None:
     write_text(path, text)
 
 
-def _check_stdout(args: argparse.Namespace) -> None:
-    if args.json and args.out == STDOUT:
-        raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
-
-
 def _torchrec() -> tuple[tuple[str, ...], str]:
     from evenshard.planner.baselines import TORCHREC
     from evenshard.torchrec.baseline.topology import require_torchrec
@@ -107,14 +101,15 @@ def _torchrec() -> tuple[tuple[str, ...], str]:
     return TORCHREC, ""
 
 
-def _check_format(args: argparse.Namespace) -> None:
-    """A TorchRec plan needs a file; only it knows nodes."""
+def _check_output(args: argparse.Namespace) -> None:
     if args.format == "torchrec" and args.out is None:
         raise BadConfig("--format torchrec writes a file. Name it: -o plan.json.")
     if args.format == CONSTRAINTS and args.out is None:
         raise BadConfig(f"--format {CONSTRAINTS} writes a file. Name it: -o constraints.py, or constraints.json.")
     if args.format != "torchrec" and args.local_world_size is not None:
         raise BadConfig("--local-world-size is for TorchRec plans. Add --format torchrec, or leave it out.")
+    if args.json and args.out == STDOUT:
+        raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
 
 
 def add_commands(commands: Commands) -> None:

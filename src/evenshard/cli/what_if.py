@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.api import WhatIf, shared_knobs, what_if
+from evenshard.api import what_if
 from evenshard.base.console import progress
 from evenshard.base.knobs import knobs_of
 from evenshard.cli.arguments import (
@@ -24,10 +24,11 @@ from evenshard.cli.arguments import (
     join_rules,
     number,
 )
+from evenshard.planner.knobs import WhatIf, shared_knobs
 
 
 class PerHardware(Source):
-    """An argument type: one value for all hardware, or one for each, such as h100=12,a100=25."""
+    """Argument type of one value for all hardware, or one for each, such as h100=12,a100=25."""
 
     def __init__(self, kind: Callable[[str], Any]) -> None:
         self._kind = kind

@@ -25,7 +25,7 @@ from evenshard.base.outputs import write_text
 from evenshard.kubeflow.remote import ENDPOINT, pod_token_file, run_page
 from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kubernetes_api, tasks_of
 from evenshard.tracking import LOCAL, LOOP_ID
-from evenshard.tracking.serving import served_code
+from evenshard.tracking.pyfunc import served_code
 
 # The variable with the address of the API as pods reach it.
 API = "KF_PIPELINES_API"

@@ -15,7 +15,7 @@ from evenshard.base.provenance import Lineage
 from evenshard.loop.stage import Outcome, Reads, Stage, Writes, uses_of
 from evenshard.measure.distributed import collective
 from evenshard.tracking import StageRun
-from evenshard.tracking.serving import served_code
+from evenshard.tracking.pyfunc import served_code
 
 Code = Callable[..., Outcome]
 

@@ -22,12 +22,12 @@ from typing import Any
 
 from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.knobs import RANGES, check_knobs, chosen_in
+from evenshard.base.knobs import RANGES, REQUIRED, check_knobs, chosen_in, knob, range_problems
 from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.planner.knobs import Machine, Memory
-from evenshard.planner.memory import own_memory_gb, own_memory_note
+from evenshard.planner.memory import RESERVED_SHARE, own_memory_gb, own_memory_note, reserve_of
 from evenshard.planner.request import caps_of
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
@@ -36,36 +36,26 @@ from evenshard.price.link import GPUS_OF_A_NODE, link, link_name
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of one kind."""
+    """Hosts of one kind. A knob that is left out is that of ``evenshard.place``."""
 
-    devices: int  # of each
-    count: int = 1
-    hardware: str = ""  # what a device is, such as simulated:h100; empty for what ``place`` is asked for
-    memory_gb: float | None = None  # memory of a device; None for what ``place`` is asked for
-    # Memory of each host that tables may take; None for what ``place`` is asked for.
-    host_memory_gb: float | None = None
-    ssd_gb: float | None = None  # what tables may take of each host's SSDs; None for what ``place`` is asked for
-
-    def problem(self) -> str | None:
-        """Says in one clause what makes them impossible, or None."""
-        called = {"devices": "num_devices", "count": "nodes", "memory_gb": "memory_cap_gb"}  # as arguments of ``place``
-        for name in (*called, "host_memory_gb", "ssd_gb"):
-            value = getattr(self, name)
-            if value is not None and (problem := RANGES[called.get(name, name)].problem(value)):
-                return f"{name} {problem}"
-        return None
+    devices: int = knob(REQUIRED, "devices of each host", range=RANGES["num_devices"])
+    count: int = knob(1, "number of hosts", range=RANGES["nodes"])
+    hardware: str = knob("", "hardware of a device, such as simulated:h100")
+    memory_gb: float | None = knob(None, "GB of each device", range=RANGES["memory_cap_gb"])
+    host_memory_gb: float | None = knob(None, "GB of each host that tables may take")
+    ssd_gb: float | None = knob(None, "GB of each host's SSDs that tables may take")
 
 
 @dataclass(frozen=True)
 class HostsFile:
-    """Hosts, and the links between their devices."""
+    """Hosts, in the order of the device ids, and the links between their devices."""
 
-    hosts: tuple[Hosts, ...]  # kinds of hosts, in the order of the device ids
-    nodes_per_domain: int = 1  # hosts whose devices share the fast link
+    hosts: tuple[Hosts, ...]
+    nodes_per_domain: int = 1  # hosts whose devices share the link within a domain
     intra: str = ""  # link within a domain; empty for that of the hardware
     inter: str = ""  # link between domains; empty for none
-    host_bandwidth_gb_s: float | None = None  # of each host's memory; None for what ``place`` is asked for
-    ssd_bandwidth_gb_s: float | None = None  # of each host's SSDs; None for what ``place`` is asked for
+    host_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's memory")
+    ssd_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's SSDs")
 
     @property
     def num_devices(self) -> int:
@@ -73,17 +63,16 @@ class HostsFile:
         return sum(one.count * one.devices for one in self.hosts)
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Return in one clause why no machine has these hosts, or None."""
         if not self.hosts:
             return "hosts is empty"
         for number, one in enumerate(self.hosts, start=1):
-            if problem := one.problem():
+            if problem := next(range_problems(one), None):
                 return f"hosts, entry {number}: {problem}"
             if one.devices != self.hosts[0].devices:
                 return f"hosts, entry {number}: devices is {one.devices}, but {self.hosts[0].devices} in entry 1"
-        for what in ("host_bandwidth_gb_s", "ssd_bandwidth_gb_s"):
-            if (speed := getattr(self, what)) is not None and (problem := RANGES[what].problem(speed)):
-                return f"{what} {problem}"
+        if problem := next(range_problems(self), None):
+            return problem
         for what in ("hardware", "memory_gb", "host_memory_gb", "ssd_gb"):
             given = {getattr(one, what) in ("", None) for one in self.hosts}
             if len(given) > 1:
@@ -92,11 +81,7 @@ class HostsFile:
 
 
 def load_hosts_file(path: str | Path) -> HostsFile:
-    """Read a file of hosts.
-
-    Raises:
-        BadFile: if it is missing, is not YAML, or makes no sense.
-    """
+    """Load a file of hosts; a BadFile if it is missing, is not YAML, or makes no sense."""
     keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (HostsFile, Hosts))
     remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
     content = read_yaml(Path(path), remedy)
@@ -110,15 +95,7 @@ def load_hosts_file(path: str | Path) -> HostsFile:
 
 
 def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = None) -> Nodes:
-    """Return a machine with the memory of its hosts.
-
-    Args:
-        machine: machine whose hosts have nothing for tables.
-        file: the file that it is made of, if there is one; its hosts may have their own.
-
-    Raises:
-        BadConfig: if something is given twice, or a bandwidth of nothing.
-    """
+    """Return the machine with the memory of its hosts, by the knobs or by the file that describes it."""
     host_bytes, host_gb_s = _sizes_and_speed(machine, memory, file, "host_memory_gb", "host_bandwidth_gb_s")
     ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, file, "ssd_gb", "ssd_bandwidth_gb_s")
     return replace(machine, host_bytes=host_bytes, host_gb_s=host_gb_s, ssd_bytes=ssd_bytes, ssd_gb_s=ssd_gb_s)
@@ -142,7 +119,7 @@ def _sizes_and_speed(
 
 
 def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
-    """Raises BadConfig if both the file of hosts and the arguments give something."""
+    """Raise BadConfig if both the file of hosts and the arguments give something."""
     if own is not None and asked is not None:
         raise BadConfig(f"{in_file} is in the file, and {asked_for} is given too. Leave one of them out.")
 
@@ -156,12 +133,14 @@ class MachineAndMemory:
 
     machine: Nodes
     caps_bytes: tuple[int, ...]  # by device id
-    hardware: str  # what the devices are; of several kinds, that of the first
-    notes: tuple[str, ...] = ()  # what to know of the memory
+    hardware: str  # of several kinds, that of the first device
+    notes: tuple[str, ...] = ()  # on the memory
+    reserved_bytes: int = 0  # of each device, for everything that is not counted
+    reserved_share: float = RESERVED_SHARE  # of each device, for the same
 
 
 def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
-    """The machine that is asked for.
+    """Return the machine that is asked for.
 
     Raises:
         BadConfig: if the knobs contradict each other or make no machine.
@@ -174,7 +153,7 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
     if file is None:
         hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(asked, hardware)
-        return _with_memory(with_host_memory(chosen, memory), memory.memory_cap_gb, [hardware] * chosen.num_devices)
+        return _with_memory(with_host_memory(chosen, memory), memory, [hardware] * chosen.num_devices)
     if twice := [name for name in chosen_in(asked) if name not in ("num_devices", "hardware", "hosts")]:
         raise BadConfig(f"the file of hosts says what {twice[0]} says. Leave {twice[0]} out.")
     found = load_hosts_file(file)
@@ -189,15 +168,14 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
         raise BadFile(file, str(error).rstrip("."), "Correct it.") from None
 
 
-def _with_memory(
-    machine: Nodes, memory_cap_gb: float | Sequence[float] | None, hardware: Sequence[str]
-) -> MachineAndMemory:
-    if memory_cap_gb is not None:
-        return MachineAndMemory(machine, caps_of(memory_cap_gb, machine.num_devices), hardware[0])
+def _with_memory(machine: Nodes, memory: Memory, hardware: Sequence[str]) -> MachineAndMemory:
+    reserve = reserve_of(memory.reserved_gb)
+    if memory.memory_cap_gb is not None:
+        return MachineAndMemory(machine, caps_of(memory.memory_cap_gb, machine.num_devices), hardware[0], (), *reserve)
     own = {kind: own_memory_gb(kind, machine.devices_per_node) for kind in dict.fromkeys(hardware)}
     notes = (own_memory_note(kind, machine.devices_per_node) for kind in own)
     caps = caps_of([own[kind] for kind in hardware], machine.num_devices)
-    return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note))
+    return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note), *reserve)
 
 
 def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> MachineAndMemory:
@@ -219,7 +197,8 @@ def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> M
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
-    return _with_memory(with_host_memory(_check_machine(machine), memory, file), caps, of_devices)
+    memory_of_file = replace(memory, memory_cap_gb=caps)
+    return _with_memory(with_host_memory(_check_machine(machine), memory, file), memory_of_file, of_devices)
 
 
 def _machine_of_flags(asked: Machine, hardware: str) -> Nodes:
@@ -262,7 +241,7 @@ def _spans(hardware: str, intra: str) -> float:
 
 
 def own_link(hardware: str) -> str:
-    """The link between devices of a profile; empty for real hardware."""
+    """Return the link between devices of a profile; empty for real hardware."""
     profile = profile_of(HardwareName.parse(hardware))
     return "" if profile is None else profile.link
 

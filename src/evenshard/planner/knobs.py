@@ -11,16 +11,17 @@ the keys of a pipeline's request, the parameters of a served model and the schem
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import Group, Knob, Range, check_knobs, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.base.messages import did_you_mean
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
+    from evenshard.planner.what_if.option import Prices
     from evenshard.sharders.model import Model
 
 
@@ -63,7 +64,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of devices and hosts, and what of it is not for tables."""
+    """Memory of devices and hosts, and the part of it that is not for tables."""
 
     memory_cap_gb: float | Sequence[float] | None = knob(
         None,
@@ -105,7 +106,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Training:
-    """What a step of the training does with the tables."""
+    """Batch, optimizers and pipeline of a training step."""
 
     batch_size: int = knob(65_536, "samples of a training step over all devices together")
     optimizer: str | None = knob(
@@ -138,7 +139,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The ways in which all tables may be sharded."""
+    """Sharding types and compute kernels of all tables."""
 
     sharding_types: Sequence[str] = knob(
         (),
@@ -168,7 +169,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class TableSources:
-    """What is told of the tables beside their file."""
+    """Facts about the tables beside their file."""
 
     columns: Mapping[str, str] | None = knob(
         None,
@@ -226,7 +227,7 @@ class TableRules:
 
 @dataclass(frozen=True)
 class Search:
-    """What judges candidates, and how they are searched for."""
+    """Model and length of the search."""
 
     model: "str | Path | Model | None" = knob(
         None,
@@ -250,7 +251,7 @@ class Search:
 
 @dataclass(frozen=True)
 class InUse:
-    """A placement that is in use, and what may move from it."""
+    """A placement that is in use, and the bytes that may move from it."""
 
     near: str | Path | None = knob(
         None, "placement.json of today, or its folder, here or on S3: the answer says what moves from it"
@@ -278,7 +279,7 @@ class Knobs:
 
     @staticmethod
     def of(given: Mapping[str, Any], taken: Collection[str] | None = None) -> "Knobs":
-        """The knobs that a caller gives, each by its own name or in its group; None for what is left out.
+        """Return the knobs that a caller gives, each by its own name or in its group; None for those left out.
 
         Args:
             taken: names of the knobs that are taken, where not all are.
@@ -305,23 +306,83 @@ class Knobs:
         return Knobs(**chosen)
 
 
+@dataclass(frozen=True)
+class WhatIf:
+    """The knobs of ``evenshard.what_if``: machines, prices, and the work of a step besides its embeddings."""
+
+    hardware: Sequence[str] = knob(
+        (),
+        "kinds of hardware; h100 is short for simulated:h100, a device model (default: what the model was trained on, "
+        "or simulated:h100)",
+    )
+    devices: Sequence[int] = knob((8,), "numbers of devices")
+    memory_cap_gb: float | Sequence[float] | None = knob(
+        None, "sizes of device memory, GB of 1024**3 bytes, each on every machine (default: that of the hardware)"
+    )
+    price: "str | Path | Prices | None" = knob(
+        None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
+    )
+    batch_size: int | None = knob(
+        None,
+        "samples of a step over all devices together, the same on every machine (default: 65,536, unless "
+        "batch_per_device is given)",
+    )
+    batch_per_device: int | None = knob(
+        None, "samples of a step on each device, in place of batch_size: more devices take more samples"
+    )
+    dense_ms: float | Mapping[str, float] = knob(
+        0.0, "time of a step without its embeddings; one for all hardware, or one for each"
+    )
+    dense_batch: int | None = knob(
+        None,
+        "samples of a device for which dense_ms holds: it is scaled to those of each machine (default: it is taken as "
+        "it is)",
+    )
+    overlap: float = knob(
+        0.0,
+        "share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them up",
+    )
+    max_step_ms: float | None = knob(
+        None, "longest step: the cheapest machine that is predicted to keep to it is named too"
+    )
+    devices_per_node: int | Mapping[str, int] | None = knob(
+        None, "devices of a host (default: as many as its link connects, at most 8)"
+    )
+    nodes_per_domain: int | Mapping[str, int] = knob(1, "hosts whose devices share the link within a host")
+    intra: str | Mapping[str, str] = knob("", "link within a host (default: that of the hardware)")
+    inter: str | Mapping[str, str] = knob(
+        "",
+        "link between hosts (default: infiniband_ndr for H100 and later, infiniband_hdr for A100 and V100, "
+        "ethernet_25g for others)",
+    )
+    model: str | Path | Mapping[str, str | Path] | None = knob(
+        None, "cost model of each kind of hardware, as for evenshard.place"
+    )
+    group_sizes: Sequence[int] | str = knob(
+        (),
+        "devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for every "
+        "number that divides the devices (default: all devices share one)",
+    )
+    sync_every: int = knob(1, "steps from one average over the groups' weights to the next")
+
+
 def groups() -> tuple[Group, ...]:
-    """The groups of knobs, in the order of the help."""
+    """Return the groups of knobs, in the order of the help."""
     return groups_of(Knobs)
 
 
 def place_knobs() -> tuple[Knob, ...]:
-    """The knobs of ``evenshard.place``, group after group."""
+    """Return the knobs of ``evenshard.place``, group after group."""
     return tuple(one for of_kind in groups() for one in knobs_of(of_kind.kind))
 
 
 def place_knob(name: str) -> Knob:
-    """One of them."""
+    """Return a knob of ``evenshard.place``."""
     return next(one for one in place_knobs() if one.name == name)
 
 
 def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """The keywords of a function with these knobs that take a group as one."""
+    """Return the keywords that take a whole group, of a function with these knobs."""
     names = {one.name for one in knobs}
     return tuple(
         Knob(one.name, one.kind | None, None, f"several of the knobs above, as one {one.kind.__name__}")
@@ -330,21 +391,31 @@ def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
     )
 
 
-def knob_field(name: str, default: Any = None) -> Any:
-    """Declare a field of a dataclass as a knob of a placement.
+# Knobs of ``evenshard.place`` about one machine and its devices, or about one answer.
+_OF_ONE_MACHINE = {
+    *("num_devices", "nodes", "hosts", "constraints"),
+    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
+    *("near", "max_move_gb", "num_measured", "compare"),
+}
 
-    Args:
-        default: value of the field where the knob was left out as None.
-    """
+
+def shared_knobs() -> tuple[Knob, ...]:
+    """Return the knobs of ``evenshard.place`` that hold for every machine of ``what_if`` alike."""
+    own = {one.name for one in knobs_of(WhatIf)}
+    return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
+
+
+def knob_field(name: str, default: Any = None) -> Any:
+    """Declare a field of a dataclass as a knob of a placement; ``default`` stands for a knob that is left out."""
     one = place_knob(name)
     value = one.default if default is None else default
     return knob(value, one.help, torchrec=one.torchrec, range=one.range, flag=one.flag)
 
 
 def _hint(unknown: str, known: Iterable[Knob]) -> str:
-    names = [one.name for one in known]
+    known = tuple(known)
     spelled = [one.name for one in known if one.torchrec.rpartition(".")[2] == unknown]
     if spelled:
         return f". TorchRec's {unknown} is {' or '.join(spelled)} here"
-    close = get_close_matches(unknown, names, n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""
+    meant = did_you_mean(unknown, (one.name for one in known))
+    return f".{meant}" if meant else ""

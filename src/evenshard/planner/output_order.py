@@ -187,8 +187,8 @@ def order_changes(
 # Layouts by columns that are searched, each corrected by the times of the one before.
 LAYOUTS = 3
 Orders = Mapping[str, tuple[OutputTable, ...]]
-# Searches a request with so many changes at most, None for all of the effort.
-Place = Callable[[PlacementRequest, int | None], PlacementAnswer]
+# Searches a request with so many changes at most.
+Place = Callable[[PlacementRequest, float], PlacementAnswer]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
     """
     orders = _kept_orders(request, old)
     plain = replace(request, keep_output_order=False)
-    free = place(plain, None)
+    free = place(plain, float("inf"))
     found = [free] if _has_order(request, free, orders) else []
     for limits in _fixed_limits(request, orders, old):
         found += _answers(plain, limits, place, request, orders)
@@ -286,7 +286,7 @@ def _answers(
 
 
 def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
-    """The request with these limits on top of its own; None if a table is left with nothing."""
+    """Add limits to a request's own; None if a table is left without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
         before = request.limits_of(name)

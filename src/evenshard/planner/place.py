@@ -1,4 +1,4 @@
-"""Takes a request to an answer: search, compare, measure."""
+"""The way from knobs to an answer: request, task, search, measurements, answer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from heapq import heapify, heapreplace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.installation import require_package
+from evenshard.base.knobs import knobs_of
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.base.units import ms_text
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table
-from evenshard.placement.sharding import TABLE_WISE
+from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask, allow_means_of_rows
 from evenshard.planner.answer import Near, PlacementAnswer, earlier_placement
 from evenshard.planner.baselines import place_baselines, predict_baselines
 from evenshard.planner.capacity import refusal
+from evenshard.planner.hosts import MachineAndMemory
 from evenshard.planner.intervals import interval_against
-from evenshard.planner.knobs import Search
-from evenshard.planner.optimizers import replica_notes
+from evenshard.planner.knobs import Knobs, Search, groups, place_knob
+from evenshard.planner.optimizers import TableOptimizers, replica_notes
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
-from evenshard.planner.request import PlacementRequest, unit_warnings
+from evenshard.planner.request import PlacementRequest, sharding_types_of, unit_warnings
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import PlacementCost
 from evenshard.price.link import beyond_span
@@ -37,61 +39,94 @@ from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import without_last_digits
 from evenshard.search.infeasibility import require_sharding_room, require_types
 from evenshard.search.lower_bound import lower_bound_ms
-from evenshard.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, effort_called
+from evenshard.search.search import (
+    EFFORTS,
+    NORMAL,
+    PlanSearch,
+    PlanSearchEffort,
+    PlanSearchResult,
+    Progress,
+    effort_called,
+)
+from evenshard.search.space import SearchSpace
 from evenshard.sharders.learned import rollouts
 from evenshard.sharders.model import Model
-from evenshard.tables.assumptions import Assumption, approximations
+from evenshard.tables.assumptions import Assumption, TableSet, approximations
 from evenshard.tables.table import Table
 from evenshard.version import __version__
+
+if TYPE_CHECKING:
+    from evenshard.search.near_placement import NearResult
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
 
 
+def build_request(
+    knobs: Knobs, known: TableSet, optimizers: TableOptimizers, devices: MachineAndMemory, dense_bytes: int
+) -> PlacementRequest:
+    """Return the request for tables on a machine, under the knobs of its user. All callers build theirs here.
+
+    Args:
+        dense_bytes: memory of the dense model on each device.
+
+    Raises:
+        BadConfig: if a knob makes no sense for these tables or this machine.
+    """
+    given = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
+    kept = (one.name for one in knobs_of(PlacementRequest) if one.default == place_knob(one.name).default)
+    return PlacementRequest(
+        tables=known.tables,
+        caps_bytes=devices.caps_bytes,
+        batch_size=knobs.training.batch_size,
+        reserved_bytes=devices.reserved_bytes,
+        optimizer=optimizers.optimizer,
+        rules=Rules.of(**vars(knobs.table_rules)),
+        communication=Communication.of(knobs.training.communication),
+        sharding_types=sharding_types_of(knobs.sharding),
+        machine=devices.machine,
+        hardware=devices.hardware,
+        assumptions=(*known.assumptions, *optimizers.assumptions),
+        reserved_share=devices.reserved_share,
+        dense_bytes=dense_bytes,
+        training_pipeline=knobs.training.training_pipeline,
+        compute_kernels=tuple(knobs.sharding.compute_kernels),
+        table_optimizers=optimizers.of_tables,
+        **{name: given[name] for name in kept},
+    )
+
+
 @dataclass(frozen=True)
 class PlaceConfig:
-    """The knobs of ``evenshard.planner.knobs.Search`` but the model, with the length of the search for its effort."""
+    """Length and starts of the search for an answer, and comparisons with it.
+
+    Attributes:
+        compare: names of other sharders, of ``BASELINES``.
+        num_measured: candidates to time with ``measure``; 0 trusts the model.
+        near: the earlier answer from which a bounded number of bytes may move.
+        known: placements to start from, such as TorchRec's. The answer is not predicted to take longer than the legal
+            ones among them, nor than those of the other sharders.
+        tables_from: source of the tables, for the lineage.
+    """
 
     effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0
-    compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``BASELINES``
-    num_measured: int = 0  # candidates to measure; 0 trusts the model
+    compare: tuple[str, ...] = ()
+    num_measured: int = 0
+    measure: PartsMeasurer | None = None
+    near: Near | None = None
+    known: Sequence[Sequence[TablePart]] = ()
+    tables_from: str | None = None
+    progress: Progress | None = None
 
     @staticmethod
-    def of(search: Search, time_limit_s: float | None = None) -> PlaceConfig:
-        """Return the settings of these knobs.
-
-        Raises:
-            BadConfig: if there is no such effort.
-        """
-        effort = replace(effort_called(search.effort), time_limit_s=time_limit_s)
-        return PlaceConfig(effort, search.seed, tuple(search.compare), search.num_measured)
-
-    @property
-    def lineage(self) -> dict[str, Any]:
-        """The record of it in an answer."""
-        return {"seed": self.seed, "num_measured": self.num_measured, "changes": self.effort.changes}
+    def of(search: Search) -> PlaceConfig:
+        """Return the settings of these knobs; a BadConfig if there is no such effort."""
+        return PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
 
 
 @one_thread()
-def place_request(
-    request: PlacementRequest,
-    model: Model,
-    config: PlaceConfig | None = None,
-    measure: PartsMeasurer | None = None,
-    tables_from: str | None = None,
-    progress: Progress | None = None,
-    near: Near | None = None,
-    known: Sequence[Sequence[TablePart]] = (),
-) -> PlacementAnswer:
-    """The answer to a request; the same arguments give the same answer. On one thread: the matrices are small.
-
-    Args:
-        measure: measures placements; needed to measure candidates.
-        tables_from: source of the tables, for the lineage.
-        progress: called with the best predicted time so far, ms, and the share of the search that is done.
-        near: the earlier answer from which a bounded number of bytes may move.
-        known: placements to begin with too, such as TorchRec's; the answer is not predicted to take longer than those
-            of them that are legal, nor than those of baselines.
+def place_request(request: PlacementRequest, model: Model, config: PlaceConfig | None = None) -> PlacementAnswer:
+    """Answer a request, on one thread, as the matrices are small. The same arguments give the same answer.
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
@@ -101,51 +136,93 @@ def place_request(
     _check_dims(request.tables)
     if request.keep_output_order:
 
-        def place(limited: PlacementRequest, most_changes: int | None) -> PlacementAnswer:
-            changes = config.effort.changes if most_changes is None else min(config.effort.changes, most_changes)
-            effort = replace(config.effort, changes=changes)
-            return place_request(
-                limited, model, replace(config, effort=effort), measure, tables_from, progress, near, known
-            )
+        def place(limited: PlacementRequest, most_changes: float) -> PlacementAnswer:
+            effort = replace(config.effort, changes=int(min(config.effort.changes, most_changes)))
+            return place_request(limited, model, replace(config, effort=effort))
 
-        return place_in_order(request, place, None if near is None else near.old)
+        return place_in_order(request, place, None if config.near is None else config.near.old)
     costs = part_costs(request, model)
-    task = costs.task
-    cost: PlacementCost | None = None
     others = place_baselines(request, costs, config.compare)
+    found = _search(request, model, costs, config, [parts for _, parts in others if parts is not None])
+    best, measured = found.result.best, None
+    if config.num_measured:
+        best, measured = _measure_candidates(costs, config, found.result.candidates)
+    elif config.near is None:
+        best = make_small_tables_whole(costs, best)
+    check_sharding(costs.task, best.parts)
+    answered, widened = price_parts(request, model, costs, best)
+    saves = partial(interval_against, request, model, costs, answered)
+    interrupted = INTERRUPTED if found.result.is_interrupted else None
+    notes = (interrupted, widened, *_notes(request, model, best.parts, costs.divisions_ms(best.parts)))
+    answer = PlacementAnswer(
+        request=replace(request, assumptions=_assumptions(request, costs.task, best.parts)),
+        **vars(answered),
+        lower_bound_ms=min(lower_bound_ms(found.space, best.predicted_ms), best.predicted_ms),
+        warnings=(
+            *unit_warnings(request),
+            *(() if model.trained_on is None else model.trained_on.outside(request.task())),
+        ),
+        comparison=predict_baselines(others, costs, config.measure if config.num_measured else None, saves),
+        measured=measured,
+        measured_ms=None if measured is None else measured.step_ms(costs.pipeline),
+        lineage=_lineage(model, config),
+        link=model.link,
+        notes=tuple(filter(None, notes)),
+        device_error=model.device_error,
+        link_error=link_error(request, model),
+    )
+    if config.near is None or found.near is None:
+        return answer
+    return config.near.add_to(answer, found.near, found.free.best.predicted_ms, saves(found.near.stay.parts))
+
+
+@dataclass(frozen=True)
+class _Found:
+    space: SearchSpace
+    free: PlanSearchResult
+    near: NearResult | None
+
+    @property
+    def result(self) -> PlanSearchResult | NearResult:
+        return self.near or self.free
+
+
+def _search(
+    request: PlacementRequest, model: Model, costs: PartCosts, config: PlaceConfig, others: list[tuple[TablePart, ...]]
+) -> _Found:
+    searched = costs.of_task(allow_means_of_rows(costs.task))
     try:
-        searched = costs.of_task(allow_means_of_rows(task))
         require_types(searched.task)
-        if request.rules != Rules() and not task.may_offload:
+        if request.rules != Rules() and not costs.task.may_offload:
             require_sharding_room(searched.task)
-        starts = _starts(
-            request, model, config.seed, task, (*known, *(parts for _, parts in others if parts is not None))
-        )
-        search = PlanSearch(searched, config.effort, config.seed, progress)
+        starts = _starts(request, model, config.seed, costs.task, (*config.known, *others))
+        search = PlanSearch(searched, config.effort, config.seed, config.progress)
         free = search.run(starts)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
-    beside = None
+    near, beside = config.near, None
     if near is not None:
         require_package("scipy")
         from evenshard.search.near_placement import NearSearch
 
         beside = NearSearch(search, earlier_placement(near.old, request), near.most_bytes).run(free)
-    found = beside or free
-    best, candidates = found.best, found.candidates
-    if near is None and not config.num_measured:
-        best = make_small_tables_whole(costs, best)
-    if config.num_measured:
-        assert measure is not None, "measuring needs hardware"
-        candidates = candidates[: config.num_measured]
-        measured = measure(task, candidates)
-        step_ms = [one.step_ms(costs.pipeline) for one in measured]
-        number = min(range(len(measured)), key=lambda one: step_ms[one] + costs.divisions_ms(candidates[one]))
-        best, cost = costs.predict(candidates[number]), measured[number]
-    check_sharding(task, best.parts)
-    answered, widened = price_parts(request, model, costs, best)
-    saves = partial(interval_against, request, model, costs, answered)
-    lineage: dict[str, Any] = {
+    return _Found(search.space, free, beside)
+
+
+def _measure_candidates(
+    costs: PartCosts, config: PlaceConfig, candidates: Sequence[tuple[TablePart, ...]]
+) -> tuple[PredictedParts, PlacementCost]:
+    """Return the fastest of the first candidates with its measured cost."""
+    assert config.measure is not None, "measuring needs hardware"
+    candidates = candidates[: config.num_measured]
+    measured = config.measure(costs.task, candidates)
+    step_ms = [one.step_ms(costs.pipeline) for one in measured]
+    number = min(range(len(measured)), key=lambda one: step_ms[one] + costs.divisions_ms(candidates[one]))
+    return costs.predict(candidates[number]), measured[number]
+
+
+def _lineage(model: Model, config: PlaceConfig) -> dict[str, Any]:
+    lineage = {
         "evenshard_version": __version__,
         "model": {
             "source": model.source,
@@ -153,41 +230,14 @@ def place_request(
             **({} if model.registered is None else {"mlflow": dict(model.registered)}),
             **({} if model.trained_on is None else {"trained_on": asdict(model.trained_on)}),
         },
-        "tables": tables_from,
-        "search": config.lineage,
+        "tables": config.tables_from,
+        "search": {"seed": config.seed, "num_measured": config.num_measured, "changes": config.effort.changes},
     }
-    answer = PlacementAnswer(
-        request=replace(request, assumptions=_assumptions(request, task, best.parts)),
-        **vars(answered),
-        lower_bound_ms=min(lower_bound_ms(search.space, best.predicted_ms), best.predicted_ms),
-        warnings=(
-            *unit_warnings(request),
-            *(() if model.trained_on is None else model.trained_on.outside(request.task())),
-        ),
-        comparison=predict_baselines(others, costs, measure if config.num_measured else None, saves),
-        measured=cost,
-        measured_ms=None if cost is None else cost.step_ms(costs.pipeline),
-        lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
-        link=model.link,
-        notes=tuple(
-            note
-            for note in (
-                INTERRUPTED if found.is_interrupted else None,
-                widened,
-                *_notes(request, model, best.parts, costs.divisions_ms(best.parts)),
-            )
-            if note
-        ),
-        device_error=model.device_error,
-        link_error=link_error(request, model),
-    )
-    if near is None or beside is None:
-        return answer
-    return near.add_to(answer, beside, free.best.predicted_ms, saves(beside.stay.parts))
+    return dict(json.loads(json.dumps(lineage)))  # as a file gives it back
 
 
 def _check_dims(tables: Sequence[Table]) -> None:
-    """Raises BadConfig for an embedding dim that FBGEMM refuses when TorchRec builds its kernels: neither pads rows."""
+    """Raise BadConfig for an embedding dim that FBGEMM refuses when TorchRec builds its kernels: neither pads rows."""
     for table in tables:
         if table.embedding_dim % COLUMN_STEP:
             wider = -(-table.embedding_dim // COLUMN_STEP) * COLUMN_STEP

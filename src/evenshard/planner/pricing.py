@@ -43,11 +43,9 @@ SIMULATED = "simulated:"
 
 
 def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
-    """A model from a folder, S3 or MLflow (``models:/name@alias`` or ``models:/name/version``), or a device model.
+    """Return a model from a folder, here or on S3, or from MLflow (``models:/name@alias``, ``models:/name/version``).
 
-    Args:
-        where: None or ``simulated:h200`` for the device model of simulated hardware. On S3: the address
-            of a folder.
+    None, or a name such as ``simulated:h200``, stands for the device model of simulated hardware.
 
     Raises:
         BadInput: if there is none, it cannot be read, or it is of other hardware.
@@ -70,11 +68,7 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
 
 
 def learned_model_of(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
-    """A model that has learned from measured costs; arguments and errors of ``model_of``.
-
-    Raises:
-        BadConfig: if a device model is meant.
-    """
+    """Return a model that has learned from measured costs, as ``model_of``; a device model is a BadConfig."""
     require_package("torch")
     from evenshard.sharders.models import PlacementModel
 
@@ -108,14 +102,7 @@ def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel
 
 
 def named_with_hardware(model: str | Path | Model | None, hardware: str | None) -> tuple[Model | None, str | None]:
-    """A model that may be named, and the hardware to place for: where none is named, what the model was trained on.
-
-    Returns:
-        None for what is named neither way.
-
-    Raises:
-        BadInput: as ``model_of``.
-    """
+    """Return the model and the hardware that are named, or None; a model tells the hardware that it was trained on."""
     named = None if hardware is None else str(HardwareName.parse(hardware))
     if model is None:
         return None, named
@@ -126,11 +113,7 @@ def named_with_hardware(model: str | Path | Model | None, hardware: str | None) 
 
 
 def named_model(answer: PlacementAnswer) -> str:
-    """The model that an answer names, for ``model_of``.
-
-    Raises:
-        BadConfig: if it names none.
-    """
+    """Return the model that an answer names, for ``model_of``; a BadConfig if it names none."""
     source = model_lineage(answer).get("source")
     if not isinstance(source, str) or not source:
         raise BadConfig("the lineage of this placement names no model. Name one (--model).")
@@ -138,7 +121,7 @@ def named_model(answer: PlacementAnswer) -> str:
 
 
 def other_model(answer: PlacementAnswer, model: Model) -> str | None:
-    """One line if the model is not the one that made the answer, or None."""
+    """Return a note if the model is not the one that made the answer, or None."""
     made_with = model_lineage(answer)
     if made_with.get("sha256") == model.digest:
         return None
@@ -153,13 +136,13 @@ PartsMeasurer = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[Pla
 
 
 def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
-    """The hardware of each device, by device id."""
+    """Return the hardware of each device, by device id."""
     machine = request.nodes
     return tuple(machine.hardware_of(device) or request.hardware for device in range(request.num_devices))
 
 
 def links_of_request(request: PlacementRequest, model: Model) -> Links:
-    """The links of both tiers. Within a domain, where none is named: the one that the model's training data went over.
+    """Return the links of both tiers; within a domain, by default that of the model's training data.
 
     Raises:
         BadConfig, BadFile: if a named one is unknown or cannot be read, or none is known.
@@ -176,7 +159,7 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
 
 
 def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
-    """How far modelled exchanges are from real ones: the larger error of both tiers; None where none is modelled."""
+    """Return the larger error of modelled exchanges, of both tiers; None if none is modelled."""
     if request.num_devices == 1:
         return None
     machine = request.nodes
@@ -235,11 +218,7 @@ def price_parts(
 
 @one_thread()
 def reprice_answer(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) -> PlacementAnswer:
-    """The answer with other parts of the same tables, and what these are predicted to cost.
-
-    Raises:
-        BadConfig: if the parts are not those of the answer's tables.
-    """
+    """Return the answer with other parts of the same tables, and their prices."""
     costs = part_costs(answer.request, model)
     now, _ = price_parts(answer.request, model, costs, costs.predict(parts))
     return replace(
@@ -258,16 +237,12 @@ def interval_factors(
     devices: Sequence[PredictedDevice],
     alone_ms: Sequence[float],
 ) -> tuple[float, float]:
-    """What to divide the lower end of an interval by, and to multiply the upper end with; 1 and 1 inside of the data.
+    """Return the divisor of an interval's lower end and the factor of its upper end; 1 and 1 in the training range.
 
-    The cost model's own interval is that of placements like those it has seen. Beyond them it only continues its lines.
-    The rule here takes that a time neither falls nor grows faster than in proportion with rows, dims, lookups, weight
-    bits, batch, and devices (for the exchange): a model that is right at the edge of its data then errs by no more than
-    the factor that a table is beyond it. Factors of one table multiply, and each part of the time has the factor of its
-    own tables. It is a rule and no measurement.
-
-    Args:
-        alone_ms: of each part, which says how much of its device's compute time is the part's.
+    The cost model's own interval is that of placements like those it has seen. Beyond them, this rule takes times to
+    fall or grow at most in proportion with rows, dims, lookups, weight bits, batch, and devices (for the exchange). So
+    a model that is right at the edge of its data errs by at most the factor that a table is beyond it. Factors of a
+    table multiply, and each part's share of its device's time, by ``alone_ms``, has the factor of its table.
     """
     factor_of = {table.name: learned.table_factor(table) for table in request.tables}
     load = learned.load_factor(request.tables, request.num_devices, request.batch_size)
@@ -289,10 +264,9 @@ def interval_factors(
 def hot_rows_factors(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[float, float]:
-    """What to divide the lower end of an interval by, and to multiply the upper end with, for tables without traffic.
+    """Return the divisor of an interval's lower end and the factor of its upper end for tables without traffic.
 
-    Then it is not known whether their hot rows lie side by side. The factors are those by which the same placement is
-    faster or slower if all of them do, or none; 1 and 1 where the model sees no difference.
+    The same placement is so much faster or slower if all of their hot rows lie side by side, or none.
     """
     if not _unknown_hot_rows(request) or not any(price.sees_hot_rows for price in costs.prices):
         return 1.0, 1.0
@@ -307,7 +281,7 @@ def hot_rows_factors(
 
 
 def hot_rows_note(request: PlacementRequest, faster: float, slower: float) -> str | None:
-    """A sentence about an interval that ``hot_rows_factors`` made wider; None of one that is not."""
+    """Return a sentence about an interval that ``hot_rows_factors`` widened; None if it did not."""
     if faster == slower == 1:
         return None
     unknown = _unknown_hot_rows(request)

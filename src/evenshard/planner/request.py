@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import MAX_TABLES, check_ranges, knobs_of
+from evenshard.base.knobs import MAX_TABLES, check_ranges
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
@@ -24,9 +23,9 @@ from evenshard.placement.parts import (
     USUAL_KERNELS,
     TablePart,
 )
-from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
+from evenshard.placement.sharding import BY_COLUMNS, REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.planner.knobs import Knobs, groups, knob_field, place_knob
+from evenshard.planner.knobs import Sharding, knob_field
 from evenshard.planner.rules import Rules
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
@@ -137,11 +136,11 @@ class PlacementRequest:
 
     @property
     def sample_memory(self) -> SampleMemory:
-        """What every device holds for its own samples, where tables are whole."""
+        """Memory of every device for its own samples, if tables are whole."""
         return self.sample_memory_of()
 
     def sample_memory_of(self, parts: Sequence[TablePart] = ()) -> SampleMemory:
-        """What every device holds for its own samples, where tables have these parts."""
+        """Return the memory of every device for its own samples, if tables have these parts."""
         return sample_memory(
             self.tables,
             num_devices=self.num_devices,
@@ -152,7 +151,7 @@ class PlacementRequest:
 
     @property
     def rooms_bytes(self) -> tuple[int, ...]:
-        """What the parts of tables may take of each device."""
+        """Memory of each device for the parts of tables."""
         taken = self.dense_bytes + self.sample_memory.total
         return tuple(max(cap - kept - taken, 0) for cap, kept in zip(self.caps_bytes, self.reserves_bytes, strict=True))
 
@@ -163,33 +162,32 @@ class PlacementRequest:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The ways in which tables may be sharded."""
+        """Sharding types that tables may have."""
         return self.sharding_types or SHARDING_TYPES
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tables stay whole, each on one device."""
+        """True if all tables stay whole, each on one device."""
         return set(self.types) == {TABLE_WISE}
 
     def optimizer_of(self, name: str) -> str:
-        """The optimizer of a table."""
+        """Return the optimizer of a table."""
         return self.table_optimizers.get(name, self.optimizer)
 
     def leaves_optimizer(self, name: str) -> bool:
-        """Whether a replica of this table would be trained by another optimizer than its own, as far as is known.
+        """Return True if a replica would lose the optimizer that the table has of its own, as far as is known.
 
-        The dense optimizer trains replicas. A table without a fused optimizer of its own loses nothing by that, unless
-        the dense optimizer is named and differs from the request's.
+        The dense optimizer trains replicas. If it is named, the request's optimizer counts as the table's own.
         """
         has_own = name in self.table_optimizers or bool(self.dense_optimizer)
         return has_own and self.optimizer_of(name) != self.dense_optimizer
 
     def names_replicas_of(self, name: str) -> bool:
-        """Whether replicas of a table are asked for by name."""
+        """Return True if replicas of a table are asked for by name."""
         return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
-        """The rules of a table. Where a replica would leave its optimizer, there is none, unless one is asked for."""
+        """Return the rules of a table, without replicas that would leave its optimizer and are not asked for."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits
@@ -201,7 +199,7 @@ class PlacementRequest:
         return self.machine or Nodes.one_node(self.num_devices)
 
     def task(self) -> ShardingTask:
-        """The task of sharding the tables in every way that the request allows."""
+        """Return the task of sharding the tables with every type that the request allows."""
         number = {table.name: position for position, table in enumerate(self.tables)}
         return ShardingTask(
             tables=self.tables,
@@ -220,25 +218,15 @@ class PlacementRequest:
         )
 
 
-def kept_knobs(knobs: Knobs) -> dict[str, Any]:
-    """The fields of a request that are knobs as they were given: those of the same default."""
-    of_name = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
-    kept = (one.name for one in knobs_of(PlacementRequest) if one.default == place_knob(one.name).default)
-    return {name: of_name[name] for name in kept}
-
-
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
-    """The optimizer of each table that both requests have it with: states of another are of no use."""
+    """Return the optimizer of each table that both requests train with the same one, whose state stays of use."""
     names = {table.name for table in old.tables}
     both = ((table.name, new.optimizer_of(table.name)) for table in new.tables if table.name in names)
     return {name: optimizer for name, optimizer in both if old.optimizer_of(name) == optimizer}
 
 
 def check_batch(batch_size: int, num_devices: int) -> None:
-    """Raise BadConfig if devices cannot have equal whole numbers of samples, as TorchRec's ranks have.
-
-    A batch that rounding changes by no more than ``BATCH_SLACK`` may be given, such as 65,536 on 72 devices.
-    """
+    """Raise BadConfig if equal whole numbers of samples on all devices miss the batch by over ``BATCH_SLACK``."""
     check_ranges(batch_size=batch_size)
     below = batch_size // num_devices * num_devices
     nearest = [one for one in (below, below + num_devices) if one]
@@ -249,8 +237,22 @@ def check_batch(batch_size: int, num_devices: int) -> None:
         )
 
 
+def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
+    """Return the sharding types that the knobs name; empty for all.
+
+    Raises:
+        BadConfig: if ``allow_column_split`` and other types are both given.
+    """
+    if not sharding.allow_column_split:
+        return tuple(sharding.sharding_types)
+    if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):
+        both = ", ".join(BY_COLUMNS)
+        raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
+    return BY_COLUMNS
+
+
 def memory_problem(kernel: str, machine: Nodes) -> str | None:
-    """Says in one sentence that a kernel that is named keeps weights where the machine has no memory for them."""
+    """Return a sentence if a kernel keeps weights where the machine has no memory for tables, or None."""
     if kernel in HOST_KERNELS and not machine.host_bytes:
         return f"{kernel} keeps weights in host memory, of which there is none for tables. Give host_memory_gb."
     if kernel == KEY_VALUE and not machine.ssd_bytes:
@@ -264,11 +266,7 @@ def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: 
 
 
 def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[int, ...]:
-    """Bytes of each device, from one cap for all or one for each.
-
-    Raises:
-        BadConfig: if the numbers make no sense.
-    """
+    """Return the bytes of each device, from one cap for all or one for each."""
     check_ranges(num_devices=num_devices)
     caps = list(memory_cap_gb) if isinstance(memory_cap_gb, Sequence) else [memory_cap_gb]
     if len(caps) == 1:

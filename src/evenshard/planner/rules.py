@@ -47,23 +47,14 @@ class Rules:
 
     @staticmethod
     def of(**written: Any) -> Rules:
-        """Return rules as a person writes them down: one device or several, nothing or None for no rule.
-
-        Raises:
-            BadConfig: if a value has another form.
-        """
+        """Return rules as a person writes them down: one device or several, nothing or None for no rule."""
         try:
             return _rules(written)
         except WrongValues as error:
             raise BadConfig(f"{error}. Write a rule as in {_EXAMPLE}.") from None
 
     def __add__(self, other: Rules) -> Rules:
-        """Both together.
-
-        Raises:
-            BadConfig: if a table is pinned by both, to different devices: that could mean either, or any of them; the
-                same of its nodes, types, columns and kernels.
-        """
+        """Return both together; a BadConfig if a table has two rules of one kind that differ."""
         for name in self.pinned.keys() & other.pinned.keys():
             one, two = set(self.pinned[name]), set(other.pinned[name])
             if one != two:
@@ -74,7 +65,7 @@ class Rules:
         return Rules(**{name: _join_rules(name, getattr(self, name), getattr(other, name)) for name in RULES})
 
     def of_tables(self, names: Collection[str]) -> Rules:
-        """The rules of these tables only."""
+        """Return the rules of these tables only."""
 
         def of(rule: Any) -> Any:
             if isinstance(rule, Mapping):
@@ -86,7 +77,7 @@ class Rules:
         return Rules(**rules, forbidden_devices=self.forbidden_devices)
 
     def problem(self, names: Iterable[str], machine: Nodes) -> str | None:
-        """Says in one sentence what makes the rules unusable for these tables and devices, or None."""
+        """Return in one sentence why the rules do not apply to these tables and devices, or None."""
         known = set(names)
         groups = (*self.together, *self.apart)
         of_tables = (name for rule in vars(self).values() if isinstance(rule, Mapping) for name in rule)
@@ -175,11 +166,7 @@ def _rules(content: Any) -> Rules:
 
 @blame_file
 def load_rules(path: Path) -> Rules:
-    """Reads a rules file.
-
-    Raises:
-        BadFile: if it is missing, not YAML, or holds something else.
-    """
+    """Load a rules file; a BadFile if it is missing, not YAML, or holds something else."""
     remedy = f"Its keys are {', '.join(RULES)}, as in {_EXAMPLE}."
     content = read_yaml(path, remedy)
     try:

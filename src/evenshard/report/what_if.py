@@ -39,9 +39,9 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
         console.print(best_text(found, word, best), style="bold")
     if any(best.equals for _, best in _bests(found)):
         console.print("A question mark: not separable from the best, as the predictions go.", style="dim")
-    if found.max_step_ms is not None and found.cheapest_in_time is None:
+    if found.question.max_step_ms is not None and found.cheapest_in_time is None:
         console.print(
-            f"No machine with a price takes at most {ms_text(found.max_step_ms)} ms for "
+            f"No machine with a price takes at most {ms_text(found.question.max_step_ms)} ms for "
             f"{'a step' if found.has_dense else 'the embedding work of a step'}.",
             style="bold",
         )
@@ -86,7 +86,7 @@ def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
         assert one.cost is not None, "only what has a price is called cheap"
         worth = f"{interval_text(one.cost)} {_currency(found)} per 10^9 samples".replace("  ", " ")
     text = f"{word}: {machine_name(one)}, {worth}"
-    if best is found.cheapest_in_time and one.step_ms.high > (found.max_step_ms or 0.0):
+    if best is found.cheapest_in_time and one.step_ms.high > (found.question.max_step_ms or 0.0):
         text += f", though its interval goes to {ms_text(one.step_ms.high)} ms"
     return f"{text}; not separable from {', '.join(map(machine_name, best.equals))}." if best.equals else f"{text}."
 
@@ -153,12 +153,12 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
         between = ", ".join(f"{printable(link)} ({kind})" for kind, link in links.items())
         yield f"Links between nodes: {between}; --inter names others. Exchanges are modelled."
     yield from _reuse_note(found)
-    if asked.prices is not None:
+    if found.prices is not None:
         lacking = dict.fromkeys(short_name(one.hardware) for one in found.options if one.price_per_hour is None)
         if lacking:
             yield f"No price of {', '.join(lacking)}."
-        if asked.prices.note:
-            yield f"Prices: {printable(asked.prices.note)}"
+        if found.prices.note:
+            yield f"Prices: {printable(found.prices.note)}"
 
 
 def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
@@ -193,13 +193,13 @@ def _group_notes(found: WhatIfAnswer) -> Iterator[str]:
 
 
 def _bests(found: WhatIfAnswer) -> list[tuple[str, Best]]:
-    within = "" if found.max_step_ms is None else f"cheapest under {ms_text(found.max_step_ms)} ms"
+    within = "" if found.question.max_step_ms is None else f"cheapest under {ms_text(found.question.max_step_ms)} ms"
     named = (("cheapest", found.cheapest), (within, found.cheapest_in_time), ("fastest", found.fastest))
     return [(word, best) for word, best in named if best is not None]
 
 
 def _currency(found: WhatIfAnswer) -> str:
-    return "" if found.question.prices is None else printable(found.question.prices.currency)
+    return "" if found.prices is None else printable(found.prices.currency)
 
 
 def _heads(found: WhatIfAnswer) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _heads(found: WhatIfAnswer) -> Iterator[str]:
     elif found.has_groups:
         yield "together, ms"
     yield "samples/s"
-    if found.question.prices is not None:
+    if found.prices is not None:
         yield f"{_currency(found)}/10^{round(math.log10(SAMPLES_OF_COST))}"
     if _has_offloaded(found):
         yield "not in device memory"
@@ -236,7 +236,7 @@ def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
     if found.has_groups or found.has_dense:
         yield interval_text(one.step_ms)
     yield interval_text(one.samples_per_s)
-    if found.question.prices is not None:
+    if found.prices is not None:
         yield "" if one.cost is None else interval_text(one.cost)
     if _has_offloaded(found):
         tables = {offloaded.part.table for offloaded in one.answer.offloaded}

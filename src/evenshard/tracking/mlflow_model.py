@@ -15,33 +15,41 @@ from mlflow.pyfunc.model import PythonModel
 
 from evenshard.api import place
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import check_ranges
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import DEFAULT_OPTIMIZER
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.planner.knobs import place_knob
+from evenshard.planner.hosts import MachineAndMemory
+from evenshard.planner.knobs import Knobs, place_knob
 from evenshard.planner.memory import own_memory_gb, reserve_of
-from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.planner.optimizers import TableOptimizers
+from evenshard.planner.place import build_request
+from evenshard.planner.request import caps_of
 from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
-from evenshard.tracking.pyfunc import output_rows
-from evenshard.tracking.serving import served_parameters
+from evenshard.tracking.pyfunc import output_rows, served_parameters
+
+# Knobs that a policy takes; its rollouts of a task are the same with every seed.
+_OF_POLICY = {
+    *("num_devices", "memory_cap_gb", "reserved_gb", "dense_gb"),
+    *("training_pipeline", "batch_size", "optimizer", "seed"),
+}
 
 
 class ServedModel(PythonModel):
     """``evenshard-cost`` searches as ``evenshard place`` does; ``evenshard-policy`` rolls the policy out."""
 
     def load_context(self, context: Any) -> None:
-        """Reads the networks."""
+        """Read the networks."""
         folder = Path(context.artifacts["model"])
         self._model = load_model(folder) if (folder / COST_MODEL).is_dir() else None
         if self._model is None:
             self._policy = load_sharder(folder / COST_NET, folder / POLICY)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """One row for each part of a table and each device that has it; see ``output_rows``.
+        """Return one row for each part of a table and each device that has it; see ``output_rows``.
 
         Raises:
             BadInput: if a table or a parameter makes no sense.
@@ -51,42 +59,23 @@ class ServedModel(PythonModel):
         if self._model is not None:
             parts = place(model_input, model=self._model, **arguments).parts
         else:
-            parts = self._rolled_out(model_input, **arguments)
+            parts = self._roll_out(model_input, arguments)
         return pd.DataFrame(row for part in parts for row in output_rows(part))
 
-    def _rolled_out(
-        self,
-        rows: pd.DataFrame,
-        *,
-        num_devices: int,
-        memory_cap_gb: float | None,
-        reserved_gb: float | None,
-        dense_gb: float | None,
-        training_pipeline: str,
-        batch_size: int,
-        optimizer: str | None,
-        seed: int,  # the rollouts of a task are always the same
-        **others: Any,
-    ) -> tuple[TablePart, ...]:
-        for name, value in others.items():
-            if value != place_knob(name).default:
+    def _roll_out(self, rows: pd.DataFrame, arguments: dict[str, Any]) -> tuple[TablePart, ...]:
+        for name, value in arguments.items():
+            if name not in _OF_POLICY and value != place_knob(name).default:
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
-        if memory_cap_gb is None:  # a policy does not say what devices it is for
-            memory_cap_gb = own_memory_gb(DEFAULT_HARDWARE)
-        check_ranges(dense_gb=dense_gb)
-        reserved_bytes, reserved_share = reserve_of(reserved_gb)
-        known = tables_in_python(rows, batch_size)
+        asked = Knobs.of(arguments)
+        num_devices, cap_gb = arguments["num_devices"], asked.memory.memory_cap_gb
+        # A policy does not say which devices it is for.
+        caps = caps_of(own_memory_gb(DEFAULT_HARDWARE) if cap_gb is None else cap_gb, num_devices)
+        reserve = reserve_of(asked.memory.reserved_gb)
+        devices = MachineAndMemory(Nodes.one_node(num_devices), caps, DEFAULT_HARDWARE, (), *reserve)
+        known = tables_in_python(rows, asked.training.batch_size)
         assert known is not None, "a data frame has records"
-        request = PlacementRequest(
-            known.tables,
-            caps_of(memory_cap_gb, num_devices),
-            batch_size,
-            reserved_bytes,
-            optimizer or DEFAULT_OPTIMIZER,
-            reserved_share=reserved_share,
-            dense_bytes=gb_to_bytes(dense_gb or 0.0),
-            training_pipeline=training_pipeline,
-        )
+        optimizers = TableOptimizers(asked.training.optimizer or DEFAULT_OPTIMIZER)
+        request = build_request(asked, known, optimizers, devices, gb_to_bytes(asked.memory.dense_gb or 0.0))
         return self._policy.place(request.task().as_whole).parts(known.tables)
 
 

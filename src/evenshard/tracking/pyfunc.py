@@ -9,7 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evenshard.base.knobs import Knob
 from evenshard.placement.parts import TablePart
+from evenshard.planner.hosts import DEFAULT_DEVICES
+from evenshard.planner.knobs import place_knobs
 from evenshard.tables.records import COLUMN_TYPES, REQUIRED_COLUMNS
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
@@ -25,26 +28,38 @@ EXAMPLE = [
 
 @dataclass(frozen=True)
 class ServedCode:
-    """The code that answers for a registered model.
+    """The code that answers for a registered model."""
 
-    Attributes:
-        script: a file that sets MLflow's model; a copy is stored with the networks.
-        parameters: parameters besides the tables, with defaults; None for a default that depends on the model.
-        kinds: their types: bool, int, float or str.
-    """
+    script: Path  # sets MLflow's model; a copy is stored with the networks
+    parameters: Mapping[str, bool | int | float | str | None]  # besides the tables, with defaults
+    kinds: Mapping[str, type]  # of the parameters: bool, int, float or str
 
-    script: Path
-    parameters: Mapping[str, bool | int | float | str | None]
-    kinds: Mapping[str, type]
+
+# The hardware is the model's; a server has no files, and nothing to measure on.
+NOT_SERVED = {
+    *("hardware", "default_pooling_factor", "num_measured"),
+    *("model", "traffic", "hosts", "embedding_dim", "near", "max_move_gb"),
+}
+
+
+def served_code() -> ServedCode:
+    """Return the script ``mlflow_model.py``, and its parameters."""
+    kinds = {knob.name: knob.scalar or str for knob in _served_knobs()}
+    return ServedCode(Path(__file__).with_name("mlflow_model.py"), served_parameters(), kinds)
+
+
+def served_parameters() -> dict[str, Any]:
+    """Return the knobs that a registered model takes, with their defaults: plain values, or None."""
+    defaults = {knob.name: knob.default for knob in _served_knobs()}
+    return {**defaults, "num_devices": DEFAULT_DEVICES}
+
+
+def _served_knobs() -> tuple[Knob, ...]:
+    return tuple(one for one in place_knobs() if one.scalar is not None and one.name not in NOT_SERVED)
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:
-    """Write the folder that MLflow serves: the model's files, the code that answers, and their requirements.
-
-    Args:
-        model: a model's folder.
-        logged: MLflow's entity of the model.
-    """
+    """Write the folder that MLflow serves: files of a model's folder, the code that answers, and their requirements."""
     with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which says that it tries the example
         warnings.simplefilter("ignore")  # about its own modules, and what it would like our code to be
         import mlflow.pyfunc

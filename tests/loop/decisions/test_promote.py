@@ -24,8 +24,8 @@ from evenshard.loop.sharder_comparison import QUIET
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
+from evenshard.tracking.pyfunc import served_code
 from evenshard.tracking.registry import newest_version, register_folder
-from evenshard.tracking.serving import served_code
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs

@@ -34,6 +34,7 @@ from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables
+from evenshard.tracking.pyfunc import served_code
 from evenshard.tracking.registry import (
     REGISTERED_COST,
     REGISTERED_POLICY,
@@ -46,7 +47,6 @@ from evenshard.tracking.registry import (
     set_champion,
     version_of_files,
 )
-from evenshard.tracking.serving import served_code
 
 PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)

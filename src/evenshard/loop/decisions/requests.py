@@ -41,11 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``evenshard.place`` in the section ``place`` of the settings, with defaults.
-
-    Raises:
-        BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
-    """
+    """Return the arguments of ``evenshard.place`` in the section ``place`` of the settings, with defaults."""
     if "near" in request:
         raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
     kinds = [

@@ -119,7 +119,8 @@ def replan(
         InfeasibleTask: if they do not fit there any more.
     """
     request = request_now(old.request, tables, batch_size)
-    return place_request(request, model, config, tables_from=tables_from, known=(old.parts,))
+    config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
+    return place_request(request, model, config)
 
 
 def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:

@@ -17,19 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
-from evenshard.base.messages import brief
+from evenshard.base.knobs import check_knobs, check_ranges
 from evenshard.base.outputs import write_text
 from evenshard.base.units import bytes_to_gb
 from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer, fullest_device
+from evenshard.planner.knobs import Training, WhatIf
+from evenshard.planner.pricing import model_of, named_with_hardware
 from evenshard.planner.request import caps_of
-from evenshard.planner.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
-from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption
-from evenshard.price.hardware import measured_or_simulated
+from evenshard.planner.what_if.machines import (
+    layouts_of,
+    of_hardware,
+    replicas_ms,
+    sizes_of,
+    sync_of,
+    synced_bytes,
+    whole_machine,
+)
+from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption, load_prices
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName, measured_or_simulated
 from evenshard.price.step_time import without_last_digits
-from evenshard.sharders.model import Model
 
-ALL_SIZES = "all"
 # If the fullest device holds more than this many times the mean, a placement with at most the second number is tried
 # too: the fullest device decides how long an average over groups takes.
 UNEVEN_GROUP, EVEN = 1.2, 1.1
@@ -37,111 +45,152 @@ UNEVEN_GROUP, EVEN = 1.2, 1.1
 WORTH_EVENING = 0.02
 
 
-@dataclass(frozen=True)
-class Question:
-    """The question about every machine.
+# Places the tables on a group of devices of an option's machine, with other memory of a device if it is named.
+PlaceOn = Callable[..., PlacementAnswer]
 
-    Attributes:
-        place: ``evenshard.place``, or a function that answers as it does.
-        tables: as it takes them.
-        models, dense_ms: of each kind of hardware.
-        batch_size, batch_per_device: samples of a step over all devices, or on each; None for the other one.
-        dense_batch: samples of a device that ``dense_ms`` is of; None to take it as it is.
-        knobs: those of ``evenshard.place``.
+
+def answer_what_if(
+    asked: WhatIf,
+    shared: Mapping[str, Any],
+    place: Callable[..., PlacementAnswer],
+    progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
+) -> WhatIfAnswer:
+    """Place the tables on each machine that is asked for, with each size of groups and of memory.
+
+    Args:
+        shared: knobs of ``evenshard.place`` that hold for every machine.
+        place: ``evenshard.place`` of the tables.
+        progress: goes through a list and shows how far it is.
+
+    Raises:
+        BadInput: if a knob cannot be used.
     """
-
-    place: Callable[..., PlacementAnswer] = field(repr=False)
-    tables: Any = field(repr=False)
-    models: Mapping[str, Model] = field(repr=False)
-    prices: Prices | None
-    batch_size: int | None
-    batch_per_device: int | None
-    dense_ms: Mapping[str, float]
-    dense_batch: int | None
-    overlap: float
-    sync_every: int
-    knobs: Mapping[str, Any]
-
-    def option(
-        self, hardware: str, machine: Nodes, group_size: int, memory_cap_gb: float | None = None
-    ) -> WhatIfOption:
-        """Place the tables on a machine in groups of a size, in the faster layout."""
-        if group_size < machine.num_devices and self.knobs.get("host_memory_gb"):
-            raise BadConfig(
-                "tables in host memory (host_memory_gb) are not priced in groups: their weights would be averaged "
-                "over the hosts' links. Leave host_memory_gb or group_sizes out."
-            )
-        found = [
-            self._in_layout(hardware, machine, layout, group, memory_cap_gb)
-            for layout, group in layouts_of(machine, group_size)
-        ]
-        return min(found, key=lambda one: without_last_digits(one.step_ms.value) if one.fits else float("inf"))
-
-    def _in_layout(
-        self, hardware: str, machine: Nodes, layout: str, group: Nodes, memory_cap_gb: float | None
-    ) -> WhatIfOption:
-        batch = self.batch_size or (self.batch_per_device or 0) * machine.num_devices
-        price = None if self.prices is None else self.prices.price_of(hardware)
-        option = WhatIfOption(
-            hardware,
-            machine,
-            batch,
-            group.num_devices,
-            layout,
-            dense_ms=self._dense_ms(hardware, batch / machine.num_devices),
-            overlap=self.overlap,
-            price_per_hour=None if price is None else price.per_hour(machine.num_devices, machine.num_nodes),
-            memory_cap_gb=memory_cap_gb,
-        )
-        try:
-            answer = self._place_on(option, group)
-        except InfeasibleTask as error:
-            return replace(option, problem=str(error))
-        if not layout:
-            return replace(option, answer=answer)
-        first = self._with_groups(option, answer)
-        held = synced_bytes(answer)
-        if first.sync_ms < WORTH_EVENING * first.step_ms.value or max(held) < UNEVEN_GROUP * sum(held) / len(held):
-            return first
-        try:
-            even = self._with_groups(option, self._place_on(option, group, _even_caps(answer), answer))
-        except InfeasibleTask:
-            return first
-        return min(first, even, key=lambda one: without_last_digits(one.step_ms.value))
-
-    def _with_groups(self, option: WhatIfOption, answer: PlacementAnswer) -> WhatIfOption:
-        return replace(
-            option,
-            answer=answer,
-            sync=sync_of(answer, option.machine, option.layout, self.sync_every),
-            replicas_ms=replicas_ms(answer, option.machine),
+    asked = _resolve(asked)
+    models, machines = of_hardware("model", asked.model, asked.hardware), list(_machines(asked))
+    loaded = {name: model_of(models.get(name), name) for name in asked.hardware}
+    prices = load_prices(asked.price) if isinstance(asked.price, str | Path) else asked.price
+    wanted = [one for machine in machines for one in _options_on(asked, *machine, prices)]
+    if shared.get("host_memory_gb") and any(one.num_groups > 1 for one in wanted):
+        raise BadConfig(
+            "tables in host memory (host_memory_gb) are not priced in groups: their weights would be averaged "
+            "over the hosts' links. Leave host_memory_gb or group_sizes out."
         )
 
-    def _place_on(
-        self,
-        option: WhatIfOption,
-        group: Nodes,
-        memory: Mapping[str, Any] | None = None,
-        like: PlacementAnswer | None = None,
-    ) -> PlacementAnswer:
-        """Place on a group; the answer to a request like another one has all of the memory."""
-        answer = self.place(
-            self.tables,
+    def place_on(option: WhatIfOption, group: Nodes, **memory: float) -> PlacementAnswer:
+        return place(
             group.num_devices,
             hardware=option.hardware,
-            model=self.models[option.hardware],
+            model=loaded[option.hardware],
             batch_size=-(-option.batch_size * group.num_devices // option.num_devices),
             devices_per_node=group.devices_per_node,
             nodes_per_domain=group.nodes_per_domain,
             intra=group.intra,
             inter=group.inter,
-            **{**self.knobs, "memory_cap_gb": option.memory_cap_gb, **(memory or {})},
+            **{**shared, "memory_cap_gb": option.memory_cap_gb, **memory},
         )
-        return answer if like is None else replace(answer, request=like.request)
 
-    def _dense_ms(self, hardware: str, samples: float) -> float:
-        scale = 1.0 if self.dense_batch is None else samples / self.dense_batch
-        return scale * self.dense_ms[hardware]
+    options = (_in_groups(one, place_on, asked.sync_every) for one in (progress or iter)(wanted))
+    return WhatIfAnswer(tuple(keep_faster_placements(options)), asked, prices)
+
+
+def _resolve(asked: WhatIf) -> WhatIf:
+    """Return the question with full names of hardware, its batch, and a dense time for each kind of hardware."""
+    if not asked.devices:
+        raise BadConfig("no number of devices is given. Give some, such as 8.")
+    if asked.batch_size is not None and asked.batch_per_device is not None:
+        raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
+    check_knobs(asked)
+    if asked.max_step_ms is not None and asked.price is None:
+        raise BadConfig(
+            f"max_step_ms is {asked.max_step_ms:g}, but without prices no machine is the cheapest. Add price."
+        )
+    kinds: Iterable[str] = asked.hardware
+    if not kinds and isinstance(asked.model, Mapping):
+        kinds = asked.model
+    elif not kinds:
+        assert not isinstance(asked.model, Mapping)
+        kinds = (named_with_hardware(asked.model, None)[1] or DEFAULT_HARDWARE,)
+    hardware = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in kinds))
+    dense_ms = of_hardware("dense_ms", asked.dense_ms, hardware)
+    if lacking := [name for name in hardware if name not in dense_ms]:
+        raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")
+    for own_ms in dense_ms.values():
+        check_ranges(dense_ms=own_ms)
+    if asked.dense_batch is not None and not any(dense_ms.values()):
+        raise BadConfig(
+            f"dense_batch is {asked.dense_batch}, but dense_ms, the time of so many samples, is not given. Give "
+            "dense_ms, or leave dense_batch out."
+        )
+    batch_size = asked.batch_size or Training.batch_size if asked.batch_per_device is None else None
+    return replace(asked, hardware=hardware, dense_ms=dense_ms, batch_size=batch_size)
+
+
+def _machines(asked: WhatIf) -> Iterator[tuple[str, Nodes]]:
+    hosts: dict[str, dict[str, Any]] = {
+        name: of_hardware(name, getattr(asked, name), asked.hardware)
+        for name in ("devices_per_node", "nodes_per_domain", "intra", "inter")
+    }
+    for hardware in asked.hardware:
+        host: dict[str, Any] = {name: of_kind[hardware] for name, of_kind in hosts.items() if hardware in of_kind}
+        for count in dict.fromkeys(asked.devices):
+            yield hardware, whole_machine(hardware, count, **host)
+
+
+def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | None) -> Iterator[WhatIfOption]:
+    """Yield the options on a machine, not placed yet."""
+    batch_size = asked.batch_size or (asked.batch_per_device or 0) * machine.num_devices
+    scale = 1.0 if asked.dense_batch is None else batch_size / machine.num_devices / asked.dense_batch
+    price, caps = None if prices is None else prices.price_of(hardware), asked.memory_cap_gb
+    sizes = sorted(set(caps)) if isinstance(caps, Sequence) else [caps]
+    for group_size in sizes_of(machine, asked.group_sizes):
+        for memory_cap_gb in sizes or [None]:
+            yield WhatIfOption(
+                hardware,
+                machine,
+                batch_size,
+                group_size,
+                dense_ms=scale * of_hardware("dense_ms", asked.dense_ms, asked.hardware)[hardware],
+                overlap=asked.overlap,
+                price_per_hour=None if price is None else price.per_hour(machine.num_devices, machine.num_nodes),
+                memory_cap_gb=memory_cap_gb,
+            )
+
+
+def _in_groups(option: WhatIfOption, place_on: PlaceOn, sync_every: int) -> WhatIfOption:
+    """Return the option with its tables placed, in the faster layout of its groups."""
+    found = [
+        _in_layout(replace(option, layout=layout), group, place_on, sync_every)
+        for layout, group in layouts_of(option.machine, option.group_size)
+    ]
+    return min(found, key=lambda one: without_last_digits(one.step_ms.value) if one.fits else float("inf"))
+
+
+def _in_layout(option: WhatIfOption, group: Nodes, place_on: PlaceOn, sync_every: int) -> WhatIfOption:
+    try:
+        answer = place_on(option, group)
+    except InfeasibleTask as error:
+        return replace(option, problem=str(error))
+    if not option.layout:
+        return replace(option, answer=answer)
+    first = _with_groups(option, answer, sync_every)
+    held = synced_bytes(answer)
+    if first.sync_ms < WORTH_EVENING * first.step_ms.value or max(held) < UNEVEN_GROUP * sum(held) / len(held):
+        return first
+    try:
+        even = place_on(option, group, **_even_caps(answer))
+    except InfeasibleTask:
+        return first
+    second = _with_groups(option, replace(even, request=answer.request), sync_every)  # which has all of the memory
+    return min(first, second, key=lambda one: without_last_digits(one.step_ms.value))
+
+
+def _with_groups(option: WhatIfOption, answer: PlacementAnswer, sync_every: int) -> WhatIfOption:
+    return replace(
+        option,
+        answer=answer,
+        sync=sync_of(answer, option.machine, option.layout, sync_every),
+        replicas_ms=replicas_ms(answer, option.machine),
+    )
 
 
 def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOption]:
@@ -164,31 +213,7 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
         less = one
 
 
-def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
-    """The sizes of groups to try on a machine, ascending; those that are larger than it are left out.
-
-    Raises:
-        BadConfig: if they are no numbers of devices.
-    """
-    devices = machine.num_devices
-    if not group_sizes:
-        yield devices
-    elif group_sizes == ALL_SIZES:
-        yield from (size for size in range(1, devices + 1) if devices % size == 0 and _is_even(machine, size))
-    elif isinstance(group_sizes, str):
-        raise BadConfig(f"group_sizes is {brief(group_sizes)}. Give numbers of devices, or all.")
-    else:
-        yield from sorted({size for size in group_sizes if size <= devices} or {devices})
-
-
-def _is_even(machine: Nodes, size: int) -> bool:
-    try:
-        return bool(layouts_of(machine, size))
-    except BadConfig:
-        return False
-
-
-def _even_caps(answer: PlacementAnswer) -> Mapping[str, Any]:
+def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
     """Memory of each device of which the parts of tables take little more than an even share."""
     request, used = answer.request, answer.used_bytes
     besides = request.dense_bytes + request.sample_memory.total
@@ -252,8 +277,13 @@ class WhatIfAnswer:
     """The answer of ``evenshard.what_if``: options by hardware, number of devices, size of groups and memory."""
 
     options: tuple[WhatIfOption, ...]
-    question: Question = field(repr=False)
-    max_step_ms: float | None = None
+    question: WhatIf = field(repr=False)  # with what was left out
+    prices: Prices | None = field(default=None, repr=False)
+
+    @property
+    def dense_ms(self) -> dict[str, float]:
+        """Time of a step without its embeddings, by hardware."""
+        return of_hardware("dense_ms", self.question.dense_ms, self.question.hardware)
 
     @cached_property
     def fastest(self) -> Best | None:
@@ -268,12 +298,13 @@ class WhatIfAnswer:
     @cached_property
     def cheapest_in_time(self) -> Best | None:
         """The one of those whose step is short enough; None where none is, or nothing was said."""
-        return None if self.max_step_ms is None else cheapest_option(self.options, self.max_step_ms)
+        most_ms = self.question.max_step_ms
+        return None if most_ms is None else cheapest_option(self.options, most_ms)
 
     @property
     def has_dense(self) -> bool:
         """The dense rest of a step is in the times; without it they are of embedding work alone."""
-        return any(self.question.dense_ms.values())
+        return any(self.dense_ms.values())
 
     @property
     def has_groups(self) -> bool:
@@ -282,17 +313,17 @@ class WhatIfAnswer:
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON."""
-        asked, prices = self.question, self.question.prices
+        asked, prices = self.question, self.prices
         number = {id(one): at for at, one in enumerate(self.options)}
         return {
             "schema_version": WHAT_IF_VERSION,
             "batch_size": asked.batch_size,
             "batch_per_device": asked.batch_per_device,
-            "dense_ms": dict(asked.dense_ms),
+            "dense_ms": self.dense_ms,
             "dense_batch": asked.dense_batch,
             "overlap": asked.overlap,
             "sync_every": asked.sync_every,
-            "max_step_ms": self.max_step_ms,
+            "max_step_ms": asked.max_step_ms,
             "cost_is_of_samples": SAMPLES_OF_COST,
             "currency": None if prices is None else prices.currency,
             "price_note": None if prices is None else prices.note,

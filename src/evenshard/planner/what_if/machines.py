@@ -16,7 +16,7 @@ N devices in groups of G stand in one of two layouts:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -57,11 +57,7 @@ OTHER_LINK = "ethernet_25g"
 
 
 def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
-    """Return a value for each full name of hardware, from one for all or one for each; ``what`` names it in errors.
-
-    Raises:
-        BadConfig: if a kind is named that is not asked for.
-    """
+    """Return a value for each full name of hardware, from one for all or one for each; ``what`` names it in errors."""
     if not isinstance(value, Mapping):
         return {one: value for one in hardware}
     named = {str(HardwareName.parse(name)): own for name, own in value.items()}
@@ -106,7 +102,7 @@ CONTIGUOUS, STRIDED = LAYOUTS = ("contiguous", "strided")
 
 
 def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """The devices of each group."""
+    """Return the devices of each group."""
     number = num_devices // group_size
     if layout == CONTIGUOUS:
         return tuple(range(first, first + group_size) for first in range(0, num_devices, group_size))
@@ -114,13 +110,13 @@ def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, 
 
 
 def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """The devices that hold the same parts, for each device of a group: groups of the other layout."""
+    """Return the devices that hold the same parts, for each device of a group: groups of the other layout."""
     other = STRIDED if layout == CONTIGUOUS else CONTIGUOUS
     return group_ranks(num_devices, num_devices // group_size, other)
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """A machine of each of these sets of devices; None where they are not alike, or lie unevenly over nodes."""
+    """Return a machine of each of these sets of devices; None if they differ, or lie unevenly over nodes."""
     found = {_machine_of_ranks(machine, one) for one in ranks}
     return found.pop() if len(found) == 1 else None
 
@@ -140,7 +136,7 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """The layouts of groups of a size that differ, each with the machine of one group.
+    """Return the layouts of groups of a size that differ, each with the machine of one group.
 
     Raises:
         BadConfig: if the machine cannot be cut into such groups.
@@ -162,6 +158,26 @@ def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]
             f"divides a node or is a multiple of it."
         )
     return tuple((layout, group) for (group, _), layout in found.items())
+
+
+def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
+    """Yield the sizes of groups to try on a machine, ascending, without those that are larger than it."""
+    devices = machine.num_devices
+    if not group_sizes:
+        yield devices
+    elif group_sizes == "all":
+        yield from (size for size in range(1, devices + 1) if devices % size == 0 and _is_even(machine, size))
+    elif isinstance(group_sizes, str):
+        raise BadConfig(f"group_sizes is {brief(group_sizes)}. Give numbers of devices, or all.")
+    else:
+        yield from sorted({size for size in group_sizes if size <= devices} or {devices})
+
+
+def _is_even(machine: Nodes, size: int) -> bool:
+    try:
+        return bool(layouts_of(machine, size))
+    except BadConfig:
+        return False
 
 
 def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:

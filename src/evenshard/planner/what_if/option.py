@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.knobs import Range
+from evenshard.base.knobs import REQUIRED, Range, knob, range_problems
 from evenshard.base.messages import brief
 from evenshard.base.typed import read_record
 from evenshard.placement.nodes import Nodes
@@ -31,7 +31,7 @@ class PredictedInterval:
         return f"{self.value:.4g} (90 %: {self.low:.4g} to {self.high:.4g})"
 
     def times(self, factor: float) -> PredictedInterval:
-        """The number in another unit."""
+        """Return the number in another unit."""
         return PredictedInterval(factor * self.value, factor * self.low, factor * self.high)
 
 
@@ -39,9 +39,7 @@ class PredictedInterval:
 class Sync:
     """The all-reduce of weights between groups that each hold all tables: TorchRec's ``DMPCollection.sync``.
 
-    Every so many steps each device averages weights and optimizer state. ``bytes_per_device`` is the largest share,
-    ``bytes_of_all`` that of all groups together. The device with most sends ``sent_bytes``, scattering sums and
-    gathering averages, for ``once_ms``; nothing else runs meanwhile.
+    The device with the most bytes to average sends ``sent_bytes`` for ``once_ms``; nothing else runs meanwhile.
     """
 
     every: int
@@ -178,26 +176,17 @@ class WhatIfOption:
 
 # Prices ---------------------------------------------------------------------------------------------------------------
 
-_PRICE = Range(0, 1_000_000)
-
 
 @dataclass(frozen=True)
 class HardwarePrice:
-    """The price of devices of one kind, and of the host around them, for an hour."""
+    """The price of devices of one kind, and of the host around them."""
 
-    per_device_hour: float
-    per_node_hour: float = 0.0
+    per_device_hour: float = knob(REQUIRED, "price of a device for an hour", range=Range(0, 1_000_000))
+    per_node_hour: float = knob(0.0, "price of a host for an hour, beside its devices", range=Range(0, 1_000_000))
 
     def per_hour(self, num_devices: int, num_nodes: int) -> float:
         """Return the price of a machine for an hour."""
         return num_devices * self.per_device_hour + num_nodes * self.per_node_hour
-
-    def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
-        for one in fields(self):
-            if problem := _PRICE.problem(getattr(self, one.name)):
-                return f"{one.name} {problem}"
-        return None
 
 
 @dataclass(frozen=True)
@@ -215,11 +204,7 @@ class Prices:
 
 @blame_file
 def load_prices(path: str | Path) -> Prices:
-    """Reads a file of prices.
-
-    Raises:
-        BadFile: if it is missing, is not YAML, or makes no sense.
-    """
+    """Load prices from a YAML file; a BadFile if it is missing, is not YAML, or makes no sense."""
     remedy = (
         "Its keys are currency, note and hardware; under hardware each kind, such as h100, has per_device_hour and, "
         "where hosts cost extra, per_node_hour."
@@ -236,6 +221,6 @@ def load_prices(path: str | Path) -> Prices:
         if full in seen:
             raise BadFile(path, f"hardware: {brief(seen[full])} and {brief(name)} are the same", "Keep one of them.")
         seen[full] = name
-        if problem := price.problem():
+        if problem := next(range_problems(price), None):
             raise BadFile(path, f"hardware, {brief(name)}: {problem}", "Correct it.")
     return found

@@ -73,7 +73,7 @@ MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
 
 
 def planner_knobs() -> tuple[Knob, ...]:
-    """The knobs of ``evenshard.place`` that the planner takes, with what they mean here."""
+    """Return the knobs of ``evenshard.place`` that the planner takes, with their meaning here."""
     return tuple(
         replace(
             one,
@@ -108,11 +108,7 @@ class PlannerArguments:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """List the arguments that evenshard does not use.
-
-        Raises:
-            BadConfig: if an argument makes no sense.
-        """
+        """Log the arguments that evenshard does not use; a BadConfig if one makes no sense."""
         if self.topology is not None and not hasattr(self.topology, "world_size"):
             raise BadConfig(
                 f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology; a sharder is sharder=..."
@@ -184,11 +180,7 @@ class PlannerArguments:
 
 
 def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:
-    """The storage reservation that was given, or the heuristical one of a percentage.
-
-    Raises:
-        BadConfig: if both are given.
-    """
+    """Return the storage reservation that was given, or the heuristical one of a percentage; not both."""
     if percentage is None:
         return given
     if given is not None:
@@ -199,10 +191,7 @@ def reservation_of(given: StorageReservation | None, percentage: float | None) -
 
 
 def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
-    """Return TorchRec's ``HeuristicalStorageReservation`` of a share, 0 to 1, of each device, without its warning.
-
-    Without bytes of the dense model, TorchRec counts them itself.
-    """
+    """Return TorchRec's ``HeuristicalStorageReservation`` of a share; without its bytes it counts the dense model."""
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
     if problem := Range(0, 1).problem(percentage):

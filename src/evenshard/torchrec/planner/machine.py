@@ -17,10 +17,11 @@ from evenshard.base.process import machine_bytes
 from evenshard.base.units import gb_to_bytes, size_text
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
-from evenshard.planner.knobs import Memory
+from evenshard.planner.hosts import MachineAndMemory
+from evenshard.planner.knobs import Machine, Memory
 from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
 from evenshard.planner.request import caps_of, reserves_of
-from evenshard.price.hardware import HardwareName
+from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.price.link import bandwidth_name
 from evenshard.torchrec.baseline.topology import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
@@ -75,9 +76,12 @@ class TorchRecMachine:
         """A rank's share of the host memory of each node."""
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
-    def linked_nodes(self, intra: str = "", inter: str = "") -> Nodes:
-        """The nodes, with a link between their domains, if there are several."""
-        return replace(self.nodes, intra=intra, inter="" if self.nodes.num_domains == 1 else inter)
+    def devices(self, asked: Machine, is_one_node: bool) -> MachineAndMemory:
+        """Return the ranks with these links and hardware, as one node for sharders that know none."""
+        nodes = replace(self.nodes, intra=asked.intra, inter="" if self.nodes.num_domains == 1 else asked.inter)
+        nodes = Nodes.one_node(self.nodes.num_devices) if is_one_node else nodes
+        reserve = (self.reserved_bytes, self.reserved_share)
+        return MachineAndMemory(nodes, self.caps_bytes, asked.hardware or DEFAULT_HARDWARE, (), *reserve)
 
 
 def machine_of(
@@ -89,7 +93,7 @@ def machine_of(
     hardware: str | None = None,
     inter: str | None = None,
 ) -> TorchRecMachine:
-    """The machine; see ``EvenshardPlanner`` for the arguments.
+    """Return the machine; see ``EvenshardPlanner`` for the arguments.
 
     Raises:
         BadConfig: if the ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
@@ -149,7 +153,7 @@ def machine_of(
 
 
 def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
-    """Memory of each node, bytes: as asked for, or what its ranks have together; empty where all have none."""
+    """Return the memory of each node, bytes: as asked for, or that of its ranks together; empty if all have none."""
     firsts = range(0, len(of_ranks), local_world_size)
     own = (sum(of_ranks[first : first + local_world_size]) for first in firsts)
     found = tuple(own) if asked_gb is None else (gb_to_bytes(asked_gb),) * len(firsts)
@@ -198,7 +202,8 @@ def _constants(world_size: int) -> _RankMemory:
         f"Memory is assumed: {size_text(hbm)} of each GPU is TorchRec's constant, as there is no GPU here to ask. "
         f"{SAY_IT}"
     )
-    assumed = Assumed(note, hosts=_host_note(ddr), ssds=_ssd_note(ssd))
+    hosts = _constant_note("in host memory", ddr, "host_memory_gb", "ddr_cap")
+    assumed = Assumed(note, hosts=hosts, ssds=_constant_note("on SSDs", ssd, "ssd_gb", "ssd_cap"))
     return _RankMemory((hbm,) * world_size, (ddr,) * world_size, (ssd,) * world_size, assumed)
 
 
@@ -222,31 +227,24 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
             f"The topology has TorchRec's constant of {size_text(constants.HBM_CAP)} for each GPU; the one here has "
             f"{size_text(gpu)}. {SAY_IT}"
         )
-    hosts = _host_note(constants.DDR_CAP) if set(ddr) == {constants.DDR_CAP} else ""
-    ssds = _ssd_note(constants.SSD_CAP) if set(ssd) == {constants.SSD_CAP} else ""
+    known = _constants(len(hbm)).assumed
+    hosts = known.hosts if set(ddr) == {constants.DDR_CAP} else ""
+    ssds = known.ssds if set(ssd) == {constants.SSD_CAP} else ""
     return _RankMemory(hbm, ddr, ssd, Assumed(note, "", hosts, ssds))
 
 
-def _host_note(ddr: int) -> str:
+def _constant_note(where: str, size: int, knob: str, field: str) -> str:
     return (
-        f"Tables are kept in host memory, of which {size_text(ddr)} for each rank are TorchRec's constant, not this "
-        f"machine's. Give host_memory_gb, or a Topology with its own ddr_cap."
-    )
-
-
-def _ssd_note(ssd: int) -> str:
-    return (
-        f"Tables are kept on SSDs, of which {size_text(ssd)} for each rank are TorchRec's constant, not this "
-        f"machine's. Give ssd_gb, or a Topology with its own ssd_cap."
+        f"Tables are kept {where}, of which {size_text(size)} for each rank are TorchRec's constant, not this "
+        f"machine's. Give {knob}, or a Topology with its own {field}."
     )
 
 
 def device_of_process(unknown: str = "") -> str:
     """Return the kind of device that this process trains on: cuda or cpu.
 
-    The process group says it: NCCL is of GPUs, gloo alone of CPUs. Where the backend leaves both open, and where
-    torchrun started the process and there is no group yet, it is cuda if there is a GPU. Without both, it is
-    ``unknown``, where that is given.
+    NCCL is of GPUs, gloo alone of CPUs. Other backends, and a process of torchrun without a group yet, are of GPUs if
+    there are any. Without both, it is ``unknown`` if that is given.
     """
     import torch
     import torch.distributed as dist
@@ -260,7 +258,7 @@ def device_of_process(unknown: str = "") -> str:
 
 
 def topology_of(machine: TorchRecMachine) -> Topology:
-    """TorchRec's description of the ranks and their memory, with its own bandwidths."""
+    """Return TorchRec's description of the ranks and their memory, with its own bandwidths."""
     nodes = machine.nodes
     ranks = nodes.num_devices, nodes.devices_per_node, nodes.nodes_per_domain
     topology = make_topology(machine.compute_device, *ranks)
@@ -296,10 +294,7 @@ def assumed_link(topology: Topology | None) -> str:
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:
-    """The links within a node and between nodes, by a topology's bandwidths, as ``price.link`` names them.
-
-    That within a node is empty where it is TorchRec's default: the hardware's own is known better.
-    """
+    """Return the links within a node and between nodes by a topology's bandwidths; "" for TorchRec's default within."""
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
     links = topology.comms_bandwidths

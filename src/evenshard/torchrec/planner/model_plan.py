@@ -19,6 +19,7 @@ from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.baselines import MOST_SHARDS
+from evenshard.planner.knobs import Knobs
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
@@ -33,7 +34,7 @@ from evenshard.torchrec.plan.prices import chosen_model, predicted
 from evenshard.torchrec.planner.arguments import PlannerArguments, plan_of_others
 from evenshard.torchrec.planner.constraints import carry_over
 from evenshard.torchrec.planner.machine import TorchRecMachine
-from evenshard.torchrec.planner.model_request import PlannerSettings, request_of
+from evenshard.torchrec.planner.model_request import request_of
 from evenshard.torchrec.planner.report import ModelPlan, PlanReport
 
 log = logging.getLogger(__name__)
@@ -44,38 +45,41 @@ DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 @dataclass(frozen=True)
 class ModelPlanner:
-    """A planner of models with TorchRec's arguments and evenshard's settings; see ``EvenshardPlanner``.
+    """A planner of models with TorchRec's arguments and evenshard's knobs; see ``EvenshardPlanner``.
 
-    The machine, and its topology, are those before a storage reservation. ``planner_type`` is the planner's class.
+    The machine, and its topology, are those before a storage reservation. The knobs are of all ranks together, with the
+    links of the topology. ``planner_type`` is the planner's class.
     """
 
     arguments: PlannerArguments
-    settings: PlannerSettings
+    knobs: Knobs
+    sharder: Sharder | None
     machine: TorchRecMachine
     topology: Topology
     planner_type: str
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
-        """The plan, with the tables that TorchRec places, after callbacks and statistics.
+        """Return the plan, with the tables that TorchRec places, after callbacks and statistics.
 
         Raises:
             PlannerError: TorchRec's, if the tables find no room.
             BadInput: if a table cannot be placed, or there is no cost model.
         """
-        given, machine, topology = self.arguments, self.machine, self.topology
+        given, machine, topology, memory = self.arguments, self.machine, self.topology, self.knobs.memory
         started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
-        dense = gb_to_bytes(self.settings.knobs.memory.dense_gb or 0.0)
+        dense = gb_to_bytes(memory.dense_gb or 0.0)
         if given.storage_reservation is not None:
-            keeps_host = self.settings.knobs.memory.host_memory_gb is not None
+            keeps_host = memory.host_memory_gb is not None
             machine = given.after_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
-        elif self.settings.knobs.memory.dense_gb is None:
+        elif memory.dense_gb is None:
             dense = dense_bytes(module, sharders=sharders)
         left_bytes = [room - dense for room in machine.rooms_bytes]
         left_host_bytes = list(machine.nodes.host_bytes)
         constraints = given.constraints_by_table
         if collections := collections_in(module, sharders):
             _check_dense(machine, dense)
-            asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
+            is_whole = self.sharder is not None
+            asked = request_of(module, sharders, machine, dense, constraints, self.knobs, is_whole, given.enumerator)
             result.lookups = asked.lookups
             request, parts = self._place(asked.request, asked.notes, result)
             result.plan = sharding_plan(
@@ -108,38 +112,34 @@ class ModelPlanner:
     def _place(
         self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan
     ) -> tuple[PlacementRequest, Sequence[TablePart]]:
-        least = _with_least_kept(request)
         try:
             parts = self._parts(request, result)
         except InfeasibleTask as error:
-            found = None if least == request else self._parts_if_they_fit(least, result)
-            if found is None:
+            least = _with_least_kept(request)
+            try:
+                if least == request:
+                    raise
+                parts = self._parts(least, result)
+            except InfeasibleTask:
                 kind = "STRICT_CONSTRAINTS" if _fits_in_all(least) else "INSUFFICIENT_STORAGE"
                 raise planner_error(InfeasibleTask(str(error), self.machine.assumed.devices), kind) from error
-            notes = (_kept_less(request, least), *notes)
-            request, parts = least, found
-        if self.settings.sharder is not None:
+            request, notes = least, (_kept_less(request, least), *notes)
+        if self.sharder is not None:
             notes = (*self.machine.assumed.notes(parts), *notes)
         for note in notes:
             result.say(note)
         return request, parts
 
     def _parts(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
-        sharder = self.settings.sharder
-        return self._place_by_evenshard(request, result) if sharder is None else _place_by_sharder(sharder, request)
-
-    def _parts_if_they_fit(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart] | None:
-        try:
-            return self._parts(request, result)
-        except InfeasibleTask:
-            return None
+        if self.sharder is None:
+            return self._place_by_evenshard(request, result)
+        return _place_by_sharder(self.sharder, request)
 
     def _place_by_evenshard(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
-        knobs = self.settings.knobs
-        model, hardware = chosen_model(knobs.search.model, knobs.machine.hardware, on)
-        config = PlaceConfig.of(knobs.search, limit_s)
-
+        search = self.knobs.search
+        model, hardware = chosen_model(search.model, self.knobs.machine.hardware, on)
+        config = PlaceConfig.of(search)
         better_ms: set[float] = set()
 
         def count(predicted_ms: float, done: float) -> None:
@@ -147,11 +147,10 @@ class ModelPlanner:
             result.num_found = len(better_ms)
 
         theirs = _default_plan(request, limit_s)
-        if limit_s is not None:
-            left_s = max(limit_s - (time.monotonic() - started), 0.0)
-            config = replace(config, effort=replace(config.effort, time_limit_s=left_s))
-        request = replace(request, hardware=hardware)
-        answer = make_displayable(place_request(request, model, config, progress=count, known=theirs))
+        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - started), 0.0)
+        effort = replace(config.effort, time_limit_s=left_s)
+        config = replace(config, effort=effort, known=theirs, progress=count)
+        answer = make_displayable(place_request(replace(request, hardware=hardware), model, config))
         assumed = self.machine.assumed.notes(answer.parts)
         result.answer = replace(answer, notes=(*assumed, *answer.notes))
         for line in (*warning_texts(answer), *assumed, *assumed_lookups_texts(answer), *answer.notes):
@@ -167,7 +166,7 @@ class ModelPlanner:
             result.say("callbacks changed the plan.")
             return
         try:
-            changed = predicted(result.plan, result.answer, self.settings.knobs.search.model)
+            changed = predicted(result.plan, result.answer, self.knobs.search.model)
             now = f"{changed.predicted_ms:.4g} {EMBEDDING_WORK} predicted"
         except EvenshardError as error:
             now = f"no time is predicted of it ({reason_of(error)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
@@ -13,17 +13,15 @@ from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_V
 from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES, Communication
 from evenshard.planner.knobs import Knobs
 from evenshard.planner.optimizers import left_out_note, tables_without_replicas
-from evenshard.planner.request import PlacementRequest, kept_knobs
+from evenshard.planner.place import build_request
+from evenshard.planner.request import PlacementRequest, sharding_types_of
 from evenshard.planner.rules import Rules
-from evenshard.price.hardware import DEFAULT_HARDWARE
-from evenshard.sharders.learned import Sharder
 from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, TooStrict
 from evenshard.torchrec.model.fused_optimizers import model_optimizers
 from evenshard.torchrec.model.modules import LocatedTable, located_tables
 from evenshard.torchrec.model.tables import table_set_of
 from evenshard.torchrec.model.trainable import leaves_a_rank_empty
-from evenshard.torchrec.planner.arguments import DEFAULT_BATCH_SIZE
 from evenshard.torchrec.planner.constraints import constrained_model, whole_where_too_narrow
 from evenshard.torchrec.planner.machine import TorchRecMachine
 
@@ -39,37 +37,16 @@ ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
 Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 
-@dataclass(frozen=True)
-class PlannerSettings:
-    """The arguments of ``EvenshardPlanner``, apart from the model and the machine; links may be of the topology."""
-
-    knobs: Knobs = field(default_factory=Knobs)
-    batch_size: int = DEFAULT_BATCH_SIZE
-    rules: Rules = field(default_factory=Rules)
-    types: tuple[str, ...] = ()
-    intra: str = ""
-    inter: str = ""
-    sharder: Sharder | None = None
-
-    @property
-    def kernels(self) -> tuple[str, ...]:
-        """Compute kernels that weights may have; empty for those that TorchRec has here."""
-        return tuple(self.knobs.sharding.compute_kernels)
-
-    @property
-    def is_whole(self) -> bool:
-        """A sharder decides, of whole tables in device memory."""
-        return self.sharder is not None
-
-    def check_kernels(self, compute_device: str) -> None:
-        """Raises BadConfig if something is named where TorchRec keeps no weights."""
-        there = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
-        for kernel in (*self.kernels, *(one for kernels in self.rules.table_kernels.values() for one in kernels)):
-            if kernel not in there:
-                raise BadConfig(
-                    f"{brief(kernel)} is not a compute kernel that TorchRec has on {compute_device}. "
-                    f"Choose from {', '.join(there)}."
-                )
+def check_kernels(knobs: Knobs, compute_device: str) -> None:
+    """Raise BadConfig for a rule without sense, or a compute kernel that TorchRec lacks on this kind of device."""
+    there = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
+    rules = Rules.of(**vars(knobs.table_rules))
+    for kernel in (*knobs.sharding.compute_kernels, *(one for own in rules.table_kernels.values() for one in own)):
+        if kernel not in there:
+            raise BadConfig(
+                f"{brief(kernel)} is not a compute kernel that TorchRec has on {compute_device}. "
+                f"Choose from {', '.join(there)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -91,58 +68,48 @@ def request_of(
     machine: TorchRecMachine,
     dense: int,
     constraints: Mapping[str, ParameterConstraints],
-    settings: PlannerSettings,
+    knobs: Knobs,
+    is_whole: bool,
     enumerator: Enumerator | None = None,
 ) -> ModelRequest:
     """Return the request of a model on a machine with the memory that is left for tables.
 
-    The dense model takes ``dense`` bytes of each device. The enumerator's search space bounds how tables are sharded.
+    Args:
+        dense: bytes of the dense model on each device.
+        knobs: of all ranks together, with the batch and the links of the topology.
+        is_whole: True if a sharder decides, of whole tables in device memory.
+        enumerator: its search space bounds how tables are sharded.
 
     Raises:
         BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
     """
-    knobs, sources = settings.knobs, settings.knobs.table_sources
+    sources, kernels = knobs.table_sources, tuple(knobs.sharding.compute_kernels)
     known = table_set_of(module, sources.pooling_factors, sources.default_pooling_factor, sharders)
-    types = (TABLE_WISE,) if settings.is_whole else settings.types or SHARDING_TYPES
+    types = (TABLE_WISE,) if is_whole else sharding_types_of(knobs.sharding) or SHARDING_TYPES
     if machine.nodes.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
         types = tuple(way for way in types if way not in ROWS_IN_NODE)
     located = located_tables(module, sharders)
-    available = _available_kernels(machine, settings.is_whole)
+    available = _available_kernels(machine, is_whole)
+    batch_size = knobs.training.batch_size // machine.nodes.num_devices
     found = constrained_model(
-        module, constraints, known, types, machine.compute_device, available, settings.batch_size, sharders
+        module, constraints, known, types, machine.compute_device, available, batch_size, sharders
     )
-    rules = settings.rules + found.rules
     bounds = (
         _ways_of_sharders(module, sharders, located, machine.compute_device),
         _ways_of_enumerator(enumerator, module, sharders),
     )
     optimizers = model_optimizers(module, knobs.training.optimizer, sharders)
     communication, unlike = communication_of(located, sharders)
-    request = PlacementRequest(
-        tables=found.known.tables,
-        caps_bytes=machine.caps_bytes,
-        batch_size=settings.batch_size * machine.nodes.num_devices,
-        reserved_bytes=machine.reserved_bytes,
-        optimizer=optimizers.optimizer,
-        rules=rules,
-        communication=communication,
-        sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
-        machine=None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
-        hardware=knobs.machine.hardware or DEFAULT_HARDWARE,
-        assumptions=(*found.known.assumptions, *optimizers.assumptions),
-        reserved_share=machine.reserved_share,
-        dense_bytes=dense,
-        training_pipeline=knobs.training.training_pipeline,
-        compute_kernels=settings.kernels,
-        table_optimizers=optimizers.of_tables,
-        **kept_knobs(knobs),
-    )
+    request = build_request(knobs, found.known, optimizers, machine.devices(knobs.machine, is_whole), dense)
+    request = replace(request, rules=request.rules + found.rules, communication=communication)
+    if is_whole:
+        request = replace(request, sharding_types=types)
     left_out = _left_out(request, located, bounds)
-    rules, types = _without_replicas(rules, types, left_out, len(located))
+    rules, types = _without_replicas(request.rules, types, left_out, len(located))
     on_cpu = _types_on_cpu(found.known, rules, types, machine)
     rules = replace(rules, table_types={**rules.table_types, **on_cpu})
     for more in bounds:
-        rules = _within(rules, more, located, types, settings.kernels or available)
+        rules = _within(rules, more, located, types, kernels or available)
     rules, written = whole_where_too_narrow(rules, found.known, types)
     request = replace(request, rules=rules, sharding_types=types)
     lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}

@@ -13,16 +13,16 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, EvenshardError
 from evenshard.base.knobs import check_ranges, chosen_in
 from evenshard.base.messages import one_line
 from evenshard.base.typed import check_arguments
-from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.memory import RESERVED_SHARE
-from evenshard.planner.rules import Rules
+from evenshard.planner.request import sharding_types_of
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.learned import Sharder
 from evenshard.torchrec.baseline.topology import planner_error, require_torchrec
@@ -34,7 +34,7 @@ from evenshard.torchrec.planner.arguments import (
     reservation_of,
 )
 from evenshard.torchrec.planner.machine import links_of_topology, machine_of, topology_of, with_memory
-from evenshard.torchrec.planner.model_request import PlannerSettings
+from evenshard.torchrec.planner.model_request import check_kernels
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class EvenshardPlanner:
-    """Plans a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` does.
+    """Planner of a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` does.
 
     With ``sharder``, that sharder decides. Modules of other kinds are planned by TorchRec's planner in the memory that
     is left, in the same plan.
@@ -98,7 +98,7 @@ class EvenshardPlanner:
         compute_device: str | None = None,
         **knobs: Any,
     ) -> None:
-        """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.
+        """Settle the machine; nothing is planned yet. Without arguments, the process group must have started.
 
         Args:
             topology: TorchRec's description of the machine; it stands for world_size, local_world_size and
@@ -114,12 +114,12 @@ class EvenshardPlanner:
                 TorchRec's estimates of the plan; evenshard's are in ``answer``.
             constraints: TorchRec's constraints, by table. Fields that decide nothing are listed in the log at DEBUG;
                 those of tables that TorchRec places are all used.
-            debug: whether the statistics are long.
+            debug: True for long statistics.
             callbacks: each takes the plan as TorchRec's ``ShardingOption``s and returns the one that counts.
             timeout_seconds: the search ends after so many seconds with the best plan until then.
             plan_loader: where it has a stored plan, TorchRec's planner loads it; a note says so.
             heuristical_storage_reservation_percentage: short for a ``HeuristicalStorageReservation`` of so much.
-            fallback: whether TorchRec's planner plans where evenshard cannot, with the same arguments; a note says why.
+            fallback: True to let TorchRec's planner plan where evenshard cannot; a note says why.
             sharder: decides instead of ``evenshard.place``; tables stay whole then.
             world_size: ranks; those of the process group where left out.
             local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
@@ -171,7 +171,7 @@ class EvenshardPlanner:
         try:
             asked = Knobs.of(knobs, [one.name for one in planner_knobs()])
             memory, sharding = asked.memory, asked.sharding
-            hardware, inter, types = asked.machine.hardware, asked.machine.inter, tuple(sharding.sharding_types)
+            hardware, inter = asked.machine.hardware, asked.machine.inter
             if storage_reservation is not None and memory.reserved_gb is not None:
                 raise BadConfig(
                     "storage_reservation and reserved_gb both say what memory is kept. Give one of the two."
@@ -187,35 +187,30 @@ class EvenshardPlanner:
                         "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
                         "keep_output_order, hardware and model."
                     )
-            if sharding.allow_column_split and types and set(types) != set(BY_COLUMNS):
-                raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
+            sharding_types_of(sharding)
             check_ranges(batch_size=batch_size)
             ranks = (topology, world_size, local_world_size, compute_device)
             machine = machine_of(*ranks, memory, hardware, inter or None)
             own = ("", "") if topology is None else links_of_topology(topology)
-            settings = PlannerSettings(
+            asked = replace(
                 asked,
-                batch_size=batch_size,
-                rules=Rules.of(**vars(asked.table_rules)),
-                types=BY_COLUMNS if sharding.allow_column_split else types,
-                intra=asked.machine.intra or own[0],
-                inter=inter or own[1],
-                sharder=sharder,
+                machine=replace(asked.machine, intra=asked.machine.intra or own[0], inter=inter or own[1]),
+                training=replace(asked.training, batch_size=batch_size * machine.nodes.num_devices),
             )
-            settings.check_kernels(machine.compute_device)
+            check_kernels(asked, machine.compute_device)
             if topology is None:
                 topology = topology_of(machine)
             elif memory.memory_cap_gb is not None:
                 topology = with_memory(topology, machine.caps_bytes, machine.host_bytes_of_ranks)
             self._topology = topology
-            self._planner = ModelPlanner(self._arguments, settings, machine, topology, type(self).__name__)
+            self._planner = ModelPlanner(self._arguments, asked, sharder, machine, topology, type(self).__name__)
         except EvenshardError as error:
             if not fallback:
                 raise
             self._failure = error
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
-        """The plan; empty for a model without tables. Of tables the model knows little of, it warns (logging).
+        """Return the plan; empty for a model without tables. Assumptions about tables are logged as warnings.
 
         Args:
             module: the model, as ``DistributedModelParallel`` will get it.
@@ -256,7 +251,7 @@ class EvenshardPlanner:
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The plan of rank 0, on every rank of the process group (the default one where left out).
+        """Return the plan of rank 0 on every rank of the process group, by default the whole world.
 
         Raises:
             PlannerError: on all ranks, if rank 0 cannot plan. (TorchRec's planner would leave the others waiting.)
@@ -285,10 +280,7 @@ class EvenshardPlanner:
         return plan
 
     def hash_planner_context_inputs(self) -> int:
-        """TorchRec's hash of what a plan depends on by its account; that of its own planner with the same arguments.
-
-        Like TorchRec's it needs a plan before, or an enumerator and a reservation that have seen a model.
-        """
+        """Return TorchRec's hash of a plan's inputs; it needs a plan before, as that of TorchRec's own planner does."""
         return int(self._with_context().hash_planner_context_inputs())
 
     def hash_planner_context_inputs_str(self) -> str:
