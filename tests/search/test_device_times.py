@@ -14,8 +14,10 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
+from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import Columns, Lookup
 from evenshard.price.link_model import Link
+from evenshard.price.simulated_price import DeviceModelPrice
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.bound_lines import PriceBounds, TangentLine, price_bounds
 from evenshard.search.device_times import FUNCTIONS
@@ -32,6 +34,14 @@ def whole_tables(weights: list[float], devices: int) -> Additive:
     limits = (TableLimits(frozenset({TABLE_WISE})),) * len(weights)
     task = ShardingTask(tables, Nodes.one_node(devices), (2**30,) * devices, 1_024, limits=limits)
     return Additive(task, tuple(weights))
+
+
+def test_the_host_launches_the_calls_of_a_device_one_after_the_other() -> None:
+    profile = gpu_profile("h100")
+    launched_2 = price_bounds(DeviceModelPrice(profile)).launched_ms_2(3)
+    forward_us = profile.fwd_overhead_us + 3 * profile.fwd_host_us
+    backward_us = profile.bwd_overhead_us + 3 * profile.bwd_host_us
+    assert launched_2.tolist() == pytest.approx([forward_us / 1e3, backward_us / 1e3])
 
 
 @pytest.mark.parametrize(
