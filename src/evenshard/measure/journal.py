@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 def journal_beside(output: Path) -> Path:
-    """Return the path of an output's journal while no other is named."""
+    """Return the default path of an output's journal."""
     return output.with_name(f".{output.name}.journal")
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether a file begins as a journal does."""
+    """Return True if a file begins as a journal does."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
@@ -99,7 +99,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def __len__(self) -> int:
-        """Visits on record."""
+        """Return the number of visits."""
         return len(self.visits())
 
     def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
