@@ -1,6 +1,6 @@
 """The loop: settings, inputs, outputs and metrics of each of its stages.
 
-Commands (``cli/stages.py``), components (``components/``), dvc.yaml and the pipelines come from here. The code of a
+Commands (``cli/stages.py``), components (``components/``), dvc.yaml and the pipelines are made from it. The code of a
 stage is the module of its name.
 """
 
@@ -423,7 +423,7 @@ EVALUATE = Stage(
     concludes=True,
 )
 
-# Stages in the order of the loop.
+# All stages, in the order of the loop.
 STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)
-# The sections of params.yaml that stages take.
+# All sections of params.yaml that stages use.
 LOOP_SECTIONS = tuple(dict.fromkeys(name for stage in STAGES for name in stage.sections))
