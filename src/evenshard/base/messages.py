@@ -1,4 +1,4 @@
-"""Messages to the user: printable text on one line, long values cut, passwords in addresses hidden; and plain tables.
+"""Messages to the user: one printable line with long values cut and passwords hidden; and plain tables.
 
 Names, values and addresses come from the user's files and environment; a message with them must not control the
 terminal, flood it, or leak a password to a log. Every ``EvenshardError`` and every line of our log passes through this

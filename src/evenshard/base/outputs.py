@@ -36,7 +36,7 @@ class Output:
     """Rule for an output path; also usable as an argument type."""
 
     def __call__(self, text: str) -> Path:
-        """Check the path, as argparse's type."""
+        """Convert an argument to a path."""
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:

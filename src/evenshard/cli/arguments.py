@@ -31,7 +31,7 @@ class Source:
         self._parts = parts
 
     def __call__(self, text: str) -> Any:
-        """Parse the text, as argparse's type."""
+        """Return the argument unchanged."""
         return text
 
     def paths(self, value: Any) -> tuple[Path, ...]:

@@ -108,7 +108,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
 
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
-    """Return the requested model, or the one of the file; warn if they differ."""
+    """Return the requested model, or that of the file; warn if it is not the model that made the placement."""
     from evenshard.planner.pricing import model_of, named_model, other_model
 
     if args.model is not None:

@@ -47,7 +47,7 @@ _HEADS = ["rank", "input dist", "forward", "forward communication", "backward co
 class ObservedAndPredicted:
     """Observed times of a step's embedding work and evenshard's prediction, ms.
 
-    Without data_parallel tables, not separable in traces. The interval includes the error of a simulated device.
+    Excludes data_parallel tables, as traces do not show them. The interval includes the error of a simulated device.
     """
 
     source: str  # file of the placement or of the tables

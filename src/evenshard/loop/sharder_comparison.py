@@ -97,13 +97,13 @@ def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
     """Return the positions of the tasks that every sharder could place.
 
     Args:
-        ms_of: cost of each task, by sharder; infinite where infeasible.
+        ms_of: cost of each task, by sharder; infinite if infeasible.
     """
     return [number for number, ms in enumerate(zip(*ms_of.values(), strict=True)) if all(map(math.isfinite, ms))]
 
 
 def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
-    """Return the named sharder with the least mean cost; None if none of them has one."""
+    """Return the named sharder with the least mean cost; None if none has costs."""
     return min((name for name in names if name in costs), key=lambda name: fmean(costs[name]), default=None)
 
 
@@ -112,7 +112,7 @@ class Standing:
     """Standing of a sharder over the tasks that every sharder could place."""
 
     sharder: str
-    privileged: bool  # it measured the test tables before placing them
+    privileged: bool  # needs measurements of the test tables
     is_best_heuristic: bool  # the baseline of the comparison
     measured_ms: Interval
     against_best_pct: Interval  # mean paired difference to the best heuristic, of its mean; negative is faster

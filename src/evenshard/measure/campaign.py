@@ -40,7 +40,7 @@ class Job:
 
     measurement_id: str  # unique within a campaign
     task: ShardingTask
-    parts: tuple[TablePart, ...]  # of its tables, with their devices
+    parts: tuple[TablePart, ...]  # of the task's tables, with devices
     round: int  # round of the loop; 0 for an evaluation
     proposed_by: str  # the sharder that made the placement, or ``costs.CONTROL``
     # Jobs of one group are measured right after each other, in random order, so that slow drift affects all compared

@@ -62,7 +62,7 @@ class Noise:
         relative_between_run_pct: the same relative to the run's other controls, which removes runs that are faster or
             slower as a whole.
         num_controls: distinct control placements.
-        num_runs: runs that measured one.
+        num_runs: runs with a control.
     """
 
     within_run_pct: float | None

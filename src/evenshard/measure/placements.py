@@ -47,7 +47,7 @@ def simulated_cost(
 
 @contextmanager
 def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
-    """Yield ``visits`` measurers of placements on the request's hardware; on simulated hardware, simulate them."""
+    """Yield a function that measures placements on the request's hardware ``visits`` times, or simulates them."""
     links, names = links_of_request(request, model), hardware_of_devices(request)
     kinds = {HardwareName.parse(name) for name in names}
     if all(kind.kind.is_simulated for kind in kinds):

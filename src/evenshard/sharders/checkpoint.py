@@ -71,10 +71,10 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
     """Write the folder atomically.
 
     Raises:
-        TrainingFailed: if its training has diverged; an existing folder is kept.
+        TrainingFailed: if the training diverged; an existing folder is kept.
 
     Args:
-        trained_on: the measurements that it learned from; None for a policy, which is trained on a cost network.
+        trained_on: the training domain; None for a policy, which is trained on a cost network.
     """
     net, normalizer = checkpoint.net, checkpoint.normalizer
     config = {"kind": net.kind, "round": checkpoint.round, "normalizer": asdict(normalizer)}

@@ -125,7 +125,7 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     """Load a sharder from the folders of its cost network and its policy.
 
     Raises:
-        BadFile: if a folder is missing, torn, or holds something else.
+        BadFile: if a folder is missing, torn, or has other content.
     """
     from evenshard.sharders.checkpoint import load_network
 

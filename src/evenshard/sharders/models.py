@@ -91,7 +91,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
 
     Raises:
         BadConfig: if it was trained on other hardware.
-        BadFile: if the folder is missing, torn, or holds something else.
+        BadFile: if the folder is missing, torn, or has other content.
     """
     folder = Path(folder)
     if not folder.is_dir():

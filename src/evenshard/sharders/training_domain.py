@@ -26,7 +26,7 @@ from evenshard.version import __version__
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # tolerance beyond a range of tables or the batch
 DEVICE_SLACK = 2.0  # tolerance for tables and dims on a device, which the model adds up by design
-# Beyond this many times the training data, the message gives no factor.
+# Upper limit of factors beyond the training data.
 MOST_FACTOR = 1000.0
 # Shares of the tables at which ``TrainingDomain`` keeps quantiles.
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)

@@ -67,7 +67,7 @@ _NOT_YAML = "not readable as YAML ({})"
 
 
 def read_csv(path: Path) -> list[Any]:
-    """Return the records of a CSV file, all values texts; at most one more than ``MAX_TABLES``.
+    """Return the records of a CSV file, with text values; at most one more than ``MAX_TABLES``.
 
     Columns are separated by the first of commas, semicolons, tabs and bars that the header has.
     """

@@ -277,7 +277,7 @@ class ColumnNames:
     """Our names of the columns of one file, collected while its records are read.
 
     Attributes:
-        given: the user's own mapping: a column of the file -> one of ours; empty to leave it out.
+        given: the user's own mapping: column of the file -> our column; empty to leave it out.
         extra, found: unused columns in order, and mapped columns that at least one record has.
 
     Raises:

@@ -25,7 +25,7 @@ from evenshard.base.retry import with_retries
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
-# Variable of MLflow: how often it repeats a request by itself.
+# Variable of MLflow with its number of retries of a request.
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 # MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. The user's settings take
 # precedence.

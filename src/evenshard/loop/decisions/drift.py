@@ -49,7 +49,7 @@ class QuantityDrift:
 
     Attributes:
         name: num_rows, embedding_dim, pooling_factor, or reuse (mean lookups of a looked-up index in a batch).
-        trained_on: range of the training tables; None if the model does not state it.
+        trained_on: range of the training tables; None if the model lacks it.
         now: range of today's tables; None if no table has it.
         num_outside: tables outside the training range.
         outside_load_pct: their share of the load, %.

@@ -1,7 +1,7 @@
 """Promotion: a comparison on held-out tasks decides whether the alias ``champion`` moves to a candidate.
 
-The first champion needs no comparison. If another process moves the alias during the comparison, it stays there,
-because the decision was about the earlier champion.
+The first champion needs no comparison. If another process moves the alias during the comparison, it stays
+there, because the decision was about the earlier champion.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ class _Fit:
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Return whether the mean error of each size is small, or within the noise of its times."""
+        """Return True if the mean error of each size is small, or within the noise of its times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S

@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Step:
-    """Times of one training step on one rank, ms; ``wait_ms`` is the barrier between forward and exchange."""
+    """Times of one training step on one rank, ms; ``wait_ms`` is the barrier before the all-to-all."""
 
     fwd_compute_ms: float
     wait_ms: float

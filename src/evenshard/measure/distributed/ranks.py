@@ -196,7 +196,7 @@ class Ranks:
         return self._nodes[devices_per_node]
 
     def gather(self, own: bytes) -> list[bytes]:
-        """The ``own`` of each rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
+        """Return ``own`` of all ranks on rank 0, [] on others; bytes, because objects are sent as pickles."""
         with self._detect_lost_peer():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]

@@ -168,7 +168,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
             continue
         found = True
         file = archive.extractfile(member)
-        assert file is not None  # it is a file
+        assert file is not None  # a regular member is a file
         content = _content(path, file)
         if begins_gzipped(content):
             with gzip.open(io.BytesIO(content)) as unpacked:

@@ -1,6 +1,6 @@
 """Training of AutoShard's policy: IMPALA, actors that lag behind a learner, corrected by V-trace (section 3.4).
 
-The published version runs actors in processes of their own. Here all actors are slots of one batch in one process: a
+The published version runs actors in separate processes. Here all actors are slots of one batch in one process: a
 step of all of them is one matrix product, the learner dominates the time, and runs are deterministic. IMPALA stays
 off-policy, explicitly: the actors' weights are the learner's of up to ``sync_every - 1`` updates ago.
 
@@ -105,7 +105,7 @@ class Actors:
 
 
 def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities of the chosen devices among the legal ones, [U, B], without a choice for a last step."""
+    """Return log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 

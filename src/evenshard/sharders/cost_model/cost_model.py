@@ -119,7 +119,7 @@ class CostModel(nn.Module):
         """Write a folder with config.json and state.pt, atomically.
 
         Raises:
-            TrainingFailed: if its training has diverged; an existing folder is kept.
+            TrainingFailed: if the training diverged; an existing folder is kept.
         """
         if problem := self.exchange.problem() or self.calibration.problem():
             raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Fit it to other costs.")
@@ -140,7 +140,7 @@ class CostModel(nn.Module):
         """Load a folder of ``save``.
 
         Raises:
-            BadFile: if it is missing, torn, or holds something else.
+            BadFile: if it is missing, torn, or not a cost model.
         """
         with reading_saved(path, "cost model", "Fit the cost model again."):
             content = load_json((path / "config.json").read_bytes())

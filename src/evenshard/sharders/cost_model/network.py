@@ -15,7 +15,7 @@ Every layer is a block-diagonal matrix with a block per member: one product serv
 by projection after each training step (``project``), which converged faster than squares, softplus or exponentials of
 free numbers.
 
-Legend: T tables, F = 21 features (A more across batches, one more where hot rows are seen), A = 8 additive quantities,
+Legend: T tables, F = 21 features (A more across batches, one more with hot rows), A = 8 additive quantities,
 K members (in ``additive_work_TA`` 17 reuse bins), L = learned columns of all members, I = A + L inputs of the heads, U
 = head units of all members, O = 2K outputs (member by member: forward, backward), J = 6 sums that determine jumps:
 rows, and for each limit the number of wider tables.

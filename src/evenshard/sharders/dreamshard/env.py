@@ -4,13 +4,13 @@ One episode places the tables of one task, one table per step, in descending pre
 
 - State of a device: the sum of its tables' representations under the policy, and its three predicted costs
   (forward compute, backward all-to-all, backward compute). A device without tables has the zero representation.
-- Action: a device. Legal are the devices of the task whose memory still holds the table (``placement.legal_mask``).
-  Other constraints of a task are not known here: an episode may break them.
+- Action: a device. Devices of the task with enough memory for the table are legal (``placement.legal_mask``).
+  Other constraints of a task are ignored: an episode may violate them.
 - Reward: none until the end, then minus the predicted overall cost.
 
 Each table is encoded once per rollout. A step changes one device of each episode: only that device's
 sum, costs and logit are computed again. There is no loop over episodes or devices, only over steps, and a step does
-nothing that can be done for all steps at once afterwards: what the policy saw is put together only for learning.
+nothing that can be done for all steps at once afterwards: the policy's inputs are collected only for training.
 
 Legend: P distinct tables, B episodes, T steps = tables of the longest task, D devices, H representation size,
 C = 3 predicted costs.
