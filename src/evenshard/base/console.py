@@ -1,7 +1,7 @@
-"""The terminal: answers on stdout as they are, progress and log lines on stderr.
+"""Terminal output: answers on stdout unchanged, progress and log lines on stderr.
 
-Names in an answer are never read as markup, and numbers get no colours. Long work shows a bar on a terminal, and a log
-line now and then elsewhere.
+Names in an answer are never markup, and numbers have no colours. Long work shows a bar on a terminal, or logs a line
+now and then if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
-# Seconds of silence after which a search says that it runs.
+# Seconds of silence after which a search reports that it is running.
 SAY_AFTER_S = 3.0
-# Characters of a table's line.
+# Characters per line of a table.
 _WIDEST = 240
 log = logging.getLogger(__name__)
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
-    """A console on ``file``, None: on stdout; at least so many characters wide, which a narrower terminal wraps."""
+    """Return a console on ``file`` (None: stdout) of at least this width; a narrower terminal wraps its lines."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -49,10 +49,10 @@ def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
 
 
 def plain_grid(*heads: str, texts: Sequence[str] = ()) -> Table:
-    """A table without lines, columns two spaces apart; those of ``heads`` are numbers, flush right.
+    """Return a table without lines, columns two spaces apart; ``heads`` are of right-aligned numbers.
 
     Args:
-        texts: heads of the columns behind them, which are words, flush left.
+        texts: heads of the left-aligned text columns that follow.
     """
     from rich.table import Table
 
@@ -65,14 +65,14 @@ def plain_grid(*heads: str, texts: Sequence[str] = ()) -> Table:
 
 
 def print_whole(console: Console, grid: Table) -> None:
-    """Prints a table in its own width: a narrow terminal wraps its lines, and no number loses digits."""
+    """Print a table in its full width: a narrow terminal wraps its lines, and no number is cut."""
     width, console.width = console.width, max(console.width, _WIDEST)
     console.print(grid)
     console.width = width
 
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    """Yields the items under a progress bar on stderr; if stderr is not a terminal, logs a line every ten seconds."""
+    """Yield the items under a progress bar on stderr; if stderr is not a terminal, log a line every ten seconds."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -100,7 +100,7 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Keep stderr silent within the block, warnings apart."""
+    """Keep stderr silent within the block, except for warnings."""
     ours = logging.getLogger("evenshard")
     level, token = ours.level, _QUIET.set(True)
     ours.setLevel(logging.WARNING)
@@ -113,7 +113,7 @@ def without_progress() -> Iterator[None]:
 
 @contextmanager
 def best_so_far() -> Iterator[Callable[[float, float], None] | None]:
-    """Show on stderr how far a search is and its best step time, ms; elsewhere than on a terminal, log one line."""
+    """Show the progress and best step time (ms) of a search on stderr; log one line if it is not a terminal."""
     if _QUIET.get():
         yield None
         return
@@ -144,20 +144,20 @@ def _log_progress(items: Collection[Item], description: str) -> Iterator[Item]:
 
 
 class _WithoutCredentials(logging.Formatter):
-    """Formats log records without credentials, those of libraries too."""
+    """Formatter of log records that hides credentials, including those in records of libraries."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_credentials(super().format(record))
 
 
 def log_to_stderr() -> None:
-    """Our own log lines go to stderr with the time; other libraries are heard from WARNING on (FBGEMM tells a lot)."""
+    """Log to stderr with the time, other libraries only from WARNING on (FBGEMM logs a lot)."""
     handler = logging.StreamHandler()
     handler.setFormatter(_WithoutCredentials("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("evenshard").setLevel(logging.INFO)
     for chatty in ("mlflow", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # of each retry
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
     logging.captureWarnings(True)
-    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its own handlers would pass ours by
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its own handlers would bypass ours

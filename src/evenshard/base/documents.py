@@ -1,7 +1,7 @@
-"""Readers of documents from elsewhere: text, JSON, YAML and gzip, as data alone and within limits.
+"""Readers of untrusted documents: text, JSON, YAML and gzip, as plain data and within limits.
 
-Python's reader of JSON takes NaN and 1e400 (as infinity), and keeps the last of two equal keys, as YAML's does. Here
-each of them is an error in one line; content of JSON has finite numbers and can be written again as UTF-8.
+Python's JSON reader accepts NaN and 1e400 (as infinity), and keeps the last of two equal keys, as YAML's does. Here
+each of them is an error in one line; JSON content has finite numbers and can be written as UTF-8.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from evenshard.base.errors import BadFile, blame_file
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import scratch_folder
 
-# Largest file of text: YAML, JSON or CSV.
+# Largest text file: YAML, JSON or CSV.
 MAX_TEXT_BYTES = 64 * 2**20
 # Largest content of a gzipped file.
 MAX_UNPACKED_BYTES = 64 * 2**30
 _CHUNK_BYTES = 16 * 2**20
-# Most digits of a whole number, so that it still is a float.
+# Most digits of a whole number that is still finite as a float.
 _MAX_DIGITS = 300
-# Deepest nesting: libyaml recurses for each level, and ends the process with its stack.
+# Deepest nesting: libyaml recurses for each level, and a stack overflow ends the process.
 _MAX_LEVELS = 100
-# Aliases inside of anchored collections: each may double the content.
+# Most aliases inside anchored collections: each may double the content.
 _MAX_NESTED_ALIASES = 20
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, line ends as they are.
+    """Return the text of a file with its line ends unchanged.
 
     Raises:
-        OSError: as ``open`` does.
+        OSError: see ``open``.
         ValueError: if it is larger than ``MAX_TEXT_BYTES`` or is not UTF-8; one line.
     """
     with path.open("rb") as file:
@@ -90,7 +90,7 @@ def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
         content = json.loads(
             text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_int
         )
-        if "\\u" in text:  # an escape may name half a character, which neither files nor terminals take
+        if "\\u" in text:  # an escape may encode half a surrogate pair, which neither files nor terminals accept
             json.dumps(content, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
@@ -125,7 +125,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 def finite(value: Any) -> Any:
-    """Return a value as JSON can hold it: with None for infinite numbers and NaN, at any depth."""
+    """Replace infinite numbers and NaN by None, at any depth, as JSON requires."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -137,7 +137,7 @@ def finite(value: Any) -> Any:
 
 
 def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most: int = 1) -> Any:
-    """Return the content of a file; where ``most`` is above 1, the list of its documents.
+    """Return the content of a YAML file; the list of its documents if ``most`` is above 1.
 
     Raises:
         BadFile: if it is missing or cannot be read.
@@ -152,7 +152,7 @@ def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most
 
 
 def load_yaml(text: str) -> Any:
-    """Return the content of a document.
+    """Return the content of a YAML document.
 
     Raises:
         ValueError: if it is not YAML, too large, or a mapping has a key twice; one line that names line and
@@ -162,17 +162,17 @@ def load_yaml(text: str) -> Any:
 
 
 def load_documents(text: str, most: int = 100) -> list[Any]:
-    """Return the contents of a stream of documents; of an empty one, [None].
+    """Return the contents of a stream of documents; [None] if it is empty.
 
     Raises:
-        ValueError: as ``load_yaml``, or if there are more than ``most`` documents.
+        ValueError: see ``load_yaml``; or if there are more than ``most`` documents.
     """
     import yaml
 
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
     try:
-        anchors: list[str | None] = []  # of each open collection
+        anchors: list[str | None] = []  # anchor of each open collection
         num_nested = 0
         for event in yaml.parse(text, _loader()):
             if isinstance(event, yaml.CollectionStartEvent):
@@ -190,7 +190,7 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
         documents = list(yaml.load_all(text, _loader()))
     except MemoryError:
         raise
-    except Exception as error:  # the loader lets its own slips through, on a date such as 2024-13-45
+    except Exception as error:  # the loader raises stray errors, for example on the date 2024-13-45
         raise ValueError(" ".join(str(error).split()).replace(' in "<unicode string>", line', ", line")) from None
     if len(documents) > most:
         raise ValueError(f"it holds more than {most} {'documents' if most > 1 else 'document'}")
@@ -206,7 +206,7 @@ def _loader() -> Any:
     class Loader(base):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set[str]()
-            for key, _ in node.value:  # as written: what "<<" brings may be replaced
+            for key, _ in node.value:  # keys as written: a key that "<<" merges may be replaced
                 if isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
                         raise yaml.constructor.ConstructorError(
@@ -223,7 +223,7 @@ def load_params(path: Path) -> dict[str, Any]:
     """Return the sections of a params.yaml.
 
     Raises:
-        BadFile: if it is missing or no YAML mapping.
+        BadFile: if it is missing or not a YAML mapping.
     """
     params = read_yaml(path, "Repair it.", "Name one with --params.")
     if not isinstance(params, dict):
@@ -235,7 +235,7 @@ def load_params(path: Path) -> dict[str, Any]:
 
 
 def _odd_keys(content: Any) -> Iterator[Any]:
-    """Yield the keys that are no strings, at any depth: they can be neither sorted nor written as JSON."""
+    """Yield the keys that are not strings, at any depth: they can be neither sorted nor written as JSON."""
     waiting, seen = [content], set()
     while waiting:
         inner = waiting.pop()
@@ -253,19 +253,19 @@ def _odd_keys(content: Any) -> Iterator[Any]:
 
 
 def is_gzipped(path: Path) -> bool:
-    """Return True for a file that begins as gzip does."""
+    """Return True if a file begins with gzip's magic number."""
     with path.open("rb") as file:
         return begins_gzipped(file.read(2))
 
 
 def begins_gzipped(content: bytes) -> bool:
-    """Return True for the beginning of a gzipped file."""
+    """Return True if the content begins with gzip's magic number."""
     return content.startswith(b"\x1f\x8b")
 
 
 @contextmanager
 def unpack_file(path: Path, is_packed: bool = True) -> Iterator[Path]:
-    """Give a file with the content of a gzipped one, which is removed when the block ends; or the file itself.
+    """Yield a temporary unpacked copy of a gzipped file, removed after the block; or the file itself.
 
     Raises:
         BadFile: if it is damaged, or unpacks to more than ``MAX_UNPACKED_BYTES``.

@@ -1,4 +1,4 @@
-"""The errors of evenshard, as one tree.
+"""Errors of evenshard, as one tree.
 
 ::
 
@@ -6,15 +6,15 @@
     |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
     |   |-- BadFile           a file is missing, torn, or holds a wrong value
     |   |   +-- BadRecords    ... or several wrong values: all of them
-    |   |-- BadConfig         a setting in params.yaml or a flag makes no sense
+    |   |-- BadConfig         a setting in params.yaml or a flag is invalid
     |   +-- MissingPackage    a package of an extra is not installed
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
     |                         for one placement; a row of the report in a study)
     |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
-    |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
+    |-- TrainingFailed        a network has a number that is not finite            (exit code 1)
     |-- DatasetRefused        measured costs are too noisy                         (exit code 1)
     |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
-    |-- TrackingFailed        MLflow did not take something                (exit code 1)
+    |-- TrackingFailed        MLflow rejected a record                     (exit code 1)
     +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
 """
 
@@ -34,23 +34,23 @@ from evenshard.base.messages import one_line, reason_of
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Problems of one file that are listed.
+# Number of problems of one file that are listed.
 MAX_PROBLEMS = 20
 
 
 class EvenshardError(Exception):
-    """Base of every error evenshard raises on purpose; its message is one printable line without passwords."""
+    """Base of all intended errors of evenshard; the message is one printable line without passwords."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
 
 
 class BadInput(EvenshardError):
-    """Input that its author can repair; the message is one line that names the remedy."""
+    """Input that the user can repair; the message is one line that names the remedy."""
 
 
 class BadFile(BadInput):
-    """A file that cannot be used; ``where`` is the row, record or key inside of it, if that is known."""
+    """A file that cannot be used; ``where`` is the row, record or key, if known."""
 
     def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
         place = f"{path}, {where}" if where else f"{path}"
@@ -62,11 +62,11 @@ class BadRecords(BadFile):
     """A file with several problems.
 
     Args:
-        found: place in the file (empty for the whole), problem and remedy of each.
-        remedy: advice to the user about all of them, if there is any.
+        found: (place in the file or "", problem, remedy) of each problem.
+        remedy: advice to the user for all problems, if any.
 
     Attributes:
-        lines: their number, the first ``MAX_PROBLEMS`` of them, and the remedy: one printable line each.
+        lines: number of problems, the first ``MAX_PROBLEMS``, and the remedy: one printable line each.
     """
 
     def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> None:
@@ -79,7 +79,7 @@ class BadRecords(BadFile):
 
 
 def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> BadFile:
-    """Return the error of one or several problems of a file; arguments as of ``BadRecords``."""
+    """Return the error for one or several problems of a file; for arguments see ``BadRecords``."""
     if len(found) > 1:
         return BadRecords(path, found, remedy)
     ((where, problem, fix),) = found
@@ -87,7 +87,7 @@ def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]]
 
 
 class BadConfig(BadInput):
-    """A setting that makes no sense."""
+    """An invalid setting."""
 
 
 class MissingPackage(BadInput):
@@ -95,7 +95,7 @@ class MissingPackage(BadInput):
 
 
 class InfeasibleTask(EvenshardError):
-    """No device has memory left for a table. Problem and remedy are sentences; the remedy may be in the problem."""
+    """Lack of memory for a table on all devices. Problem and remedy are sentences; the remedy may be in the problem."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem} {remedy}" if remedy else problem)
@@ -104,40 +104,40 @@ class InfeasibleTask(EvenshardError):
 
 
 class MeasurementFailed(EvenshardError):
-    """A measurement could not be taken."""
+    """A failed measurement."""
 
 
 class TrainingFailed(EvenshardError):
-    """A network cannot be used, as its training has diverged."""
+    """A network that cannot be used because its training diverged."""
 
 
 class DatasetRefused(EvenshardError):
-    """Measured costs are too noisy."""
+    """Measured costs that are too noisy."""
 
 
 class PipelineFailed(EvenshardError):
-    """A run of a pipeline has failed, or the server that runs it does not answer."""
+    """A failed run of a pipeline, or a server that does not answer."""
 
 
 class TrackingFailed(EvenshardError):
-    """MLflow did not take something."""
+    """A record that MLflow rejected."""
 
 
 class StorageFailed(EvenshardError):
-    """Something could not be stored or fetched, and may well be on another try."""
+    """A file that could not be stored or fetched; a retry may succeed."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise BadConfig with ``message`` unless the condition holds."""
+    """Raise BadConfig with ``message`` if the condition is false."""
     if not condition:
         raise BadConfig(message)
 
 
 def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a reader of a file that the user named: any unforeseen error of it is the file's fault.
+    """Decorate a reader of a user's file so that any unexpected error becomes a BadFile.
 
     Args:
-        read: reader whose first argument is the path. An error of ours, of the system or of an import passes.
+        read: reader whose first argument is the path. Our errors, OSError and ImportError are not changed.
     """
 
     @wraps(read)
@@ -157,7 +157,7 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise every error about a folder of a training as a BadFile that names the folder.
+    """Convert every error in the block to a BadFile that names a folder of training results.
 
     Args:
         what: content of the folder, such as "network".
@@ -168,5 +168,5 @@ def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
         raise BadFile(folder, f"{Path(error.filename).name} is missing", remedy) from None
     except BadFile:
         raise
-    except Exception as error:  # torch.load raises half a dozen kinds on a torn file
+    except Exception as error:  # torch.load raises many types of errors on a torn file
         raise BadFile(folder, f"not readable as a saved {what} ({reason_of(error)})", remedy) from None

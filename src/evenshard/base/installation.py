@@ -1,4 +1,4 @@
-"""This installation of evenshard: its source, the packages of its extras, and the commands that install them."""
+"""Installation of evenshard: its source, the packages of its extras, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 from evenshard.base.errors import MissingPackage
 from evenshard.base.messages import reason_of
 
-# The smallest extra of pyproject.toml that has a package, and what needs it, by the package's imported name.
+# The smallest extra of pyproject.toml with a package, and the feature that needs it, by import name.
 EXTRAS = {
     "scipy": ("near", "An exact solver"),
     "torch": ("learn", "A learned model, and what learns or measures,"),
@@ -34,7 +34,7 @@ EXTRAS = {
     "kfp": ("mlops", "A Kubeflow pipeline"),
     "mlflow": ("mlops", "MLflow"),
 }
-# The variable that the Dockerfile sets in its images, where nothing can be installed.
+# Variable that the Dockerfile sets in its images, which have no installer.
 IMAGE_MARK = "EVENSHARD_IN_IMAGE"
 _NAME = "evenshard"
 
@@ -43,12 +43,12 @@ def require_package(module: str) -> None:
     """Import a module such as ``kfp.kubernetes`` of a package in ``EXTRAS``, so that a later import cannot fail.
 
     Raises:
-        MissingPackage: if it is not installed, or does not work with the installed torch.
+        MissingPackage: if it is not installed, or is incompatible with the installed torch.
     """
     package = module.partition(".")[0]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about deprecated modules that packages import from one another
+            warnings.simplefilter("ignore")  # packages import deprecated modules of each other
             importlib.import_module(module)
     except (ImportError, OSError) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == package
@@ -58,7 +58,7 @@ def require_package(module: str) -> None:
 
 @contextmanager
 def named_packages() -> Iterator[None]:
-    """Raise MissingPackage in place of ModuleNotFoundError where a package of ``EXTRAS`` is absent."""
+    """Convert ModuleNotFoundError in the block to MissingPackage if a package of ``EXTRAS`` is absent."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -69,7 +69,7 @@ def named_packages() -> Iterator[None]:
 
 
 def remedy(package: str) -> str:
-    """Return the remedy for a package of ``EXTRAS`` that is missing: a command, or advice where an image has no pip."""
+    """Return the remedy for a missing package of ``EXTRAS``: a command, or advice in an image without pip."""
     if not in_image():
         return install_command(package)
     extra = EXTRAS[package][0]
@@ -77,9 +77,9 @@ def remedy(package: str) -> str:
 
 
 def install_command(package: str) -> str:
-    """Return the command that installs a package of ``EXTRAS``, from where evenshard itself was installed.
+    """Return the command that installs a package of ``EXTRAS`` from the source of evenshard itself.
 
-    It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured, or for TorchRec 1.7.
+    It keeps the installed torch unless that is too old for a supported FBGEMM or for TorchRec 1.7.
     """
     command = f"pip install {pip_words(EXTRAS[package][0])}"
     if package not in ("fbgemm_gpu", "torchrec") or importlib.util.find_spec("torch") is None:
@@ -95,18 +95,18 @@ def install_command(package: str) -> str:
     wanted = f"torch=={number}" if minor >= oldest else f"'torch==2.{oldest}.*'"
     release = f"1.{max(minor, oldest) - 5}.*"  # of FBGEMM and TorchRec: 1.7 was built for torch 2.12, 1.8 for 2.13
     if package == "torchrec":
-        # TorchRec would bring the CUDA build of FBGEMM everywhere, and a new tensordict a new torch.
+        # TorchRec would install the CUDA build of FBGEMM on any machine, and a new tensordict would upgrade torch.
         return f"{command} {wanted} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
     return f"pip install {pip_words(extra)} {wanted} '{build}=={release}'"
 
 
 def in_image() -> bool:
-    """Return True in an image of the Dockerfile."""
+    """Return True inside an image of the Dockerfile."""
     return bool(os.environ.get(IMAGE_MARK))
 
 
 def checkout() -> Path | None:
-    """Return the root of the repository (or of an unpacked sdist) of this code; None for an installed copy."""
+    """Return the root of this code's repository or unpacked sdist; None for an installed copy."""
     root = Path(__file__).parents[3]
     files = [root / "pyproject.toml", root / "Makefile", root / "src" / _NAME / "version.py"]
     return root if all(file.is_file() for file in files) else None
@@ -115,8 +115,8 @@ def checkout() -> Path | None:
 def pip_words(extra: str) -> str:
     """Return the arguments of ``pip install`` for an extra, quoted for a shell, such as ``'evenshard[mlops]'``.
 
-    A wheel, a folder or an address that evenshard was installed from is named again. Where that is gone, the packages
-    of the extra are named themselves.
+    If evenshard was installed from a wheel, a folder or a URL, this is used again. If it is gone, the packages of the
+    extra are listed.
     """
     root = checkout()
     if root is not None:

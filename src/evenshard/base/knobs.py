@@ -6,10 +6,10 @@
     class Memory:
         host_memory_gb: float | None = knob(None, "GB of each host's memory that tables may take")
 
-Flags, keywords, keys of params.yaml and of a request, parameters of components, schemas and docs are made of them.
+Flags, keywords, keys of params.yaml and requests, component parameters, schemas and docs are generated from them.
 
-The ranges are far beyond any placement of today; within them, every sum of bytes stays below 2**63 and no search runs
-for hours because of a typing error. They hold for every way in: files, flags, params.yaml, Python and pipelines.
+Ranges are far larger than today's placements; within them, sums of bytes stay below 2**63 and no search runs for hours
+because of a typo. They apply to all inputs: files, flags, params.yaml, Python and pipelines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from evenshard.base.outputs import Output
 
 MAX_TABLES = 100_000
 MAX_TABLE_BYTES = 2**50
-# Most bytes of all tables with their optimizer state, and of all devices together: numpy's whole numbers end at 2**63.
+# Most bytes of all tables with their optimizer state, and of all devices: NumPy's integers end at 2**63.
 MAX_TOTAL_BYTES = 2**62
 # Most values in a Parquet file of tables.
 MAX_VALUES = 4_000_000
@@ -38,7 +38,7 @@ MAX_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class Range:
-    """The allowed values of a number, whole or not, from ``least`` (or ``above`` it) to ``most``."""
+    """Allowed values of a number, integer or not, from ``least`` (or ``above`` it) to ``most``."""
 
     least: float
     most: float
@@ -46,7 +46,7 @@ class Range:
     above: bool = False
 
     def problem(self, value: Any) -> str | None:
-        """Return None, or the problem as a clause such as "is -1, not a whole number from 1 to 4,096"."""
+        """Return None, or a clause such as "is -1, not a whole number from 1 to 4,096"."""
         right_kind = isinstance(value, Integral if self.whole else Real) and not isinstance(value, bool)
         if right_kind and self.least <= value <= self.most and not (self.above and value == self.least):
             return None
@@ -56,7 +56,7 @@ class Range:
 
 COUNT, COUNT_OR_NONE = Range(1, 2**31 - 1, whole=True), Range(0, 2**31 - 1, whole=True)
 SHARE, POSITIVE, NOT_NEGATIVE = Range(0, 1), Range(0, 1_000_000_000, above=True), Range(0, 1_000_000_000)
-# By the name of the number, for every way in.
+# Ranges by the name of the number, for all inputs.
 RANGES: Mapping[str, Range] = {
     "num_devices": Range(1, 4_096, whole=True),
     "nodes": Range(1, 4_096, whole=True),
@@ -82,7 +82,7 @@ RANGES: Mapping[str, Range] = {
     "pooling_factor": Range(0, 1_000_000),
     "default_pooling_factor": Range(0, 1_000_000),
 }
-# A number is called after its unit.
+# The suffix of a number's name is its unit.
 UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
 REQUIRED: Any = MISSING
 Part = TypeVar("Part")
@@ -92,8 +92,8 @@ def knob(default: Any, help: str, **how: Any) -> Any:
     """Declare a field of a dataclass as a setting.
 
     Args:
-        default: value where it is left out; ``REQUIRED`` for none.
-        help: meaning, in one line without markup.
+        default: default value; ``REQUIRED`` for none.
+        help: meaning, one line without markup.
         how: further fields of ``Knob``.
     """
     one = Knob("", Any, default, help, **how)
@@ -107,8 +107,8 @@ def group(kind: type, heading: str) -> Any:
     """Declare a field of a dataclass as a group of knobs.
 
     Args:
-        kind: dataclass of these knobs.
-        heading: heading above them in a help.
+        kind: dataclass of the knobs.
+        heading: heading of the group in help texts.
     """
     return field(default_factory=kind, metadata={"kind": kind, "heading": heading})
 
@@ -119,18 +119,18 @@ class Knob:
 
     Attributes:
         name: name of the field.
-        type: type of the field; a string where it names what its module does not import.
-        torchrec: TorchRec's name for it, such as ``Topology.hbm_cap``, perhaps in another unit.
-        range: allowed values of a number; those of ``RANGES`` where left out.
+        type: type of the field; a string if its module does not import the type.
+        torchrec: TorchRec's name, such as ``Topology.hbm_cap``, possibly in another unit.
+        range: allowed values of a number; default: ``RANGES``.
         flag: flag on the command line; "" for the name of the field, None for no flag. Without dashes it is a
             positional argument.
         metavar: placeholder of the value in the help of a command.
         choices: allowed values; empty for all.
-        section: section of params.yaml that sets it under the same name, where it is not given.
+        section: section of params.yaml with its default, under the same name.
         parameter: parameter of the component; "" for none.
-        output: rule of what a path that is written may replace.
-        use: use of a path by a stage; see ``evenshard.loop.stage``.
-        module: module that declares it.
+        output: rule for the content that an output path may replace.
+        use: how a stage uses a path; see ``evenshard.loop.stage``.
+        module: module of its declaration.
     """
 
     name: str
@@ -150,26 +150,26 @@ class Knob:
 
     @property
     def kind(self) -> Any:
-        """The type without None."""
+        """Return the type without None."""
         return reduce(or_, (kind for kind in _kinds(self.type) if kind is not NoneType))
 
     @property
     def unit(self) -> str:
-        """Unit of its numbers; empty if they have none."""
+        """Return the unit of its numbers; empty if they have none."""
         return next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
 
     @property
     def scalar(self) -> type | None:
-        """Type of a plain value: bool, int, float or str; None if no value is plain."""
+        """Return the type of a plain value: bool, int, float or str; None if no value is plain."""
         return next((kind for kind in (bool, int, float, str) if kind in _kinds(self.kind)), None)
 
     @property
     def flag_name(self) -> str:
-        """The flag on the command line, or the name of a positional argument."""
+        """Return the flag on the command line, or the name of a positional argument."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     def is_default(self, value: Any) -> bool:
-        """True if a value means the same as leaving the knob out."""
+        """Return True if a value means the same as the default."""
         if isinstance(self.default, tuple) and isinstance(value, list):
             value = tuple(value)
         return value is self.default or (type(value) is type(self.default) and bool(value == self.default))
@@ -177,7 +177,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Group:
-    """Knobs that belong together: the name of the field, the heading in a help, and their dataclass."""
+    """Group of related knobs: the field's name, the heading in help texts, and their dataclass."""
 
     name: str
     heading: str
@@ -185,12 +185,12 @@ class Group:
 
 
 def groups_of(kind: type) -> tuple[Group, ...]:
-    """Return the groups of knobs that a dataclass declares, in its order."""
+    """Return the groups of knobs that a dataclass declares, in order."""
     return tuple(Group(one.name, one.metadata["heading"], one.metadata["kind"]) for one in fields(kind))
 
 
 def knobs_of(kind: type) -> tuple[Knob, ...]:
-    """Return the knobs that a dataclass declares, in its order; of any other class none."""
+    """Return the knobs that a dataclass declares, in order; empty for any other class."""
     return tuple(
         replace(
             one.metadata["knob"],
@@ -209,18 +209,18 @@ def _evaluate(kind: Any, names: Mapping[str, Any]) -> Any:
         return kind
     try:
         return eval(kind, dict(names))
-    except NameError:  # imported for type checkers alone
+    except NameError:  # imported only for type checkers
         return kind
 
 
 def check_knobs(config: Any, where: str = "") -> None:
-    """Raise BadConfig for the first number of a dataclass that is out of its range."""
+    """Raise BadConfig for the first number of a dataclass that is out of range."""
     for problem in range_problems(config):
         raise BadConfig(f"{where}{problem}. Correct it.")
 
 
 def range_problems(config: Any) -> Iterator[str]:
-    """Yield a clause for each number of a dataclass that is out of its range."""
+    """Yield a clause for each number of a dataclass that is out of range."""
     for one in fields(config):
         value, limits = getattr(config, one.name), one.metadata.get("range") or RANGES.get(one.name)
         if limits and isinstance(value, int | float) and (problem := limits.problem(value)):
@@ -228,26 +228,26 @@ def range_problems(config: Any) -> Iterator[str]:
 
 
 def check_ranges(**values: Any) -> None:
-    """Raise BadConfig for the first value, None apart, that is out of the range of its name in ``RANGES``."""
+    """Raise BadConfig for the first value, except None, outside the range of its name in ``RANGES``."""
     for name, value in values.items():
         if value is not None and (problem := RANGES[name].problem(value)):
             raise BadConfig(f"{name} {problem}. Correct it.")
 
 
 def chosen_in(knobs: Any) -> Mapping[str, Any]:
-    """Return the knobs of a dataclass that differ from their defaults."""
+    """Return the knobs of a dataclass with values other than the default."""
     values = ((one, getattr(knobs, one.name)) for one in knobs_of(type(knobs)))
     return {one.name: value for one, value in values if not one.is_default(value)}
 
 
 def part_of(config: Any, kind: type[Part]) -> Part:
-    """Return a dataclass with the fields of the same names of another."""
+    """Build a dataclass from the equally named fields of another."""
     known = fields(kind)  # type: ignore[arg-type]
     return kind(**{one.name: getattr(config, one.name) for one in known if hasattr(config, one.name)})
 
 
 def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
-    """Return a docstring with a line for each knob in place of its argument ``knobs``; None where Python keeps none."""
+    """Replace ``knobs`` in a docstring by a line for each knob; None if Python stripped docstrings."""
     if docstring is None:
         return None
     lines: list[str] = []

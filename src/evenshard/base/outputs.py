@@ -1,12 +1,11 @@
-"""Outputs: paths that a command may replace, and files and folders that appear whole or not at all.
+"""Outputs: paths that a command may replace, and atomic writes of files and folders.
 
-A command replaces only an earlier output of the same kind: a file takes the place of a file, and a folder the place of
-one without files of other names. Devices, pipes and sockets are never replaced. A link stays, and its target is
-written.
+A command replaces only an earlier output of the same kind: a file replaces a file, and a folder replaces a folder
+without files of other names. Devices, pipes and sockets are never replaced. A link is kept, and its target is written.
 
-A draft lies beside its path, as ``.evenshard-1a2b3c4d5e6f.cost_net``, until it is whole and on the disk; then it is
-renamed. An older folder is set aside between two renames, as ``.evenshard-7a8b9c0d1e2f-old.cost_net``. A command that
-is killed may leave such names behind, and nothing removes them; between the two renames, both folders are there, whole.
+A draft next to its path, ``.evenshard-1a2b3c4d5e6f.cost_net``, is written and synced to disk; then it is renamed. An
+older folder is set aside between two renames, as ``.evenshard-7a8b9c0d1e2f-old.cost_net``. A command that is killed may
+leave these drafts behind, and nothing removes them; between the two renames, both folders are complete.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from evenshard.base.errors import BadConfig, BadFile
 
 ELSEWHERE = "Name another path."
 STDOUT = Path("-")
-# Errors of file systems that cannot sync.
+# Errors of file systems without sync.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-# Errors of a write without space: on the disk, in the quota, or within the largest size of a file.
+# Errors of a write without space: a full disk, an exceeded quota, or a file beyond the maximum size.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Output:
-    """The rule of an output path. It is an argument type, too."""
+    """Rule for an output path; also usable as an argument type."""
 
     def __call__(self, text: str) -> Path:
-        """Called by argparse."""
+        """Convert an argument to a path."""
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:
@@ -51,16 +50,16 @@ class Output:
 
 @dataclass(frozen=True)
 class File(Output):
-    """One file, perhaps with a second one of the suffix ``beside`` next to it."""
+    """One file, optionally with a second one next to it that has the suffix ``beside``."""
 
     beside: str | None = None
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """The file, and the one beside it."""
+        """Return the file, and the second one next to it."""
         return (path,) if self.beside in (None, path.suffix) else (path, path.with_suffix(self.beside))
 
     def require(self, path: Path) -> None:
-        """See ``Output``."""
+        """Check the path; see ``Output``."""
         for one in self.paths(path):
             target = follow_links(one)
             mode = _mode(target)
@@ -70,31 +69,31 @@ class File(Output):
                 raise BadFile(one, "is a folder, and a file is to be written there", ELSEWHERE)
             if not stat.S_ISREG(mode):
                 raise BadFile(one, "is a device, a pipe or a socket, which is never replaced", ELSEWHERE)
-            if target != one and not mode & 0o222:  # such as a link into DVC's cache
+            if target != one and not mode & 0o222:  # for example a link into DVC's cache
                 raise BadFile(one, f"leads to {target}, which is read-only", "Remove the link, or name another path.")
 
 
 @dataclass(frozen=True)
 class FileOrStdout(File):
-    """One file, or standard output, which is called "-"."""
+    """One file, or "-" for standard output."""
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """The file, if it is one."""
+        """Return the file, unless it is standard output."""
         return () if path == STDOUT else super().paths(path)
 
 
 @dataclass(frozen=True)
 class Folder(Output):
-    """A folder that is written as a whole, and replaces an older one of its kind (``what``) as a whole."""
+    """A folder that is written as a whole, and replaces an older folder of its kind (``what``)."""
 
     what: str
     names: tuple[str, ...] = ()
 
     def require(self, path: Path, also: Collection[str] = ()) -> None:
-        """See ``Output``.
+        """Check the path; see ``Output``.
 
         Args:
-            also: names of files that may stand there, because the new folder has files of these names.
+            also: names of files that may exist there, because the new folder also has them.
         """
         target = follow_links(path)
         mode = _mode(target)
@@ -111,36 +110,36 @@ class Folder(Output):
 
 @dataclass(frozen=True)
 class FilesInside(Output):
-    """A folder that gets files, some of known names; its other files stay.
+    """A folder in which some files are written; its other files are kept.
 
-    A repository of loops keeps those of ``in_git`` in git: small text that people compare.
+    A repository of loops tracks the files of ``in_git`` in git: small texts that people compare.
     """
 
     names: tuple[str, ...] = ()
     in_git: tuple[str, ...] = ()
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """The files."""
+        """Return the files."""
         return tuple(path / name for name in self.names)
 
     def require(self, path: Path) -> None:
-        """See ``Output``."""
+        """Check the path; see ``Output``."""
         if (mode := _mode(path)) is not None:
             _require_folder(path, mode)
         for one in self.paths(path):
             File().require(one)
 
 
-# Beside a network: its training domain.
+# Training domain next to a network.
 TRAINED_ON = "trained_on.json"
 _NETWORK_FILES = ("config.json", "state.pt", "optimizer.pt", TRAINED_ON)
 NETWORK_FOLDER = Folder("a network", _NETWORK_FILES)
 MODEL_PARTS = ("cost_model", "cost_net", "policy")
 MODEL_FOLDER = Folder("a model", tuple(f"{part}/{name}" for part in MODEL_PARTS for name in _NETWORK_FILES))
 ANY_FOLDER = Folder("the new folder")
-# The folder of a loop's report, beside its params.yaml.
+# Folder of a loop's report, next to its params.yaml.
 REPORTS = "reports"
-# The hardware that the loop measures on (``evenshard hardware --here``), beside its report.
+# Hardware that the loop measures on (``evenshard hardware --here``), next to its report.
 HARDWARE_FILE = f"{REPORTS}/hardware.json"
 _IN_GIT = (
     "summary.json",
@@ -165,12 +164,12 @@ PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 
 
 def require_place(output: Output, path: Path) -> None:
-    """Raise BadFile for a path that nothing can be written at."""
+    """Raise BadFile if the path cannot be written."""
     if isinstance(output, FileOrStdout) and path == STDOUT:
         return
     found = path if isinstance(output, FilesInside) else (follow_links(path) if path.is_symlink() else path).parent
     while not found.exists() and found != found.parent:
-        found = found.parent  # the missing folders are made when there is something to put into them
+        found = found.parent  # missing folders are created when there is content for them
     if not found.is_dir():
         raise BadFile(path, f"cannot be written: {found} is not a folder", ELSEWHERE)
     if not os.access(found, os.W_OK | os.X_OK):
@@ -181,8 +180,8 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
     """Raise BadConfig for a run that would replace one of its inputs, or one of its own outputs.
 
     Args:
-        written: outputs by the user's name for them, such as "--out"; a folder that is replaced as a whole is one path.
-        read: inputs by the user's name for them.
+        written: outputs by flag, such as "--out"; a folder that is replaced as a whole is one path.
+        read: inputs by flag.
     """
     outputs = [(name, path) for name, paths in written.items() for path in paths]
     for number, (name, path) in enumerate(outputs):
@@ -196,7 +195,7 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
 
 
 def follow_links(path: Path) -> Path:
-    """Return the path behind all links, existent or not."""
+    """Resolve all links of a path, whether or not the target exists."""
     return Path(os.path.realpath(path))
 
 
@@ -217,7 +216,7 @@ def _require_folder(path: Path, mode: int) -> None:
 
 
 def names_below(folder: Path) -> list[str]:
-    """Return the paths of all files, links and empty folders below a folder, from the folder on."""
+    """Return the paths of all files, links and empty folders below a folder, relative to it."""
     found = [
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -231,20 +230,20 @@ def names_below(folder: Path) -> list[str]:
 
 @contextmanager
 def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterator[Path]:
-    """Give a temporary path to write to; it becomes ``path`` when the block ends well.
+    """Yield a temporary path to write to; it becomes ``path`` when the block succeeds.
 
-    The temporary name lies in the same folder (made if missing) and ends like ``path``, so that writers that choose
-    a format by suffix choose the same. If the block raises, whatever was written is removed and an older ``path`` stays
-    as it was. The block may also make a folder of the temporary path; it then replaces an older folder as a whole.
-    Where ``path`` is a link, what it leads to is written.
+    The temporary path is in the same folder (created if missing) and has the suffix of ``path``, so that writers choose
+    the same format. If the block raises, all written content is removed and an existing ``path`` stays unchanged. The
+    block may also create a folder at the temporary path; it then replaces an older folder as a whole. If ``path`` is a
+    link, its target is written.
 
     Args:
-        kind: kind of the folder that the block makes, if it makes one.
+        kind: kind of the folder, if the block creates one.
 
     Raises:
-        BadFile: something else stands at ``path`` and would be lost; see the module.
-        FileNotFoundError: the block ended well but wrote nothing.
-        OSError: the disk is full, or something else failed; the error names ``path``.
+        BadFile: other content exists at ``path`` and would be lost; see the module.
+        FileNotFoundError: the block succeeded but wrote nothing.
+        OSError: the disk is full, or a write failed; the error names ``path``.
     """
     target = follow_links(Path(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +261,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
                 os.replace(draft, target)
             _flush_names(target.parent)
     except OSError as error:
-        if error.filename is not None and Path(error.filename) == draft:  # the user never sees the temporary name
+        if error.filename is not None and Path(error.filename) == draft:  # hide the temporary name from the user
             raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -274,17 +273,17 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write a file of UTF-8, whole or not at all."""
+    """Write a UTF-8 file atomically."""
     with atomic_path(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
-    """Name the file in the error of a write without space, which libraries bury below errors of their own.
+    """Name the file in the error of a full disk, which libraries hide below their own errors.
 
     Raises:
-        OSError: in place of any error that such an error led to; it names ``path`` in place of its ``draft``.
+        OSError: replaces any error that a full disk caused; it names ``path`` in place of its ``draft``.
     """
     try:
         yield
@@ -307,7 +306,7 @@ def _beside(target: Path, mark: str = "") -> Path:
 
 def _replace_folder(draft: Path, target: Path) -> None:
     try:
-        os.rename(draft, target)  # where nothing stands there, or an empty folder
+        os.rename(draft, target)  # if nothing or an empty folder is there
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -331,12 +330,12 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _flush_names(folder: Path) -> None:
-    with suppress(PermissionError):  # a folder that may be written but not read
+    with suppress(PermissionError):  # the folder may be writable but not readable
         _flush(folder)
 
 
 def _flush(path: Path) -> None:
-    """Force content to the disk; else a power cut soon after the rename can leave empty or old content."""
+    """Sync content to disk, or a power cut soon after the rename could leave empty or old content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -349,6 +348,6 @@ def _flush(path: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give an empty folder in the system's temporary folder (TMPDIR), and remove it at the end of the block."""
+    """Yield an empty folder in the system's temporary folder (TMPDIR), and remove it after the block."""
     with TemporaryDirectory(prefix="evenshard-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""This process: its environment, cores and memory, and a clean end when it is terminated."""
+"""This process: environment, cores and memory, and a clean end when it is terminated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-# Exit code of a process that SIGTERM has ended.
+# Exit code of a process that SIGTERM ended.
 TERMINATED = 128 + signal.SIGTERM
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -20,11 +20,11 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The block runs on one thread.
+    """Run the block on one thread.
 
-    Shards on a CPU, because one core stands for one device. Training, because the networks are small: several threads
-    gain next to nothing on an idle machine, and on a busy one they spend their time waiting for each other. Where torch
-    has not been imported, nothing in the block computes with it.
+    Shards on a CPU use one core per device. Training uses one thread because the networks are small: more threads gain
+    little on an idle machine, and wait for each other on a busy one. If torch has not been imported, nothing in the
+    block computes with it.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -40,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the block; the process gets its own back after it."""
+    """Set environment variables within the block, and restore them after it."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -55,14 +55,14 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
-    """Makes SIGTERM call ``do``, which may raise, within the block; outside of the main thread signals are not ours."""
+    """Call ``do``, which may raise, on SIGTERM within the block; only in the main thread, which handles signals."""
     with _handle_signal(signal.SIGTERM, do):
         yield
 
 
 @contextmanager
 def sigterm_waits() -> Iterator[None]:
-    """SIGTERM within the block takes effect at its end: for a library that an exception may leave in a bad state."""
+    """Delay SIGTERM to the end of the block, for a library that an exception may leave in a bad state."""
     heard: list[bool] = []
     try:
         with on_sigterm(lambda: heard.append(True)):
@@ -76,8 +76,8 @@ def sigterm_waits() -> Iterator[None]:
 def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Yield two connected sockets: the first has a byte to read as soon as a signal with a handler arrives.
 
-    A thread that reads it learns of SIGTERM at once. The handler itself waits for the call that the main thread is in,
-    such as a kernel.
+    A thread that reads it detects SIGTERM at once. The handler itself waits for the main thread's current call, such as
+    a kernel.
     """
     ours, written = socket.socketpair()
     with ours, written:
@@ -92,23 +92,23 @@ def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def terminate() -> NoReturn:
-    """Ends this process as SIGTERM does, with the same exit code, but lets each block on the way finish what it must.
+    """End this process with the exit code of SIGTERM, but run the cleanup of each open block.
 
-    It is ending, so a second SIGTERM changes nothing.
+    A second SIGTERM has no effect.
     """
     ignore_sigterm()
     raise SystemExit(TERMINATED)
 
 
 def ignore_sigterm() -> None:
-    """This process is ending already."""
+    """Ignore SIGTERM, because this process is already ending."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager
 def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
-    """Makes the first Ctrl-C within the block call ``do``; the second one is a KeyboardInterrupt, as ever."""
+    """Call ``do`` on the first Ctrl-C within the block; the second one raises KeyboardInterrupt as usual."""
     before = signal.getsignal(signal.SIGINT)
 
     def once() -> None:
@@ -132,12 +132,12 @@ def _handle_signal(number: signal.Signals, do: Callable[[], None]) -> Iterator[N
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or the limit of this process's control group, if that is lower."""
+    """Return the memory of this machine, or the limit of this process's control group if that is lower."""
     return min((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()))
 
 
 def _limits() -> Iterator[int]:
-    """Memory limits of the process's control group and of all groups that it is in; a container may hide these."""
+    """Yield the memory limits of the process's control group and its parents; a container may hide these."""
     if not OWN_GROUPS.exists():
         return
     for line in OWN_GROUPS.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The origin of outputs: the git commit, and a hash of the parameters."""
+"""Origin of outputs: the git commit, and a hash of the parameters."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from evenshard.base.messages import UNKNOWN
 from evenshard.base.outputs import HARDWARE_FILE, REPORT, REPORTS
 from evenshard.version import __version__
 
-# Files that a run of the loop leaves to be committed: it is made from a commit, and does not change it.
+# Files that a run of the loop leaves to be committed; they do not make the commit dirty.
 RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The origin of a file: commit, SHA-256 of all of params.yaml, and version of the code.
+    """Origin of a file: commit, SHA-256 of all of params.yaml, and version of the code.
 
-    The commit has 40 hex digits, and "-dirty" behind them if tracked files other than ``RESULT`` were changed.
+    The commit has 40 hex digits, followed by "-dirty" if tracked files other than ``RESULT`` were changed.
     """
 
     git_commit: str = UNKNOWN
@@ -31,20 +31,20 @@ class Lineage:
 
     @staticmethod
     def here(params: Mapping[str, Any]) -> Lineage:
-        """Return the lineage of a run that has these parameters, now."""
+        """Return the lineage of a run with these parameters, now."""
         return Lineage(git_commit(), params_hash(params))
 
 
 def params_hash(params: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of parameters in any order of their keys."""
+    """Return the SHA-256 of parameters, independent of the order of keys."""
     return hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str:
-    """Return the commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``.
+    """Return the commit checked out in ``folder`` (default: the working directory); see ``Lineage``.
 
     Args:
-        made: files and folders that are made from the commit, so that their changes do not count; from ``folder`` on.
+        made: generated files and folders whose changes do not count, relative to ``folder``.
     """
     here = (folder or Path()).resolve()
 

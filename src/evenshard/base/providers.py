@@ -1,6 +1,6 @@
-"""Functions that the core calls and packages above it provide, by name.
+"""Registry of functions that the core calls by name and higher packages provide.
 
-The core imports no package above it. ``evenshard/__init__.py`` names each function; it is imported when first called.
+The core imports no higher package. ``evenshard/__init__.py`` names each function; it is imported when first called.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-# "module:function" of each.
+# "module:function" by name.
 PROVIDERS: dict[str, str] = {}
 
 

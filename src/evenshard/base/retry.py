@@ -1,8 +1,8 @@
-"""Retries in the same process: of S3 or MLflow that do not answer, of a kernel that fails, and of writes at once.
+"""Retries in the same process, if S3 or MLflow do not answer, a kernel fails, or writes collide.
 
-Kubeflow Pipelines itself retries a pod only if it was deleted: a stock installation sets Argo's
-``retryPolicy: OnError``, and its compiler has no word for another policy (kubeflow/pipelines#9950). To Argo, an
-evicted pod has failed, like one with bad input; the command that waits for the run retries it (``remote``).
+Kubeflow Pipelines itself retries a pod only if it was deleted: a stock installation sets Argo's ``retryPolicy:
+OnError``, and its compiler cannot set another policy (kubeflow/pipelines#9950). For Argo, an evicted pod is a failure
+like bad input; the command that waits for the run retries it (``remote``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from evenshard.base.errors import MeasurementFailed, StorageFailed, TrackingFailed
 
-# Variable of a pod: seconds before each further try, such as "60 120"; without it there is none.
+# Variable of a pod: seconds before each retry, such as "60 120"; unset means no retries.
 PAUSES = "EVENSHARD_RETRY_PAUSES"
 MAY_PASS = (MeasurementFailed, StorageFailed, TrackingFailed)
 _AGAIN = "%s (trying again in %g s)"
@@ -30,10 +30,10 @@ def with_retries(
     pauses_s: Sequence[float] | None = None,
     may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, MAY_PASS),
 ) -> Callable[Given, Made]:
-    """Return a function with retries after failures that may pass.
+    """Wrap a function with retries after transient failures.
 
     Args:
-        pauses_s: seconds before each retry; None for those of the pod's settings.
+        pauses_s: seconds before each retry; None for the pod's settings.
     """
 
     @wraps(call)

@@ -1,8 +1,8 @@
-"""Files and folders on S3, with boto3's transfer manager; the only module that knows boto3.
+"""Files and folders on S3, with boto3's transfer manager; the only module that uses boto3.
 
-A file is one object, which appears when all of its parts are there. A folder is what the server lists below its
-address. boto3 and the server check what arrives by checksums. The parts of an upload that was killed stay unseen, until
-a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
+A file is one object, which appears when all of its parts have arrived. A folder is all objects below its address. boto3
+and the server verify checksums. The parts of a killed upload stay invisible until a lifecycle rule of the bucket
+(AbortIncompleteMultipartUpload) removes them.
 
 Keys, region and endpoint come from where boto3 finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
 AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Address:
-    """A file or a folder in a bucket; the key has no slash at its end and is never empty."""
+    """Address of a file or folder in a bucket; the key has no trailing slash and is never empty."""
 
     bucket: str
     key: str
@@ -63,11 +63,11 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The last part of the key."""
+        """Return the last part of the key."""
         return self.key.rpartition("/")[2]
 
     def below(self, path: str) -> Address:
-        """An address inside this folder."""
+        """Return an address inside this folder."""
         return Address(self.bucket, f"{self.key}/{path}")
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def is_address(source: str | PathLike[str]) -> bool:
 
 @contextmanager
 def local(source: str | PathLike[str]) -> Iterator[Path]:
-    """Give a path to read ``source`` from: within the block a download of an address on S3, else the path itself.
+    """Yield a local path of ``source``: a temporary download for an address on S3, else the path itself.
 
     Raises:
         BadInput, StorageFailed: see ``download``.
@@ -93,12 +93,12 @@ def local(source: str | PathLike[str]) -> Iterator[Path]:
         path = download(str(source), folder / Address.of(str(source)).name)
         try:
             yield path
-        except BadInput as error:  # the user knows the address, not where it was fetched to
+        except BadInput as error:  # name the address instead of the download's path
             raise BadConfig(str(error).replace(str(path), str(source))) from None
 
 
 def upload(source: Path, to: str) -> None:
-    """Upload a file to ``s3://bucket/key``, where it is visible when all of it has arrived.
+    """Upload a file to ``s3://bucket/key``, where it becomes visible when complete.
 
     Raises:
         BadFile: if it cannot be read.
@@ -112,7 +112,7 @@ def upload(source: Path, to: str) -> None:
 
 
 def download(source: str, to: Path) -> Path:
-    """Download a file or a folder; ``to`` appears, or is replaced, when all of it is here.
+    """Download a file or a folder; ``to`` appears, or is replaced, when it is complete.
 
     A folder is every object below the address, as the server lists them now.
 
@@ -129,7 +129,7 @@ def download(source: str, to: Path) -> Path:
         objects = _listing(address)
         if not objects:
             head = _head(address)
-            File().require(to)  # before the gigabytes, and again behind them
+            File().require(to)  # checked before the gigabytes, and again after them
             with atomic_path(to) as draft:
                 _fetch(address, draft, head["ContentLength"])
             return to
@@ -154,10 +154,10 @@ def remove(address: str) -> None:
 
 
 def content_hash(source: str) -> str:
-    """Return a text that changes with the content at an address: the server's tags of its files.
+    """Return a text that changes with the content at an address, made of the server's entity tags.
 
     Raises:
-        BadInput, StorageFailed: see ``download``; but nothing is fetched.
+        BadInput, StorageFailed: see ``download``; no content is fetched.
     """
     address = Address.of(source)
     with readable_errors(address, "read"):
@@ -186,7 +186,7 @@ def _head(address: Address) -> dict[str, Any]:
 
 
 def _listing(address: Address) -> dict[str, dict[str, Any]]:
-    """Return the objects of a folder, by path and in its order; {} for a file, and for a key that may not list."""
+    """Return the objects of a folder by path, sorted; {} for a file, and for credentials without list rights."""
     from botocore.exceptions import ClientError
 
     folder = address.below("")
@@ -196,7 +196,7 @@ def _listing(address: Address) -> dict[str, dict[str, Any]]:
         if code_of(error) in FORBIDDEN:
             return {}
         raise
-    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # as consoles mark one
+    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # a folder's mark
     if problem := _problem_of_paths(list(objects)):
         raise BadFile(str(address), problem, "Give that object another key.")
     return objects
@@ -220,7 +220,7 @@ def _objects_below(address: Address) -> Iterator[dict[str, Any]]:
 
 @cache
 def s3_client() -> Any:
-    """boto3's client, with short timeouts and a few tries, so that a server that is away is known within a minute."""
+    """Return boto3's client, with short timeouts and few retries, to detect a missing server within a minute."""
     require_package("boto3")
     import boto3
     from botocore.config import Config
@@ -240,7 +240,7 @@ def s3_client() -> Any:
 
 @contextmanager
 def readable_errors(address: Address, doing: str) -> Iterator[None]:
-    """Raise every error of boto3 in the block as one line that says what to do.
+    """Convert every error of boto3 in the block to one line with a remedy.
 
     Args:
         doing: "read", "write" or "remove".
@@ -279,13 +279,13 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
 
 
 def code_of(error: Any) -> str:
-    """The code of an S3 server's answer, such as NoSuchKey."""
+    """Return the error code of an S3 server's answer, such as NoSuchKey."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def _explain(error: Any, address: Address, doing: str) -> NoReturn:
     code, status = code_of(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    # Some servers answer 404 or 500 where the bucket is missing.
+    # Some servers answer 404 or 500 if the bucket is missing.
     if code == "NoSuchBucket" or ((code in MISSING or status >= 500) and _no_bucket(address.bucket)):
         said = f"the endpoint {_endpoint()} has no bucket {address.bucket!r}. Create it, or correct the name."
     elif code in MISSING:
@@ -310,7 +310,7 @@ def _explain(error: Any, address: Address, doing: str) -> NoReturn:
 
 
 def _no_bucket(bucket: str) -> bool:
-    """True only where the endpoint says so."""
+    """Return True only if the endpoint reports a missing bucket."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

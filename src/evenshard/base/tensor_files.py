@@ -1,8 +1,8 @@
-"""Tensors in files: those of other programs, as data alone, and the weights of networks.
+"""Tensor files: files of other programs, as plain data, and the weights of networks.
 
-A pickle could run code, so only plain data is read. Weights are always finite: a training that diverged ends where its
-network would be saved, and a damaged file ends where it is read. Only tensors of the names, shapes and types that the
-network has are taken.
+A pickle could run code, so only plain data is read. Weights are always finite: a diverged training fails when its
+network is saved, and a damaged file fails when it is read. Only tensors with the names, shapes and types of the network
+are accepted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
     """Read a file of torch.save.
 
     Args:
-        path: path that the user knows.
-        source: file that is read, if it is another one, such as an unpacked one.
+        path: path in error messages.
+        source: file that is read, if it differs, such as an unpacked copy.
         mmap: keep the tensors on disk until they are touched; needs a path, and a file of torch 1.6 or newer.
 
     Raises:
@@ -48,16 +48,16 @@ def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
     import torch
 
     try:
-        # weights_only: a pickle from elsewhere must not be able to run code.
+        # weights_only: an untrusted pickle must not run code.
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except (MemoryError, FileNotFoundError):
         raise
-    except Exception:  # torn bytes make torch raise nearly anything, with advice that is not for data of others
+    except Exception:  # torn bytes cause nearly any error in torch, with misleading advice
         raise ValueError("cannot be read: it is torn, or holds more than tensors") from None
 
 
 def not_integers(value: Any) -> str | None:
-    """Return in one clause why a value is not a tensor of whole numbers that the file holds; None if it is."""
+    """Explain in one clause why a value is not a tensor of integers stored in the file; None if it is."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -77,7 +77,7 @@ def save_weights(net: nn.Module, path: Path) -> None:
     """Write a network's state.
 
     Raises:
-        TrainingFailed: if a number of it is not finite.
+        TrainingFailed: if a weight is not finite.
     """
     check_trained(net)
     _save(net.state_dict(), path)
@@ -88,14 +88,14 @@ def _save(state: Any, path: Path) -> None:
 
     try:
         torch.save(state, path)
-    except RuntimeError:  # in place of the error of a full disk, which this write raises
+    except RuntimeError:  # replaced by the full-disk error that this write raises
         content = BytesIO()
         torch.save(state, content)
         path.write_bytes(content.getbuffer())
 
 
 def check_trained(net: nn.Module) -> None:
-    """Raise TrainingFailed unless all numbers of a network are finite."""
+    """Raise TrainingFailed unless all weights of a network are finite."""
     for name, tensor in net.state_dict().items():
         _refuse_diverged(name, tensor)
 
@@ -104,7 +104,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
     """Fill a network from a file of ``save_weights``.
 
     Raises:
-        ValueError: if the file holds anything else; one line.
+        ValueError: if the file has other content; one line.
     """
     state = _tensors(_load(path), path.name)
     expected = net.state_dict()
@@ -124,7 +124,7 @@ def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Write an optimizer's state.
 
     Raises:
-        TrainingFailed: if a number of it is not finite.
+        TrainingFailed: if a number is not finite.
     """
     state = optimizer.state_dict()
     for number, kept in state["state"].items():
@@ -134,10 +134,10 @@ def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Give a new Adam the moments of a file of ``save_adam``; its settings stay those of the code.
+    """Load the moments of a file of ``save_adam`` into a new Adam; its settings are kept.
 
     Raises:
-        ValueError: if the file holds anything else; one line.
+        ValueError: if the file has other content; one line.
     """
     import torch
 

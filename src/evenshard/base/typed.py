@@ -1,7 +1,7 @@
-"""Typed values: records of JSON and YAML, settings, and arguments of public functions, checked by pydantic, strictly.
+"""Typed values: JSON and YAML records, settings, and arguments of public functions, checked strictly by pydantic.
 
-A string is neither a number nor true, and True is not 1; a whole number may stand where a float is stated. Ranges are
-those of ``knobs``, or checked by the dataclass or the function that takes the values.
+A string is neither a number nor true, and True is not 1; an integer is accepted for a float. Ranges are those of
+``knobs``, or checked by the receiving dataclass or function.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # pydantic takes a tenth of a second to import
 _Record = TypeVar("_Record")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_MAX_TEXT = 4096  # bytes of a text argument: the longest path of Linux
-# Words for the types of pydantic's errors; errors about other types say it themselves.
+_MAX_TEXT = 4096  # bytes of a text argument: the longest path on Linux
+# Words for pydantic's error types; other error types keep their message.
 _WORDS = {
     "string_type": "a string",
     "bool_type": "true or false",
@@ -47,7 +47,7 @@ _CLASSES = {"Sequence": "a list", "Path": "a path"}
 
 
 class WrongValues(ValueError):
-    """Values of other types than a record states; of each, ``problems`` has the place, the problem and the remedy."""
+    """Values of wrong types in a record; ``problems`` has place, problem and remedy of each."""
 
     def __init__(self, problems: Sequence[tuple[str, str, str]]) -> None:
         lines = (f"{where}: {problem}".removeprefix(": ") for where, problem, _ in problems)
@@ -56,19 +56,19 @@ class WrongValues(ValueError):
 
 
 def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _Record:
-    """Return a plain value as a dataclass, a pydantic model or another type such as ``tuple[int, ...]``.
+    """Convert a plain value to a dataclass, a pydantic model or a type such as ``tuple[int, ...]``.
 
-    Lists become tuples, and whole numbers floats where these are stated.
+    Lists become tuples, and integers become floats where the type is float.
 
     Args:
         floats_only: True if 1.0 may stand for 1, as in the parameters of a pipeline, whose numbers are all floats.
 
     Raises:
-        WrongValues: if a field is missing, unknown or of another type; all of them.
+        WrongValues: for all fields that are missing, unknown or of another type.
     """
     try:
         from pydantic import ValidationError
-    except ImportError:  # a bare GPU machine, which reads plans that another one has checked
+    except ImportError:  # a bare GPU machine reads only plans that another machine has checked
         return cast(_Record, _unchecked(kind, content))
     try:
         text = json.dumps([content], default=str, ensure_ascii=False).encode()
@@ -79,12 +79,12 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
     except ValidationError as error:
         known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
         raise WrongValues(_problems(error, json.loads(text), "", known)) from None
-    except (TypeError, ValueError, RecursionError) as error:  # a key or text that JSON cannot hold; a circle
+    except (TypeError, ValueError, RecursionError) as error:  # a key or text that JSON cannot represent; a cycle
         raise WrongValues([("", reason_of(error), "Correct it.")]) from None
 
 
 def _unchecked(kind: Any, content: Any) -> Any:
-    """Return a plain value as a type, or as the first of alternatives that it may be; without a check."""
+    """Convert a plain value to a type, or the first fitting alternative of a union; without checks."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if content is None:
@@ -105,7 +105,7 @@ def _unchecked(kind: Any, content: Any) -> Any:
 
 
 def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], remedy: str) -> _Record:
-    """Return the content of a file as a record; see ``record_of``.
+    """Convert the content of a file to a record; see ``record_of``.
 
     Raises:
         BadFile: if values have other types; a ``BadRecords`` if there are several.
@@ -117,7 +117,7 @@ def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], re
 
 
 def section(params: dict[str, Any], name: str, kind: type[_Record], **overrides: Any) -> _Record:
-    """Return a section of params.yaml as its dataclass; ``overrides`` that are not None (command-line flags) win.
+    """Convert a section of params.yaml to its dataclass; ``overrides`` (flags) other than None take precedence.
 
     Raises:
         BadConfig: if a key is unknown or missing, or a value is of the wrong type or not finite; the message names
@@ -131,10 +131,10 @@ def section(params: dict[str, Any], name: str, kind: type[_Record], **overrides:
 
 
 def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy: str) -> _Record:
-    """Return settings as their dataclass; ``where`` names them in errors.
+    """Convert settings to their dataclass; ``where`` names them in errors.
 
     Raises:
-        BadConfig: as ``section``.
+        BadConfig: see ``section``.
     """
     try:
         config = record_of(kind, values, floats_only=True)
@@ -147,18 +147,18 @@ def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[list[Any]]:
-    """A list passes its configuration on to dataclasses, which cannot be given any."""
+    """Wrap the type in a list, which passes its configuration on to dataclasses that accept none."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(list[kind], config=ConfigDict(extra="forbid", allow_inf_nan=False))
 
 
 def _problems(error: ValidationError, content: Any, name: str, known: Iterable[str] = ()) -> list[tuple[str, str, str]]:
-    """List where a value stands, the problem and what to do; alternatives of one type become one problem.
+    """List (place, problem, remedy) of an error; alternatives of one type become one problem.
 
     Args:
         content: the checked value; for a record, in a list.
-        name: name of the value; of a record none.
+        name: name of the value; "" for a record.
         known: fields of a record.
     """
     found: dict[tuple[str | int, ...], list[Any]] = {}
@@ -218,7 +218,7 @@ def _in_words(error: Any) -> str:
 
 
 def _steps(location: Sequence[str | int], content: Any) -> Iterator[str | int]:
-    """Yield the keys and positions of a location; its other words name alternatives of a type."""
+    """Yield the keys and positions of a location, without its names of type alternatives."""
     for step in location:
         is_key = isinstance(content, Mapping) and step in content
         if is_key or (isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
@@ -234,15 +234,15 @@ def _joined(steps: Sequence[str | int]) -> str:
 
 
 def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
-    """A decorator: the function gets values of the types that its signature states, or its caller a ``BadConfig``.
+    """Decorate a function to check its arguments against its signature, with ``BadConfig`` for wrong types.
 
-    Numbers and arrays of other libraries become Python's, and 1.0 stands for 1. Text is what files and terminals take.
+    Numbers and arrays of other libraries become Python's, and 1.0 is accepted for 1. Text must be valid UTF-8.
 
     Args:
-        knobs: knobs that the function takes as ``**knobs``. Its signature and its docstring show each of them as a
-            keyword of its own; an argument of the same name has the type and the default of the knob.
-        homes: the modules of types that the signature names without importing them, as they are heavy; a name that is
-            not among them stands for any type.
+        knobs: knobs that the function takes as ``**knobs``. Its signature and docstring show each knob as a separate
+            keyword; an argument of the same name has the type and the default of the knob.
+        homes: modules of types that the signature names but does not import because they are slow; any other unknown
+            name means any type.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -290,7 +290,7 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
 
 
 def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.Signature:
-    """Return the signature with a keyword for each knob in the place of ``**knobs``, before those of its own."""
+    """Return the signature with a keyword for each knob in place of ``**knobs``, before its other keywords."""
     of_name = {one.name: one for one in knobs}
     own = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
     for name, one in of_name.items():
@@ -301,7 +301,7 @@ def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.
 
 
 def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:
-    """A type as it stands among the names of a module; what is quoted is evaluated."""
+    """Evaluate a type with the names of a module, including quoted types."""
     while isinstance(kind, str):
         heavy = {name: getattr(import_module(home), name) for name, home in homes.items() if name in kind}
         kind = eval(kind, {}, defaultdict(lambda: Any, {**vars(builtins), **names, **heavy}))
@@ -309,7 +309,7 @@ def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> 
 
 
 def _strict(kind: Any) -> Any:
-    """The type as pydantic is to check it in an argument; of classes, any instance."""
+    """Return the type that pydantic checks for an argument; any instance for classes."""
     from pydantic import AfterValidator, BeforeValidator, InstanceOf, Strict
 
     origin, parts = get_origin(kind), get_args(kind)
@@ -321,7 +321,7 @@ def _strict(kind: Any) -> Any:
         return Annotated[origin[_strict(parts[0])], BeforeValidator(_listed)]
     if kind is int:
         return Annotated[int, Strict(), BeforeValidator(_whole)]
-    if kind is float:  # a whole number stays whole: messages repeat it, and it may be larger than a float
+    if kind is float:  # integers stay integers: messages repeat them, and they may exceed a float
         return Annotated[Annotated[int, Strict()] | Annotated[float, Strict()], BeforeValidator(_number)]
     if kind is bool:
         return Annotated[bool, Strict()]
@@ -330,7 +330,7 @@ def _strict(kind: Any) -> Any:
         return Annotated[checked, AfterValidator(_text)]
     if not isinstance(kind, type) or kind is NoneType:
         return kind
-    # The function itself looks for what a protocol asks for.
+    # The function itself checks for the methods of a protocol.
     is_checked = not getattr(kind, "_is_protocol", False) or getattr(kind, "_is_runtime_protocol", False)
     return InstanceOf[kind] if is_checked else Any  # type: ignore[misc]  # any class
 
@@ -358,6 +358,6 @@ def _text(value: Any) -> Any:
             return value
         if "\0" not in str(value) and len(str(value).encode()) <= _MAX_TEXT:
             return value
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         pass
     raise PydanticCustomError("text", f"Unicode text of at most {_MAX_TEXT:,} bytes without NUL")

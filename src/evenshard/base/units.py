@@ -1,4 +1,4 @@
-"""The units of the project, and how people read them: bytes inside, GB = 1024**3 bytes in configuration, ms."""
+"""Units of the project and their text: bytes inside, GB = 1024**3 bytes in configuration, ms."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TypeVar
 
 _Number = TypeVar("_Number", int, float)
 BYTES_PER_GB = 1024**3
-# Units of memory that people read, the largest first, and their bytes.
+# Memory units for people, the largest first, and their bytes.
 UNITS = (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10))
 
 
 def gb_to_bytes(gigabytes: float) -> int:
-    """Bytes in ``gigabytes`` GB (1 GB = 1024**3 bytes), rounded to a whole byte."""
+    """Convert GB (1024**3 bytes) to bytes, rounded to a whole byte."""
     return round(gigabytes * BYTES_PER_GB)
 
 
 def bytes_to_gb(num_bytes: float) -> float:
-    """GB (1024**3 bytes) in ``num_bytes``."""
+    """Convert bytes to GB (1024**3 bytes)."""
     return num_bytes / BYTES_PER_GB
 
 
 def seconds_to_ms(seconds: float) -> float:
-    """Milliseconds in ``seconds``."""
+    """Convert seconds to milliseconds."""
     return seconds * 1e3
 
 
@@ -32,34 +32,34 @@ def seconds_to_ms(seconds: float) -> float:
 
 
 def decimals(largest: float) -> int:
-    """Decimals that leave three digits or more of the largest of some numbers."""
+    """Return the number of decimals that shows at least three digits of the largest number."""
     if not math.isfinite(largest) or largest <= 0:
         return 2
     return min(max(2 - math.floor(math.log10(largest)), 0), 6)
 
 
 def ms_text(time_ms: float) -> str:
-    """Three digits, without the unit."""
+    """Format milliseconds with three digits, without the unit."""
     return f"{time_ms:,.{decimals(time_ms)}f}" if math.isfinite(time_ms) else "out of memory"
 
 
 def utc_text(seconds: float) -> str:
-    """Return a time in seconds since 1970 as UTC, in ISO 8601."""
+    """Format seconds since 1970 as UTC, in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def pct_text(per_cent: float) -> str:
-    """One decimal below ten."""
+    """Format a percentage, with one decimal below ten."""
     return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"
 
 
 def gb_text(num_bytes: float) -> str:
-    """GB with two digits; in a smaller unit where these would show little of it."""
+    """Format GB with two digits, or a smaller unit if these would be too coarse."""
     return f"{bytes_to_gb(num_bytes):,.2f} GB" if not 0 < num_bytes < BYTES_PER_GB / 100 else size_text(num_bytes)
 
 
 def size_text(num_bytes: float) -> str:
-    """Bytes with the unit that suits them; 1 KB = 1024 bytes."""
+    """Format bytes in a suitable unit; 1 KB = 1024 bytes."""
     for unit, of_unit in UNITS:
         if num_bytes >= of_unit:
             value = num_bytes / of_unit
@@ -68,7 +68,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def missing_text(num_bytes: int) -> str:
-    """Return the missing memory in words, rounded up to be enough; below 0.01 GB in a smaller unit."""
+    """Format missing memory, rounded up to be sufficient; below 0.01 GB in a smaller unit."""
     if num_bytes < BYTES_PER_GB / 100:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"
@@ -76,6 +76,6 @@ def missing_text(num_bytes: int) -> str:
 
 
 def range_text(values: Collection[_Number], text: Callable[[_Number], str]) -> str:
-    """Return the lowest and the highest of some values in words, or one where both read alike."""
+    """Format the lowest and highest of some values, or one if both read alike."""
     low, high = text(min(values)), text(max(values))
     return low if low == high else f"{low} to {high}"

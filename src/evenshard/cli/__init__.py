@@ -1,6 +1,6 @@
 """The command line, which parses and calls. One module per family of commands.
 
-Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 a retrain is due; a command that returns a number means one of
+Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 a retrain is due; an integer that a command returns is one of
 these. Results go to stdout, everything else to stderr.
 """
 
@@ -24,9 +24,9 @@ from evenshard.base.outputs import Output, write_text
 from evenshard.cli.arguments import SOURCE, Commands, OneLineParser, Source
 from evenshard.version import __version__
 
-# Stands for the commands that no group of the help names: the stages of the loop, by their declarations.
+# Marks the commands that no group of the help lists: the stages of the loop, by their declarations.
 OTHERS = "*"
-# The commands by heading of the help, each with the module that declares it.
+# The commands by group of the help, each with the module that declares it.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "place": {
         "init": "init",
@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 class GroupedCommands(argparse.HelpFormatter):
-    """Help with the commands of a parser under headings; ``OTHERS`` stands for those that no heading names."""
+    """Help formatter that groups the commands of a parser; ``OTHERS`` marks the commands without a group."""
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)
@@ -74,7 +74,7 @@ _TABLES = "_evenshard_tables"
 
 
 class PrintCompletion(argparse.Action):
-    """A flag that prints the script of a shell and ends the command."""
+    """Flag that prints the completion script of a shell and ends the command."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Print the script and exit."""
@@ -86,7 +86,7 @@ class PrintCompletion(argparse.Action):
 
 
 def _completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return the script, made by shtab: commands, flags, choices and files, and in bash public sets of tables."""
+    """Return shtab's script: commands, flags, choices and files, and in bash also public sets of tables."""
     from evenshard.tables.sources import catalog_names
 
     require_package("shtab")
@@ -110,7 +110,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _parser(command: str = "") -> OneLineParser:
-    """Return the parser of all commands; if a command is named, only its module is imported."""
+    """Return the parser of all commands; a given command imports only its own module."""
     parser = OneLineParser(
         prog="evenshard",
         description="Learns where to put a recommender model's embedding tables.",
@@ -153,7 +153,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
         lines = error.lines if isinstance(error, BadRecords) else (str(error),)
         print(f"{parser.prog} {args.command}: " + "\n  ".join(lines), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who reads has seen enough, as `| head` does; what is to be saved was saved before
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does; all files were saved before
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (EvenshardError, OSError) as error:
         print(f"{parser.prog} {args.command} failed: {one_line(str(error))}", file=sys.stderr)
@@ -166,7 +166,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
 
 @contextmanager
 def _others_dismissed() -> Iterator[None]:
-    """Under torchrun, the other processes wait for this one to open the hardware; it may end without."""
+    """Release the other processes of torchrun if this one ends without opening the hardware."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Commands, and their flags: those of a declared setting are made from its name, type, default and meaning."""
+"""Commands and their flags; flags of a declared setting are made from its name, type, default and help."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Argument type of an input that need not be a path: s3://bucket/key, models:/name/1, cpu.
+    """Argument type of an input that may not be a path: s3://bucket/key, models:/name/1, cpu.
 
-    With ``parts``, only those of a folder are read.
+    With ``parts``, only these files of a folder are read.
     """
 
     def __init__(self, *parts: str) -> None:
         self._parts = parts
 
     def __call__(self, text: str) -> Any:
-        """Called by argparse."""
+        """Return the argument unchanged."""
         return text
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """The files or folders of this machine that the value may be."""
+        """Return the local files or folders that the value may be."""
         path = Path(value)
         return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
 
 
 class HardwareSource(Source):
-    """Argument type of hardware, which may name the file of its profile."""
+    """Argument type of hardware, which may be the file of a profile."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """The file of the profile, if it is one."""
+        """Return the file of the profile, if it is one."""
         return tuple(Path(name.device) for name in names_in(value) if name.device)
 
 
 class LinkSource(Source):
-    """Argument type of a link, which may be the file of its profile."""
+    """Argument type of a link, which may be the file of a profile."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """The file of the profile, if it is one."""
+        """Return the file of the profile, if it is one."""
         return (Path(value),) if str(value).endswith((".yaml", ".yml")) else ()
 
 
@@ -61,7 +61,7 @@ SOURCE, A_MODEL, HARDWARE_NAME, LINK_NAME = Source(), Source(*MODEL_PARTS), Hard
 
 
 def output_flag(kind: Output) -> dict[str, Any]:
-    """Return the declaration of a flag that names an output."""
+    """Return the declaration of a flag for an output."""
     return {"type": kind, "metavar": "PATH"}
 
 
@@ -69,7 +69,7 @@ OUTPUT, OUTPUT_OR_STDOUT = output_flag(File()), output_flag(FileOrStdout())
 
 
 def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:
-    """Raise BadInput before the work if an output cannot be written, or would replace an input or other work."""
+    """Raise BadInput before the work if an output cannot be written, or would replace an input or another output."""
     outputs: dict[str, tuple[Path, ...]] = {}
     inputs: dict[str, tuple[Path, ...]] = {}
     for action in actions:
@@ -88,29 +88,29 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
     require_apart(outputs, inputs)
 
 
-# Stands for a command in a parser's help and messages.
+# Placeholder for a command in a parser's help and messages.
 COMMAND = "COMMAND"
 _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser that answers wrong flags with one line, by the command that they were given to, and exit code 2."""
+    """Parser that rejects wrong flags with one line from the command they belong to, and exit code 2."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse words that are left over here, not in the parser of all commands."""
+        """Reject unparsed words here, not in the parser of all commands."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(_unknown_words(rest, self._option_string_actions))
         return found, rest
 
     def error(self, message: str) -> NoReturn:
-        """See ``argparse``."""
+        """Raise the error as one line; see ``argparse``."""
         text = one_line(_clearer(message))
         self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
 
 
 def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
-    """Name the first unknown flag among words that a parser with these flags could not use, or else all of them."""
+    """Return the first unknown flag among unused words of a parser with these flags, or else all words."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if flag is None:
         return f"unexpected {', '.join(map(brief, words))}"
@@ -118,7 +118,7 @@ def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
 
 
 def _clearer(message: str) -> str:
-    """Return a message of argparse in our words, with the choice that a mistyped word may mean."""
+    """Rewrite a message of argparse in our words, with the choice that a mistyped word probably means."""
     found = _CHOICE.fullmatch(message)
     if found is None:
         return re.sub(r"^argument (\S+): is ", r"\1 is ", message)
@@ -146,7 +146,7 @@ class Commands:
     def add(
         self, name: str, call: Callable[[argparse.Namespace], Any] | None, what: str, more: str
     ) -> argparse.ArgumentParser:
-        """Declare a command: a line in the overview, more in its own help, and a function of the parsed flags."""
+        """Declare a command: a line in the overview, details in its own help, and a function of the parsed flags."""
         sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
 
         if call is not None:
@@ -173,7 +173,7 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Return an argument type of numbers from ``least`` on."""
+    """Return an argument type of numbers that are at least ``least``."""
 
     def parse(text: str) -> float:
         value = number(text, kind)
@@ -185,7 +185,7 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
 
 
 def number(text: str, kind: type[int] | type[float]) -> float:
-    """Return a flag's number; an ArgumentTypeError if it is none."""
+    """Parse a flag's number; raise ArgumentTypeError for other text."""
     try:
         return kind(text)
     except ValueError:
@@ -196,7 +196,7 @@ def number(text: str, kind: type[int] | type[float]) -> float:
 
 
 def _read(text: str, kind: Any, form: str) -> Any:
-    """Read a flag's value: N, N,N for a list, or TABLE=... for a mapping, as the setting's type states."""
+    """Read a flag's value by the setting's type: N, N,N for a list, or TABLE=... for a mapping."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Mapping:
         name, equals, value = text.rpartition("=")
@@ -214,7 +214,7 @@ def _read(text: str, kind: Any, form: str) -> Any:
 
 def _read_columns(text: str) -> Mapping[str, str]:
     parts = text.split(",")
-    if not all("=" in part for part in parts):  # a comma of a name
+    if not all("=" in part for part in parts):  # a comma inside a name
         parts = [text]
     read = (_read(part, Mapping[str, str], "THEIRS=OURS") for part in parts)
     return {name: ours for one in read for name, ours in one.items()}
@@ -226,7 +226,7 @@ class _Joined(argparse.Action):
 
 
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
-# How an argument of a type becomes a flag, where it is not a number.
+# Flag declarations by argument type, except for numbers.
 _KINDS: Mapping[Any, Mapping[str, Any]] = {
     bool: {"action": "store_true"},
     str: {"metavar": "NAME"},
@@ -243,7 +243,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     Sequence[int]: {"metavar": "D", **REPEATED},
     Sequence[Sequence[str]]: {"metavar": "TABLE,TABLE", **REPEATED},
 }
-# Arguments that may name a file, which the outputs must not overwrite.
+# Arguments that may be files, which outputs must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "candidate": {"type": A_MODEL, "metavar": "URI|PATH"},
@@ -255,7 +255,7 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 
 
 def add_flags(sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "") -> None:
-    """Declare the flags of knobs, or of a dataclass; of a section of params.yaml, of those knobs that name a flag."""
+    """Declare the flags of knobs or of a dataclass; for a section of params.yaml, only of knobs with a flag."""
     for one in _flagged(knobs, of_section):
         add_flag(sub, one, of_section=of_section)
 
@@ -266,7 +266,7 @@ def add_flag(
     """Declare the flag of a knob, which may override a section of params.yaml.
 
     Args:
-        settings: reader of its text, if neither its name nor its type tells one.
+        settings: parser of its text, if neither its name nor its type determines one.
     """
     how = dict(settings or _settings_of(knob))
     is_several = str(knob.kind).startswith("tuple")
@@ -286,13 +286,13 @@ def add_flag(
 
 
 def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_section: str = "") -> dict[str, Any]:
-    """Return the values of flags by the names of their settings; None where params.yaml decides."""
+    """Return the values of flags by the names of their settings; None if params.yaml decides."""
     values = {one.name: getattr(args, _attribute(one)) for one in _flagged(knobs, of_section)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def join_rules(values: Mapping[str, Any], of_file: Rules | None = None) -> dict[str, Any]:
-    """Return the values of flags; repeated rules of tables are joined with each other and with the rules file."""
+    """Return the values of flags, with repeated placement rules merged with each other and with the rules file."""
     from evenshard.planner.rules import RULES, Rules
 
     rules = of_file or Rules()

@@ -1,4 +1,4 @@
-"""The commands around measuring: hardware, costs of others, cost datasets, traces of a training, calibration."""
+"""Commands for measurements: hardware, imported costs, cost datasets, traces of a training, calibration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from evenshard.measure.local_hardware import hardware_here
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
 
-# Instead of the name of some hardware.
+# Alternatives to the name of hardware.
 ADD = "add"
 
 
@@ -141,7 +141,7 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares hardware, import-costs, merge-costs, describe, observe, calibrate-link and calibrate-device."""
+    """Declare hardware, import-costs, merge-costs, describe, observe, calibrate-link and calibrate-device."""
     sub = commands.add(
         "import-costs",
         _import_costs,
@@ -220,7 +220,7 @@ def add_commands(commands: Commands) -> None:
         "rank's input dist, forward, communication, backward and waiting with their shares of a step, the rank that a "
         "step waits for, and the most that balance alone could save.",
     )
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter  # the recording is code
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter  # the description of how to record is code
     sub.description = fill(sub.description or "", 80)
     sub.epilog = f"How every rank records a trace:\n\n{RECORDING}"
     add = sub.add_argument

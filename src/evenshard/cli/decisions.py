@@ -1,4 +1,4 @@
-"""The commands that decide: promote a model, retrain or not."""
+"""Commands for decisions: promote a model, and whether to retrain."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         collective.serve(measure)
         return {}
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
-    log_backlog(served_code)  # in which the newest version may be
+    log_backlog(served_code)  # the newest version may be in it
     inputs = PromoteInputs(**flag_values(args, PromoteInputs))
     done = promote(inputs, args.out, measure, search, Lineage.here(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
@@ -149,7 +149,7 @@ def _drift_json(drift: Drift, model: Model, difference: Difference | None, probl
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares promote and drift."""
+    """Declare promote and drift."""
     sub = commands.add(
         "promote",
         _promote,

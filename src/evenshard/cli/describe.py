@@ -1,6 +1,6 @@
-"""Descriptions of our files: what a placement, a model or a journal is, and where it comes from.
+"""Descriptions of our files: kind and origin of a placement, a model or a journal.
 
-Cost datasets have a description of their own (``measure/describe.py``).
+Cost datasets have their own description (``measure/describe.py``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from evenshard.planner.file import load_answer
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.training_domain import TrainingDomain
 
-# Folders in which cost datasets are looked for, by their SHA-256.
+# Folders to search for cost datasets by their SHA-256.
 DATASETS = (Path("data"), Path("work"))
 
 
 def describe_file(path: Path) -> dict[str, str]:
-    """Describe a placement, a model's folder or a journal, as texts by label.
+    """Describe a placement, a model's folder or a journal, as a mapping of label to text.
 
     Raises:
-        BadFile: if it is none of them, or cannot be read.
+        BadFile: if it is of another kind, or cannot be read.
     """
     if path.is_dir():
         return {"file": str(path), **_model(path)}
@@ -39,7 +39,7 @@ def describe_file(path: Path) -> dict[str, str]:
 
 
 def file_text(facts: Mapping[str, str]) -> str:
-    """Return the description for a terminal."""
+    """Format the description for a terminal."""
     lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]
     return "\n".join([facts["file"], *lines])
 

@@ -1,4 +1,4 @@
-"""The command that writes the files a user begins with."""
+"""Command that writes a user's first files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import atomic_path
 from evenshard.cli.arguments import Commands
 
-# The files, and what each is for; they stand in templates/, where params.yaml is a link to the one of this repository.
+# The files and their purposes; their contents are in templates/, where params.yaml is a link to the repository's.
 TEMPLATES = {
     "tables.csv": "tables, as `evenshard place` takes them",
     "rules.yaml": "where they may live, for --rules",
@@ -37,7 +37,7 @@ def _init(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares init."""
+    """Declare init."""
     sub = commands.add(
         "init",
         _init,

@@ -1,4 +1,4 @@
-"""The commands that run the loop, or place tables, on Kubeflow Pipelines: on this machine or on a cluster."""
+"""Commands that run the loop, or place tables, on Kubeflow Pipelines: on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _PIPELINES = ("train", "retrain", "place", "watch")
 _RUNNERS = ("subprocess", "container")
-# Parameters that a pipeline cannot do without, and what they name.
+# Required parameters of pipelines, and their meanings.
 NEEDS = {
     "retrain": {"tables": "a table file"},
     "place": {"tables": "a table file"},
     "watch": {"traces": "traces", "in_use": "the placement.json that the training runs with"},
 }
-# Pipelines that do without params.yaml.
+# Pipelines without params.yaml.
 WITHOUT_PARAMS = ("place", "watch")
-# Files that are worth printing, below the folder of a run.
+# Files to print after a run, relative to its folder.
 TEXTS = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
-# A file that each pipeline leaves, below the folder of a run.
+# A file that every run of the pipeline leaves, relative to its folder.
 LEFT_BEHIND = {
     "train": "evaluate/report/metrics.json",
     "retrain": "drift/summary",
@@ -218,7 +218,7 @@ class _Setting(Source):
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares pipeline, with a command of its own for each thing to do."""
+    """Declare pipeline, with a subcommand for each action."""
     top = commands.add(
         "pipeline",
         None,

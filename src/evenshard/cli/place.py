@@ -1,4 +1,4 @@
-"""The command that places one's own tables."""
+"""Command that places a user's tables."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _check_output(args: argparse.Namespace) -> None:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares place."""
+    """Declare place."""
     sub = commands.add(
         "place",
         _place,

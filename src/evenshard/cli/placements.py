@@ -1,4 +1,4 @@
-"""The commands about placement.json files: why a table lives where it does, what moves, and where it all comes from."""
+"""Commands for placement.json files: explain a table's device, compare placements, and show their origin."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     except BadInput as error:
         if args.model is not None:
             raise
-        model = None  # bytes need no model, and the difference says whose figures it shows
+        model = None  # bytes need no model, and the comparison names the models of its times
         print(f"evenshard diff: warning: {error}", file=sys.stderr)
     difference = diff(old, new, model, args.link_gb_s)
     paid = None
@@ -108,7 +108,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
 
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
-    """The model that is asked for, or the one that the file names; not the same is worth a word."""
+    """Return the requested model, or that of the file; warn if it is not the model that made the placement."""
     from evenshard.planner.pricing import model_of, named_model, other_model
 
     if args.model is not None:
@@ -128,7 +128,7 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares explain and diff."""
+    """Declare explain and diff."""
     sub = commands.add(
         "explain",
         _explain,

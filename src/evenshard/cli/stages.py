@@ -1,4 +1,4 @@
-"""The commands of the loop, one per stage, as the stages are declared."""
+"""Commands of the loop, one per declared stage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares the stages."""
+    """Declare the stages."""
     for stage in STAGES:
         more = " ".join(filter(None, (stage.about, stage.usage)))
         sub = commands.add(stage.command, partial(_run, stage), stage.what, more)

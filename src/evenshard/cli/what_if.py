@@ -1,4 +1,4 @@
-"""The command that puts machines beside each other."""
+"""Command that compares machines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from evenshard.planner.knobs import WhatIf, shared_knobs
 
 
 class PerHardware(Source):
-    """Argument type of one value for all hardware, or one for each, such as h100=12,a100=25."""
+    """Argument type of one value for all hardware, or one value for each, such as h100=12,a100=25."""
 
     def __init__(self, kind: Callable[[str], Any]) -> None:
         self._kind = kind
         super().__init__()
 
     def __call__(self, text: str) -> Any:
-        """Called by argparse."""
+        """Parse the text, as argparse's type."""
         if "=" not in text:
             return self._kind(text)
         found = {}
@@ -47,7 +47,7 @@ class PerHardware(Source):
         return found
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """The files that it names: of links, and of models."""
+        """Return the files in the value: of links and of models."""
         named = value.values() if isinstance(value, Mapping) else (value,)
         return tuple(Path(one) for one in named if isinstance(one, str) and one)
 
@@ -61,7 +61,7 @@ def _group_sizes(text: str) -> Sequence[int] | str:
 
 
 _FLOAT, _INT, _NAME = (PerHardware(kind) for kind in (partial(number, kind=float), partial(number, kind=int), str))
-# How flags are read whose text the type of their argument does not tell.
+# Parsers of flags whose argument type does not determine one.
 FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": lambda text: text.split(","), "metavar": "NAME[,NAME]"},
     "devices": {"type": _numbers, "metavar": "N[,N]"},
@@ -92,7 +92,7 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares what-if."""
+    """Declare what-if."""
     sub = commands.add(
         "what-if",
         _what_if,

@@ -4,7 +4,7 @@
 
     cluster      processors, memory, GPUs, retries, time and secrets of each stage, as settings and in Kubernetes' terms
     component    a stage's component: its image, addresses, inputs, outputs and parameters
-    pod          the work of a component around its stage (pod_journal, retry)
+    pod          a stage inside a component's pod (pod_journal, retry)
     run_outcome  the exit handler of a pipeline
     requests     the tasks of ``place``, ``drift`` and ``watch``
     package      a pipeline as a file

@@ -38,25 +38,23 @@ _FORMS = {
     "path": (r"/.*[^/].*", "Name a folder such as /data"),
     **dict.fromkeys(("caches", "journals"), (_FOLDER, "Name a folder of the volume, such as caches")),
 }
-# Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs.
+# Cache folders by their environment variable: matplotlib and others, compiled kernels, compiled graphs.
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-# Before another pod takes the place of one that was deleted.
-#
-# Argo lets it pass before it looks whether it retries at all: so long, a task whose input is bad is shown as running.
+# Argo waits this long before it replaces a deleted pod. It waits before it decides on a retry at all, so a task with
+# bad input is shown as running for this time.
 FIRST_PAUSE = "5s"
-# No pod lives so long: Argo counts from the start of the first one, and neither makes nor keeps another one after it.
-#
-# (kubeflow/pipelines#14245; kfp's own word for it is the longest pause.)
+# Longer than the life of any pod: Argo counts from the start of the first pod, and neither creates nor keeps another
+# one after it (kubeflow/pipelines#14245; kfp calls it the longest pause).
 RETRIED_WITHIN = f"{30 * 24 * 3600}s"
-# The label by which Kueue knows a pod that it is to admit.
+# The label that tells Kueue to admit a pod.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Keys of the other kind of file; see ``planner.hosts``.
+# Keys of the other kind of file, a machine's; see ``planner.hosts``.
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 
 
 @dataclass(frozen=True)
 class StageResources:
-    """The resources of the pods of one stage."""
+    """Resources of the pods of one stage."""
 
     cpu: str = knob(REQUIRED, "cores, as Kubernetes writes them: 4 or 250m")
     memory: str = knob(REQUIRED, "memory, as Kubernetes writes it: 32Gi")
@@ -79,14 +77,14 @@ class StageResources:
 
     @property
     def pauses_s(self) -> tuple[int, ...]:
-        """Seconds to wait before each retry within a pod."""
+        """Return the seconds to wait before each retry within a pod."""
         first, most = (int(one.removesuffix("s")) for one in (self.backoff, self.max_backoff))
         return tuple(min(first * BACKOFF_FACTOR**number, most) for number in range(self.retries))
 
 
 @dataclass(frozen=True)
 class Toleration:
-    """A taint that pods with a GPU tolerate, as Kubernetes writes it."""
+    """A taint that pods with a GPU tolerate, in Kubernetes' format."""
 
     key: str
     operator: Literal["Exists", "Equal"] = "Exists"
@@ -96,7 +94,7 @@ class Toleration:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The resource name of GPUs, the label of a node that names its GPU, and the nodes for pods with one."""
+    """Resource name of GPUs, the node label with the GPU's name, and the nodes for pods with a GPU."""
 
     resource: str = "nvidia.com/gpu"
     product_label: str = "nvidia.com/gpu.product"
@@ -106,7 +104,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume that all pods see: a PersistentVolumeClaim, for datasets, caches, journals and what MLflow misses."""
+    """Volume of all pods, a PersistentVolumeClaim, for datasets, caches, journals and runs that MLflow missed."""
 
     claim: str = knob(REQUIRED, "name of the claim")
     path: str = knob("/data", "path in pods; tables on it are named by that path, such as /data/tables.parquet")
@@ -118,13 +116,13 @@ class Volume:
     )
 
     def folder(self, name: str) -> str:
-        """Return the path of one of its folders in pods."""
+        """Return the path of a folder of the volume in pods."""
         return f"{self.path.rstrip('/')}/{name}"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The settings of a cluster."""
+    """Settings of a cluster."""
 
     num_parts: int = knob(REQUIRED, "pods that measure a round side by side", range=COUNT)
     stages: dict[str, StageResources] = knob(REQUIRED, "settings by name of the stage, for each of COMPONENTS")
@@ -144,13 +142,13 @@ class Cluster:
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
-        """Return the cluster without parts, retries and GPUs of pods."""
+        """Return the cluster without its settings for parts, retries and GPUs."""
         here = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
         return replace(self, num_parts=1, stages=here)
 
 
 def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
-    """Return the pipeline task with image, resources, retries, timeout, cache and secrets of its stage."""
+    """Set image, resources, retries, timeout, cache and secrets of a pipeline task by its stage, and return it."""
     from kfp import kubernetes
 
     has = cluster.stages[stage]
@@ -172,7 +170,7 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
         kubernetes.empty_dir_mount(
             task, volume_name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=has.shared_memory
         )
-    # Argo puts it on every pod of a run: all stages of a loop find the same parent run in MLflow by it
+    # Argo labels every pod of a run with it, so that all stages of a loop find the same parent run in MLflow
     kubernetes.use_field_path_as_env(task, LOOP_ID, "metadata.labels['workflows.argoproj.io/workflow']")
     kubernetes.set_security_context(task, run_as_non_root=True)
     labels = {**cluster.labels, **({QUEUE_LABEL: has.queue} if has.queue else {})}
@@ -195,7 +193,7 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
             task.set_env_variable(name, f"{cluster.volume.folder(cluster.volume.caches)}/{folder}")
         if stage in MEASURING and cluster.volume.journals:
             task.set_env_variable(JOURNAL_FOLDER, cluster.volume.folder(cluster.volume.journals))
-    # all optional: a cluster without MLflow, or with S3 rights from its service account, has none
+    # all optional: a cluster without MLflow, or with S3 rights from its service account, lacks them
     if cluster.config_map:
         kubernetes.use_config_map_as_env(
             task, cluster.config_map, {key: key for key in cluster.config_keys}, optional=True
@@ -209,7 +207,7 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
 
 @blame_file
 def load_cluster(path: Path) -> Cluster:
-    """Return the settings in a YAML file.
+    """Load the settings from a YAML file.
 
     Raises:
         BadConfig: if a setting is unknown, missing or impossible; the message names it.

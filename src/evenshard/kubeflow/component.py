@@ -1,7 +1,7 @@
-"""The names of a component: its image, the addresses that it reads, and its inputs, outputs and parameters.
+"""Naming of components: image, readable addresses, inputs, outputs and parameters.
 
-A pod reads ``s3://bucket/key`` with boto3, and ``/path`` in its image or on a volume. Kubeflow's importer brings
-``minio://`` and ``gs://`` to a pipeline that was compiled with such an address. It takes ``s3://`` too, but only
+A pod reads ``s3://bucket/key`` with boto3, and ``/path`` in its image or on a volume. Kubeflow's importer loads
+``minio://`` and ``gs://`` if the pipeline was compiled with such an address. It also accepts ``s3://``, but only
 Amazon's: it puts the bucket into the name of the host.
 """
 
@@ -31,7 +31,7 @@ _NAME = re.compile(
 def image() -> str:
     """Return the image of EVENSHARD_IMAGE, or the one that ``make image`` builds of this version.
 
-    Kubeflow's cache knows an image by its name: a tag that moves would give yesterday's results for today's code.
+    Kubeflow's cache identifies an image by name: a moving tag would return old results for new code.
 
     Raises:
         BadConfig: if its name has neither a version nor a digest.
@@ -50,7 +50,7 @@ def image() -> str:
 
 
 def is_imported(address: str) -> bool:
-    """True for an address that Kubeflow has to import."""
+    """Return True for an address that Kubeflow has to import."""
     return address.startswith(IMPORTED)
 
 
@@ -69,18 +69,18 @@ def require_readable(address: str) -> None:
 
 
 def accumulates(name: str) -> bool:
-    """True if an artifact is a folder with one file for each round so far, of which stages read all."""
+    """Return True if an artifact is a folder with one file per round so far, and stages read all files."""
     every = [uses_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
     return any(one is not None and one.of is WhichRound.SO_FAR for one in every)
 
 
 def input_name(stage: Stage, name: str) -> str:
-    """Return a component's name for an input of its stage; that of the round before, beside such an output, differs."""
+    """Return a component's name for an input of its stage; it differs if an output of the stage has the same name."""
     if (option := plain_inputs(stage.inputs).get(name)) is not None:
         return option.parameter
     return f"previous_{name}" if name in uses_of(stage.outputs, Writes) else name
 
 
 def own_file(stage: Stage) -> str:
-    """Return the setting that a file of the user's may take the place of; "" if there is none."""
+    """Return the setting that a user's file may replace; "" if there is none."""
     return next((one.name for one in knobs_of(stage.config) if one.flag and one.kind is str and not one.choices), "")

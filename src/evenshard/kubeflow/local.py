@@ -1,7 +1,7 @@
 """Runs of a pipeline on this machine with kfp.local, each task a process or a container.
 
-kfp.local takes a container that it no longer finds for a success, and a failed one may be gone
-(kubeflow/pipelines#13332): its files show how a run ended.
+kfp.local treats a missing container as a success, and a failed container may be missing (kubeflow/pipelines#13332), so
+the outcome of a run is read from its files.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from evenshard.kubeflow.component import image
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOCAL, LOOP_ID
 
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-LOG = "log.txt"  # kfp's, in the folder of a run
-LAST_LINES = 20  # of the log of a failed run, shown at its end
+LOG = "log.txt"  # kfp's log, in the folder of a run
+LAST_LINES = 20  # of a failed run's log, in its error message
 _KFP = re.compile(r"(\d\d:\d\d:\d\d)\.\d+ - (?:INFO - (?=Executing task |.* finished with status )|(?!INFO)\w+ - )(.*)")
 _OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
 _DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
@@ -42,7 +42,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     """Run a pipeline and return the folder of its artifacts, one folder for each task.
 
     Args:
-        values: values of the pipeline's parameters. Files among them are absolute paths (``local_file``).
+        values: values of the pipeline's parameters; files are absolute paths (``local_file``).
         runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
         out: folder that gets a new folder for this run.
         expected: a file that the run must leave, such as ``evaluate/report/metrics.json``.
@@ -57,7 +57,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     ):
         files = [one for one in values.values() if isinstance(one, str) and one.startswith("/") and Path(one).exists()]
         chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner(files)
-        # kfp removes the workspace after each run, so it is never a folder of the user's
+        # kfp removes the workspace after each run, so it is never a user's folder
         local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
         problem = ""
         try:
@@ -73,7 +73,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
 
 
 def container_runner(shown: Sequence[str] = ()) -> Any:
-    """Return the runner of kfp; raise BadConfig unless there is a Docker API that has the image.
+    """Return kfp's runner; raise BadConfig without a Docker API that has the image.
 
     Args:
         shown: files and folders of this machine that containers can read, at the same paths.
@@ -94,7 +94,7 @@ def container_runner(shown: Sequence[str] = ()) -> Any:
             f"--runner container found no Docker API ({reason_of(error)}). Start Docker, or `podman system service` "
             f"and name its socket in DOCKER_HOST; or use --runner subprocess."
         ) from None
-    # what containers write into the run's folder belongs to whoever started them, who has the keys to S3, too
+    # files that containers write belong to the user who started them and also has the S3 keys
     keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     mounts = [docker.types.Mount(path, path, type="bind", read_only=True) for path in shown]
     return local.DockerRunner(user=f"{os.getuid()}:{os.getgid()}", environment=keys, mounts=mounts)
@@ -122,7 +122,7 @@ def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
 
 
 def local_file(address: str) -> str:
-    """Return a file as a task on this machine takes it: an absolute path, or its address on S3."""
+    """Convert a file for a task on this machine: to an absolute path, or unchanged if on S3."""
     if is_address(address):
         return address
     path = Path(address.removeprefix("file://"))
@@ -132,16 +132,16 @@ def local_file(address: str) -> str:
 
 
 def _one_loop() -> contextlib.AbstractContextManager[None]:
-    """Name one parent run in MLflow, and one backlog, for all tasks of a local run."""
+    """Set one parent run in MLflow, and one backlog, for all tasks of a local run."""
     own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
     return environment({name: value for name, value in own.items() if name not in os.environ})
 
 
 @contextlib.contextmanager
 def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
-    """Keep kfp's log out of stdout, which belongs to results: it goes into a file, which ends in the run's folder.
+    """Redirect kfp's log from stdout, which is for results, to a file that is moved to the run's folder.
 
-    kfp replaces ``print`` by one that indents, and under ParallelFor, whose threads race, may leave that behind.
+    kfp replaces ``print`` by an indenting version, which racing threads of ParallelFor may leave in place.
     """
     own_print = builtins.print
     try:
@@ -157,13 +157,13 @@ def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[Run
 
 
 class RunLog(io.TextIOBase):
-    """The stdout of a pipeline that runs.
+    """Stdout of a running pipeline.
 
     Kubeflow's executor prints the inputs and outputs of every task as JSON. Tasks may print from several threads.
 
     Args:
-        file: gets every line, without colours.
-        shown: gets the beginning and the end of tasks, their log lines, and warnings.
+        file: receives every line, without colours.
+        shown: receives starts and ends of tasks, their log lines, and warnings.
     """
 
     def __init__(self, file: TextIO, shown: TextIO) -> None:
@@ -172,7 +172,7 @@ class RunLog(io.TextIOBase):
         self._rest, self._last, self._lock = "", deque[str](maxlen=LAST_LINES), threading.Lock()
 
     def write(self, text: str) -> int:
-        """See ``io``."""
+        """Write text; see ``io``."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
@@ -180,7 +180,7 @@ class RunLog(io.TextIOBase):
         return len(text)
 
     def last_lines(self) -> str:
-        """Return the last lines that are no JSON."""
+        """Return the last lines that are not JSON."""
         return "\n".join(self._last)
 
     def _take(self, line: str) -> None:

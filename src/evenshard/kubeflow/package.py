@@ -1,4 +1,4 @@
-"""A pipeline as a file, compiled with the current settings: package and platform spec in one."""
+"""Pipeline files, compiled with the current settings: package and platform spec in one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 
 
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return package and platform spec of a compiled pipeline; raise BadFile if it is missing or none."""
+    """Return package and platform spec of a compiled pipeline; raise BadFile if it is missing or not one."""
     remedy = "Write it with `evenshard pipeline compile`."
     documents = [one for one in read_yaml(path, remedy, remedy, most=100) if isinstance(one, dict)]
     if not documents or "deploymentSpec" not in documents[0]:
@@ -56,7 +56,7 @@ def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def require_fits(package: Path, values: Mapping[str, Any]) -> None:
-    """Raise BadInput unless a compiled pipeline can be run with these values of its parameters."""
+    """Raise BadInput unless a compiled pipeline can run with these parameter values."""
     spec, _ = pipeline_documents(package)
     check_names(values, spec["root"].get("inputDefinitions", {}).get("parameters", {}))
     if "request" in values:
@@ -76,10 +76,10 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
 
 
 def data_hash(source: str, runs_now: bool = True) -> str:
-    """Return the hash of a table file's content: that in a .dvc file beside it, or its own SHA-256.
+    """Return the hash of a table file's content: from its .dvc file, or its own SHA-256.
 
-    It is "" if this machine has or can read no such file, and for an address on S3 unless the run starts at once
-    (``runs_now``): another file may be there some other day.
+    It is "" if this machine cannot read the file, and for an address on S3 unless the run starts at once
+    (``runs_now``): the file may change before then.
     """
     if is_address(source):
         try:
@@ -109,7 +109,7 @@ def _importer_parameters(spec: Mapping[str, Any]) -> set[str]:
 
 
 def check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise BadConfig if a pipeline has no parameter of one of these names."""
+    """Raise BadConfig for a name that is not a parameter of the pipeline."""
     for name in values:
         if name not in known:
             raise BadConfig(f"the pipeline has no parameter {brief(name)}. It has {', '.join(sorted(known))}.")

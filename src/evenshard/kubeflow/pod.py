@@ -1,4 +1,4 @@
-"""The work of a component around its stage: files in artifacts, the journal, GPUs, MLflow's run files and metrics."""
+"""Execution of a stage in a component's pod: files in artifacts, journal, GPUs, MLflow run files and metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evenshard.loop.loop import STAGES
 from evenshard.loop.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
 
-# The table pool, inside the artifact ``tables``: a table file is read by its suffix.
+# The table pool inside the artifact ``tables``, with a suffix because a table file is read by it.
 TABLES = "tables.parquet"
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 def run_in_pod(name: str, **arguments: Any) -> None:
     """Run a stage of the loop on the arguments of its component; see ``evenshard.kubeflow.component``.
 
-    MLflow gets the run where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
+    MLflow gets the run only if MLFLOW_TRACKING_URI names a server: a file would be lost with the pod.
     """
-    # after torch: the stage's code is imported here, not where a pipeline is compiled
+    # after torch: compiling a pipeline must not import the stage's code
     from evenshard.loop.runner import run_stage
 
     log_to_stderr()
-    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows every library's log, and FBGEMM's is long
+    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows all libraries' logs; FBGEMM's is long
     (stage,) = (one for one in STAGES if one.name == name)
     own = component.own_file(stage)
     overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
@@ -69,7 +69,7 @@ def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the inputs of a stage; of one that measures, with a journal that outlives this pod, if it can be kept."""
+    """Yield the inputs of a stage; if it measures, with a journal that outlives this pod, if possible."""
     if not stage.measures:
         yield inputs
         return
@@ -94,7 +94,7 @@ def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """Return the artifacts that a stage reads and writes; of parts side by side, the first alone reads any."""
+    """Return the artifacts that a stage reads and writes; of parallel parts, only the first reads any."""
     read = [path_of(arguments[input_name(stage, name)]) for name in uses_of(stage.inputs, Reads)]
     is_first = arguments.get("part", 1) == 1
     written = [Path(one.path) for one in _written(stage, arguments).values()]
@@ -106,7 +106,7 @@ def _file_in(path: Path, name: str) -> Path:
 
 
 def path_of(artifact: Any) -> Path | None:
-    """Return the path of an artifact; None for one that was not given."""
+    """Return the path of an artifact; None if it was not given."""
     return None if artifact is None else Path(artifact.path)
 
 
@@ -119,14 +119,14 @@ def path_or_address(artifact: Any, address: str) -> str | None:
 
 
 def require_address(name: str, artifact: Any, address: str) -> str:
-    """Return the same for an input that a task needs; raise BadConfig if there is neither."""
+    """Return path or address of a required input; raise BadConfig if it has neither."""
     if (found := path_or_address(artifact, address)) is None:
         raise BadConfig(f"the address of {name} is empty. Give one.")
     return found
 
 
 def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
-    """Log metrics as a component's metrics artifact; those that are not numbers are left out."""
+    """Log metrics to a component's metrics artifact, except for values that are not numbers."""
     for name, value in values.items():
         if value is not None and math.isfinite(value):
             metrics.log_metric(name, float(value))
@@ -151,9 +151,9 @@ def add_round(folder: Path, round_number: int, earlier: Path | None) -> Path:
 
 
 def _measure(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any, outputs: Any) -> dict[str, float]:
-    """Run the command of a stage that measures, under torchrun where the pod has several GPUs; return its metrics.
+    """Run the command of a stage that measures, under torchrun if the pod has several GPUs; return its metrics.
 
-    It is a process of its own: after a kernel that fails, a process can do no more with its GPU.
+    It is a separate process because a process cannot use its GPU any more after a kernel failed.
     """
     with scratch_folder() as scratch:
         settings, metrics = scratch / "params.yaml", scratch / "metrics.json"
@@ -169,7 +169,7 @@ def _measure(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any
                     words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
         log.info("%d GPUs: %s", num_gpus, " ".join(words))
         code = _exit_code(words, scratch)
-        if code == 2 and num_gpus == 1:  # torchrun tells 1 of everything
+        if code == 2 and num_gpus == 1:  # torchrun returns 1 for all failures
             raise BadConfig(f"{stage.command}: bad input. See above.")
         if code:
             raise MeasurementFailed(f"{stage.command} on {num_gpus} GPUs ended with exit code {code}. See above.")
@@ -178,7 +178,7 @@ def _measure(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any
 
 
 def _exit_code(words: Sequence[str], folder: Path) -> int:
-    """Return the exit code of a command, which gets a SIGTERM too and has time to end properly."""
+    """Run a command, forward SIGTERM to it, and return its exit code."""
     stopped = []
     with subprocess.Popen(words, cwd=folder) as child:
 
@@ -195,10 +195,10 @@ def _exit_code(words: Sequence[str], folder: Path) -> int:
 
 @contextmanager
 def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
-    """Carry the runs that MLflow has missed from the artifacts that are read to the first folder that is written.
+    """Carry runs that MLflow missed from the artifacts of the inputs to the first output folder.
 
-    A pod's own files go with it, and other pods see the artifacts that they read, no more. Where EVENSHARD_BACKLOG
-    names a folder on a volume, all pods share that one, the exit handler too, and nothing is carried.
+    A pod's files are lost with it, and other pods see only the artifacts that they read. If EVENSHARD_BACKLOG names a
+    folder on a volume, all pods and the exit handler share it, and nothing is carried.
     """
     if os.environ.get(BACKLOG):
         yield

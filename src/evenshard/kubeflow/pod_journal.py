@@ -1,4 +1,4 @@
-"""The journal of a stage that measures, kept beyond the end of its pod: on a volume, or on S3 in parts.
+"""Journal of a stage that measures, kept after the end of its pod: on a volume, or in parts on S3.
 
 ::
 
@@ -6,9 +6,8 @@
     s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same, in a file for each
         000000000000 000000018231                                                ten seconds, called by its first byte
 
-A try begins with the measurements of earlier tries; the journal itself decides which of them count. Each try writes a
-journal of its own, because the pod of an earlier try may still run on a lost node. All go when the stage has written
-its results.
+A try begins with the measurements of earlier tries; the journal decides which of them count. Each try writes its own
+journal, because the pod of an earlier try may still run on a lost node. All are removed when the stage has its results.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from evenshard.tracking import LOOP_ID
 
 # Variable of a pod: folder for journals, on a volume that all pods see.
 FOLDER = "EVENSHARD_JOURNAL_FOLDER"
-# Variable of a pod: address for journals on S3, where there is no such volume.
+# Variable of a pod: address for journals on S3, if there is no volume.
 ADDRESS = "EVENSHARD_JOURNALS"
 UPLOAD_EVERY_S = 10.0
 log = logging.getLogger(__name__)
@@ -42,13 +41,13 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
-    """Yield the journal for a stage, with the measurements of earlier tries of the task; None where none can be kept.
+    """Yield a stage's journal with the measurements of earlier tries of the task; None if none can be kept.
 
-    It is removed if the block ends well, and stays for the next try if not.
+    It is removed if the block succeeds, and kept for the next try otherwise.
 
     Args:
-        task: names the stage, its round and its part.
-        output_address: address of an output of the task; where that is on S3, a journal can be kept beside it.
+        task: name of stage, round and part.
+        output_address: address of an output of the task; if that is on S3, a journal can be kept next to it.
     """
     run, folder, address = os.environ.get(LOOP_ID), os.environ.get(FOLDER), os.environ.get(ADDRESS)
     if not address and is_address(output_address):
@@ -107,7 +106,7 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
 def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
     try:
         folder = with_retries(download)(address, scratch / "earlier")
-    except BadFile:  # there is none
+    except BadFile:  # no journal yet
         return []
     except EvenshardError as error:
         log.warning("%s What earlier tries of this task have measured is measured again.", error)
@@ -116,7 +115,7 @@ def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
 
 
 def _join_parts(parts: Path) -> Path:
-    """Join the parts of a journal, up to the first that is missing."""
+    """Join the parts of a journal, up to the first missing part."""
     journal = parts.with_suffix(".jsonl")
     with journal.open("wb") as file:
         for part in sorted(parts.iterdir()):
@@ -132,10 +131,10 @@ def _name_of_part(first_byte: int) -> str:
 
 @contextmanager
 def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
-    """Upload what the block appends to a journal: every ten seconds, at its end, and as soon as SIGTERM arrives.
+    """Upload new lines of a journal every ten seconds, at the end of the block, and on SIGTERM.
 
-    A pod that is asked to end has about a second: Argo signals the whole process group, Kubeflow's launcher dies of it,
-    and Argo's next poll ends the pod.
+    A pod has about a second after SIGTERM: Argo signals the whole process group, Kubeflow's launcher dies, and Argo's
+    next poll ends the pod.
     """
     sent, ended, part = 0, False, journal.with_suffix(".part")
 

@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
 _TOKEN_PATH = "KF_PIPELINES_SA_TOKEN_PATH"
 _TOKEN_IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
-# Seconds until the API lists a run that a recurring run has started.
+# Seconds until the API lists a run of a recurring run.
 LISTED_AFTER_S = 10.0
-# Statuses of a server, or of a proxy before it, that has not begun with the call.
+# Statuses of a server, or of a proxy in front of it, that has not started the call.
 _BUSY = (429, 502, 503)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of the API, and the patience with it."""
+    """Address of the API, and its time limits."""
 
     namespace: str = knob(REQUIRED, "of experiments and runs", metavar="NS")
     url: str = knob("", f"address of Kubeflow Pipelines' API (default: {ENDPOINT})", flag="--endpoint", metavar="URL")
@@ -40,7 +40,7 @@ class Endpoint:
         None, "file with a token, read again for each call (default: a pod's own, if it has one)"
     )
     timeout_s: float = knob(30.0, "for one call", flag="--timeout-seconds", metavar="S", range=Range(0.01, 1_000_000))
-    # Pauses before further tries of a request are 0, 2, 4, 8 and 16 times this: two minutes in all.
+    # Pauses before retries of a request are 0, 2, 4, 8 and 16 times this: two minutes in total.
     backoff_s: float = 4.0
 
 
@@ -63,7 +63,7 @@ class Remote:
     def submit(
         self, package: Path, values: Mapping[str, Any], experiment: str, run_name: str, service_account: str
     ) -> RunStatus:
-        """Start a run of a compiled pipeline; make the experiment if there is none of the name."""
+        """Start a run of a compiled pipeline; create the experiment if it does not exist."""
         run = self._call(
             f"starting {run_name}",
             self._client.run_pipeline,
@@ -79,7 +79,7 @@ class Remote:
     def schedule(
         self, package: Path, values: Mapping[str, Any], experiment: str, name: str, cron: str, service_account: str
     ) -> str:
-        """Make a recurring run, one at a time and without catching up; return its id.
+        """Create a recurring run, one at a time and without catch-up; return its id.
 
         Args:
             cron: five fields, or six with the seconds first.
@@ -103,16 +103,16 @@ class Remote:
         return str(made.recurring_run_id)
 
     def pause(self, name: str, experiment: str, resume: bool = False) -> str:
-        """Let a recurring run start no more runs, or start runs again; runs in progress continue. Return its id."""
+        """Pause or resume a recurring run; runs in progress continue. Return its id."""
         number = str(self._recurring_run(name, experiment).recurring_run_id)
         switch = self._client.enable_recurring_run if resume else self._client.disable_recurring_run
         self._call(f"recurring run {name}", switch, number)
         return number
 
     def unschedule(self, name: str, experiment: str, force: bool = False) -> str:
-        """Pause a recurring run, and delete it if none of its runs is in progress, or by force. Return its id.
+        """Pause a recurring run, and delete it if no run is in progress, or if ``force``. Return its id.
 
-        It owns the workflows of its runs: Kubernetes would delete them with it, and their exit handlers would not run.
+        Kubernetes would also delete the workflows of its runs, which it owns, and their exit handlers would not run.
 
         Args:
             name: its name or its id.
@@ -125,7 +125,7 @@ class Remote:
         self._call(f"recurring run {name}", self._client.disable_recurring_run, number)
         if not force:
             if str(found.status) != "DISABLED":
-                time.sleep(LISTED_AFTER_S)  # it may have started a run at this moment
+                time.sleep(LISTED_AFTER_S)  # it may just have started a run
             runs = [one for one in self._all("runs", found.experiment_id) if one.recurring_run_id == number]
             if going := [one.run_id for one in runs if one.state not in FINISHED]:
                 raise PipelineFailed(
@@ -170,7 +170,7 @@ class Remote:
         return status
 
     def status(self, run_id: str) -> RunStatus:
-        """Return the status of a run; of one that ends in this moment, once all tasks are recorded as ended."""
+        """Return the status of a run; for one that ends right now, wait until all tasks are recorded as ended."""
         settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
         while True:
             status = self._status(self._get(run_id))
@@ -189,9 +189,9 @@ class Remote:
         """Wait until a run has finished.
 
         Args:
-            tell: gets the status at every look before.
-            retries: number of retries of a run that has failed because pods were evicted, and nothing else. Tasks that
-                have succeeded are kept. Argo itself does not retry them; see ``retry``.
+            tell: receives the status at every earlier poll.
+            retries: number of retries of a run that failed only because pods were evicted. Tasks that succeeded are
+                kept. Argo itself does not retry them; see ``retry``.
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
         self._waits = True
@@ -207,7 +207,7 @@ class Remote:
             time.sleep(pause_s)
 
     def _tried_again(self, status: RunStatus) -> bool:
-        """Try a run again from its failed tasks on; return False, and warn, where the server does not."""
+        """Retry a run from its failed tasks; return False, with a warning, if the server does not."""
         why = ". ".join(f"{one.name} has lost its pod ({one.reason})" for one in status.failed)
         try:
             retry = self._client._run_api.run_service_retry_run  # kfp.Client has no method for it
@@ -231,10 +231,10 @@ class Remote:
         return status_of(run, self._endpoint.namespace, run_page(self._endpoint.url, run.run_id))
 
     def _call(self, what: str, method: Callable[..., Any], *arguments: Any, must_have: str = "", **named: Any) -> Any:
-        """Call the SDK about ``what``.
+        """Call a method of the SDK; errors name ``what``.
 
         Args:
-            must_have: id that the answer must have, if any: the SDK turns a login page into an empty object.
+            must_have: required id of the answer, if any: the SDK turns a login page into an empty object.
         """
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints links
@@ -242,11 +242,11 @@ class Remote:
             if must_have and not getattr(answer, must_have, None):
                 raise ValueError(f"no {must_have} in the answer")
             return answer
-        except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
+        except Exception as error:  # the SDK does not wrap errors of urllib3, ssl and json
             raise self._explain(error, what) from None
 
     def _explain(self, error: Exception, what: str) -> EvenshardError:
-        """Return the exception to raise for an error of the SDK."""
+        """Convert an error of the SDK to the exception to raise."""
         from kfp_server_api import ApiException
         from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
@@ -282,16 +282,16 @@ class Remote:
         return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")
 
     def _connect(self) -> Any:
-        """Return the SDK's client, whose requests get a time limit and retries: its own methods take neither."""
+        """Return the SDK's client with a time limit and retries of requests, which its own methods do not accept."""
         import kfp
         from kfp.client import ServiceAccountTokenVolumeCredentials
 
         credentials = None if self._token_file is None else ServiceAccountTokenVolumeCredentials(str(self._token_file))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # its own namespace is never used, as each call names one; for "kubeflow" it would ask a file and the server
+            # every call names its namespace; the default "kubeflow" would make it read a file and ask the server
             client = kfp.Client(host=self._endpoint.url, credentials=credentials, namespace="none")
-        pool = client._run_api.api_client.rest_client.pool_manager  # of all APIs
+        pool = client._run_api.api_client.rest_client.pool_manager  # shared by all APIs
         request = pool.request
         pool.request = lambda *args, **named: request(
             *args, **named | {"timeout": self._endpoint.timeout_s, "retries": self._retries()}
@@ -299,9 +299,9 @@ class Remote:
         return client
 
     def _retries(self) -> Any:
-        """Return the retries of a request: of a change while the server is busy, of a question after any failure.
+        """Return the retries of a request: of writes while the server is busy, of reads after any failure.
 
-        ``wait`` has reached the server before, with this token, which Kubeflow Pipelines refuses while it cannot ask
+        ``wait`` also retries a refused token that worked before: Kubeflow Pipelines refuses it while it cannot reach
         Kubernetes.
         """
         from urllib3.util import Retry
@@ -341,13 +341,13 @@ def _token_file(named: Path | None) -> Path | None:
 
 
 def pod_token_file() -> Path | None:
-    """Return the file with a token for Kubeflow Pipelines that a pod has; None where it has none."""
+    """Return the pod's file with a token for Kubeflow Pipelines; None if it has none."""
     found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
     return found if found.is_file() else None
 
 
 def _server_message(error: Any) -> str:
-    """Return the server's own words, which the API puts under "message", "error" or "error_message"."""
+    """Return the server's message, which the API puts under "message", "error" or "error_message"."""
     words = error.body or error.reason or "no reason given"
     with contextlib.suppress(ValueError, AttributeError):
         content = json.loads(words)

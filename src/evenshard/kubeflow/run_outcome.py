@@ -1,8 +1,7 @@
-"""The outcome of a run, which its exit handler asks Kubeflow Pipelines' API for: it is not told enough.
+"""Outcome of a run, which its exit handler reads from Kubeflow Pipelines' API, as its arguments lack details.
 
-A Kubeflow with users wants a token for its own audience: that of a volume where something projects one into pods
-(Kubeflow's PodDefault does), else Kubernetes gives one to the pod's account, which may ask for it
-(k8s/base/accounts.yaml).
+A multi-user Kubeflow requires a token for its own audience. It comes from a volume if one is projected into pods
+(Kubeflow's PodDefault), else from Kubernetes, if the pod's account may request it (k8s/base/accounts.yaml).
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kuberne
 from evenshard.tracking import LOCAL, LOOP_ID
 from evenshard.tracking.pyfunc import served_code
 
-# The variable with the address of the API as pods reach it.
+# The variable with the address of the API for pods.
 API = "KF_PIPELINES_API"
 DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
 AUDIENCE = "pipelines.kubeflow.org"
-TOKEN_S = 600  # the shortest life that Kubernetes gives a token
+TOKEN_S = 600  # the shortest lifetime that Kubernetes gives a token
 TIMEOUT_S = 10.0
-# Pauses before each further look: the API notes what the workflow does a second or two later, and may be away.
+# Pauses before each further poll: the API lags the workflow by a second or two, and may be down.
 PAUSES_S = (2.0, 5.0, 10.0)
 _HANDLED = re.compile(r"exit-handler-\d+")
 _HANDLER = "record-outcome"
 CANCELED, UNKNOWN = "CANCELED", "UNKNOWN"
-# States of ML Metadata and kfp.local; RUNNING, NEW and UNKNOWN may be any (kubeflow/pipelines#11979).
+# States of ML Metadata and kfp.local; RUNNING, NEW and UNKNOWN are ambiguous (kubeflow/pipelines#11979).
 ENDED_AS = {
     **dict.fromkeys(("COMPLETE", "CACHED", "SUCCEEDED"), SUCCEEDED),
     "FAILED": FAILED,
@@ -48,9 +47,9 @@ ENDED_AS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """The API's answer about a run whose exit handler runs, and its tasks by their end in this run.
+    """The API's answer about a run in its exit handler, with its tasks by outcome.
 
-    ``problem`` is the reason for an unknown state; "" on this machine, where there is no API to ask.
+    ``problem`` is the reason for an unknown state; "" on this machine, which has no API.
     """
 
     state: str = UNKNOWN
@@ -61,7 +60,7 @@ class Seen:
 
 
 def look(run_id: str) -> Seen:
-    """Return the API's answer about the run of this pod; an empty one where the pipeline runs on this machine."""
+    """Return the API's answer about the run of this pod; an empty one if the pipeline runs on this machine."""
     if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
         return Seen()
     for pause_s in PAUSES_S:
@@ -72,16 +71,16 @@ def look(run_id: str) -> Seen:
 
 
 def page_of(run_id: str) -> str:
-    """Return the address of a run's page, where KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
+    """Return the address of a run's page if KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
     endpoint = os.environ.get(ENDPOINT)
     return run_page(endpoint, run_id) if endpoint else run_id
 
 
 def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summary: Path) -> None:
-    """Write the outcome as JSON and as a line of Markdown, and tell MLflow, where MLFLOW_TRACKING_URI names a server.
+    """Write the outcome as JSON and a line of Markdown; log it to MLflow if MLFLOW_TRACKING_URI names a server.
 
     Args:
-        said: state of all earlier tasks as the exit handler is told it, which counts where the API does not say.
+        said: state of all earlier tasks from the exit handler's arguments, used if the API has none.
         run: name of the run.
     """
     state = ENDED_AS.get(said, UNKNOWN) if seen.state == UNKNOWN else seen.state
@@ -94,7 +93,7 @@ def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summar
 
 
 def tell_mlflow(state: str, page: str, seen: Seen) -> None:
-    """Log the runs that MLflow has missed, and end the loop's run there."""
+    """Log the runs that MLflow missed, and end the loop's run in MLflow."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         tracking.log_backlog(served_code)
         ended = "stopped" if state == CANCELED else "failed"
@@ -116,7 +115,7 @@ def _look(run_id: str) -> Seen:
     address = os.environ.get(API) or DEFAULT_API
     try:
         return _summarize_run(_get_run(address, run_id))
-    except Exception as error:  # away, or no such API; kfp_server_api's errors are exceptions of its own
+    except Exception as error:  # down, or no such API; kfp_server_api has its own exceptions
         status = getattr(error, "status", None)
         said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
     return Seen(problem=f"{address} could not be asked for the run: {said}")
@@ -155,10 +154,10 @@ def _names(tasks: Sequence[TaskStatus], state: str, cached: bool) -> tuple[str, 
 
 
 def _token() -> str | None:
-    """Return a token for Kubeflow Pipelines; None where neither a volume nor Kubernetes gives one: some need none."""
+    """Return a token for Kubeflow Pipelines from a volume or Kubernetes; None without one, which some servers allow."""
     if (path := pod_token_file()) is not None:
         return path.read_text().strip()
-    with suppress(Exception):  # no rights, no Kubernetes: dozens of kinds
+    with suppress(Exception):  # no rights, no Kubernetes: dozens of types
         from kubernetes.client import AuthenticationV1TokenRequest, V1TokenRequestSpec
 
         api = kubernetes_api()

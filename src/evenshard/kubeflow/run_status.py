@@ -1,12 +1,12 @@
-"""The status of a run, from the nodes of Argo Workflows that Kubeflow Pipelines keeps and the pods of Kubernetes.
+"""Status of a run, from the nodes of Argo Workflows that Kubeflow Pipelines keeps and the pods of Kubernetes.
 
-One task of a pipeline is six nodes or more: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
+One task of a pipeline has six nodes or more: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
 ``executor`` and ``executor(0)``, which is its pod; and each group of tasks (``root``, ``exit-handler-1``,
-``for-loop-3``, ``condition-4``) is as many. A node names its children by their ids and does not say its own, so the
-executor of a task is found by the time of its start and its state.
+``for-loop-3``, ``condition-4``) has as many. A node has the ids of its children but not its own, so the executor of a
+task is found by start time and state.
 
-Kubernetes has the reason why a pod does not start or has failed, where a kubeconfig or a pod's account allows to ask.
-Kubeflow Pipelines has not: a pod that fits no node is PENDING to it, like one whose image is on its way.
+Kubernetes knows why a pod does not start or has failed; reading it needs a kubeconfig or a pod's account. Kubeflow
+Pipelines does not: it shows a pod that fits no node as PENDING, like a pod that pulls its image.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ FINISHED = (SUCCEEDED, FAILED, "CANCELED", SKIPPED)
 DRIVER = "-driver"
 _GROUP = re.compile(r"root|exit-handler-\d+(\.onExit)?|for-loop-\d+|iteration(-item|-iterations)?|condition(-.+)?-\d+")
 _IMPORTER = re.compile(r"importer(-\d+)?")
-# Kubeflow Pipelines notes what a pod has reported some ten seconds later, and the end of a run in a second or two.
+# Kubeflow Pipelines records the report of a pod about ten seconds later, and the end of a run in a second or two.
 NOTED_WITHIN = timedelta(seconds=60)
-# A pod that has not started for so long may never: an image is pulled by then, most often.
+# A pod that has not started by now may never start: most images are pulled faster.
 SLOW_START = timedelta(minutes=2)
 SHOWN = ((SUCCEEDED, "done"), (RUNNING, "running"), (PENDING, "waiting"), (FAILED, "failed"))
-MOST = 3  # failed tasks of one message
+MOST = 3  # failed tasks per message
 TIMEOUT_S = 5.0
 STARTING = ("ContainerCreating", "PodInitializing")
 _LOG_LINES = 200
 _GATES = {"kueue.x-k8s.io/admission": "Kueue has not admitted it: `kubectl describe workloads` says why"}
-# Messages of commands, and else the exceptions that end Python's tracebacks; Kubeflow's launcher writes more lines.
+# Lines with messages of commands, or the exceptions at the end of Python tracebacks; Kubeflow's launcher adds others.
 _COMMAND_ERROR = re.compile(r"^evenshard [a-z-]+(?: failed)?: (.+)", re.MULTILINE)
 _EXCEPTION = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(?:evenshard\.[\w.]+: )?(.+)", re.MULTILINE)
 _Answer = TypeVar("_Answer")
@@ -51,16 +51,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task of a pipeline; of a loop's body, one for each of its items.
+    """A task of a pipeline; in the body of a loop, one for each item.
 
     Attributes:
         name: name in the pipeline. The driver of a task is part of it, unless it has failed: ``place-driver``.
         state: PENDING while its pod has not started, RUNNING, SUCCEEDED, FAILED or SKIPPED.
-        since: time when it began, or its pod was made.
-        nodes: ids of its pods, one for each try. The names of the pods end with the same number.
-        cached: true if Kubeflow Pipelines took an earlier result and made no pod.
-        pod, reason, evicted: name of the last pod, why it does not start or has failed, and true if the cluster has
-            ended it, and not the program in it; all where Kubernetes could be asked.
+        since: time of its start, or of its pod's creation.
+        nodes: ids of its pods, one per try. The names of the pods end with the same number.
+        cached: true if Kubeflow Pipelines used an earlier result and created no pod.
+        pod, reason, evicted: name of the last pod, why it did not start or failed, and true if the cluster ended it;
+            all known only if Kubernetes could be asked.
     """
 
     name: str
@@ -74,29 +74,29 @@ class TaskStatus:
 
     @property
     def prepares_a_group(self) -> bool:
-        """True for the driver of a group of tasks, which is no task of the pipeline."""
+        """Return True for the driver of a group of tasks, which is not a task of the pipeline."""
         return self.name.endswith(DRIVER) and bool(_GROUP.fullmatch(self.name.removesuffix(DRIVER)))
 
     @property
     def is_slow(self) -> bool:
-        """True if it has waited for its pod for longer than ``SLOW_START``."""
+        """Return True if it has waited for its pod for longer than ``SLOW_START``."""
         return self.state == PENDING and datetime.now(UTC) - self.since > SLOW_START
 
     @property
     def pod_number(self) -> str:
-        """The number that the name of its last pod ends with."""
+        """Return the number at the end of its last pod's name."""
         return self.nodes[-1].rpartition("-")[2]
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run.
+    """Status of a run.
 
     Attributes:
         namespace: namespace of its pods.
-        state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED. A run that was stopped is
-            CANCELED, although Kubeflow Pipelines ends it as FAILED.
-        tasks: tasks that have begun.
+        state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED. A stopped run is CANCELED,
+            although Kubeflow Pipelines ends it as FAILED.
+        tasks: tasks that have started.
         recorded_until: end of Kubeflow Pipelines' record of the tasks; None if nothing shows that it has stopped.
         url: address of its page.
     """
@@ -111,27 +111,27 @@ class RunStatus:
 
     @property
     def is_finished(self) -> bool:
-        """True if it cannot change any more."""
+        """Return True if its state is final."""
         return self.state in FINISHED
 
     @property
     def is_settling(self) -> bool:
-        """True if it has just ended, and the end of a task is not recorded yet."""
+        """Return True if it has just ended, and the end of a task is not recorded yet."""
         return self.is_finished and self.recorded_until is None and any(one.state in OPEN for one in self.tasks)
 
     @property
     def was_evicted(self) -> bool:
-        """True if it has failed because the cluster has ended pods, as far as Kubernetes could be asked."""
+        """Return True if it failed because the cluster ended pods, as far as Kubernetes could be asked."""
         return self.state == FAILED and bool(self.failed) and all(one.evicted for one in self.failed)
 
     @property
     def failed(self) -> list[TaskStatus]:
-        """The tasks that have failed."""
+        """Return the failed tasks."""
         return [one for one in self.tasks if one.state == FAILED]
 
 
 def status_of(run: Any, namespace: str, url: str) -> RunStatus:
-    """Return the status of a run of the API, without the reasons of pods."""
+    """Convert a run of the API to its status, without the reasons of pods."""
     details = getattr(run.run_details, "task_details", None) or []
     state = "CANCELED" if was_stopped(run) else str(run.state or PENDING)
     return RunStatus(
@@ -146,7 +146,7 @@ def status_of(run: Any, namespace: str, url: str) -> RunStatus:
 
 
 def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
-    """Return the tasks that have begun, in the order of their beginning, from the ``task_details`` of a run."""
+    """Return the started tasks from the ``task_details`` of a run, ordered by start."""
     nodes = sorted((one for one in details if one.display_name and one.state), key=lambda one: one.start_time)
     ids = [child.pod_name for one in nodes for child in one.child_tasks or ()]
     if not ids:
@@ -155,7 +155,7 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
     executors = [one for one in nodes if one.display_name == "executor"]
     waiting = [one for one in nodes if one.display_name.startswith("executor") and one.state == PENDING]
     found = []
-    for node in reversed(nodes):  # the youngest first: what waits is one of its
+    for node in reversed(nodes):  # the latest first, because a waiting task is one of them
         name, state, since = node.display_name, node.state, node.start_time
         if name == workflow or "(" in name or name == "executor" or _GROUP.fullmatch(name):
             continue
@@ -184,12 +184,12 @@ def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
 
 
 def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
-    """Return when Kubeflow Pipelines stopped recording the tasks; None where nothing shows that it has.
+    """Return the time when Kubeflow Pipelines stopped recording tasks; None if it did not as far as known.
 
-    A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses more of them.
+    A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses longer lists.
 
     Args:
-        finished_at: end of the run; None for one that goes on.
+        finished_at: end of the run; None for a run in progress.
     """
     last = max((state.update_time for one in details for state in one.state_history or ()), default=None)
     if last is None:
@@ -201,16 +201,16 @@ def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datet
 
 
 def was_stopped(run: Any) -> bool:
-    """True if a run has ended because it was terminated through the API, and was not tried again."""
+    """Return True if a run was terminated through the API, and was not retried."""
     before = [one.state for one in run.state_history or () if one.state not in (None, run.state)]
     return run.state == FAILED and before[-1:] == ["CANCELING"]
 
 
 def progress_of(status: RunStatus) -> str:
-    """Return one line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
+    """Summarize the status in one line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
     parts = []
     for state, word in SHOWN:
-        if status.is_finished and state in OPEN:  # where the record ends, not where the run did
+        if status.is_finished and state in OPEN:  # the record ended before the run did
             continue
         names = Counter(task.name for task in status.tasks if task.state == state)
         if names:
@@ -234,7 +234,7 @@ def notes_on(status: RunStatus) -> Iterator[str]:
 
 
 def failure_of(status: RunStatus) -> str:
-    """Return why a run has failed, as far as it is known, and the commands that show the logs."""
+    """Explain why a run has failed, as far as known, and which commands show the logs."""
     if status.state == "CANCELED":
         return f"run {status.run_id} was stopped. See {status.url}"
     failed = {task.name: task for task in status.failed}
@@ -269,7 +269,7 @@ def _failure_text(task: TaskStatus, namespace: str) -> str:
 
 
 def with_pods(status: RunStatus) -> RunStatus:
-    """Return the status with Kubernetes' reasons for pods that have failed or do not start, where it can be asked.
+    """Add Kubernetes' reasons for failed and pending pods to a status, if Kubernetes can be asked.
 
     The driver of a group of tasks is left out, unless it has failed or does not start.
     """
@@ -281,7 +281,7 @@ def with_pods(status: RunStatus) -> RunStatus:
         if pod is None:
             continue
         reason, started = pod.reason, task.state == PENDING and pod.phase != "Pending"
-        if status.is_finished and reason.startswith("Error,"):  # its own, not OOMKilled, Evicted or the like
+        if status.is_finished and reason.startswith("Error,"):  # its own error, not OOMKilled, Evicted or the like
             reason = _last_error(status.namespace, pod.name) or reason
         state = RUNNING if started else task.state
         tasks[place] = replace(task, state=state, pod=pod.name, reason=reason, evicted=pod.evicted)
@@ -290,12 +290,12 @@ def with_pods(status: RunStatus) -> RunStatus:
 
 @dataclass(frozen=True)
 class Pod:
-    """The state of a pod, as Kubernetes has it.
+    """State of a pod in Kubernetes.
 
     Attributes:
-        name: "" for a pod that was never made, or is gone.
-        reason: why it does not start, or has failed; "" where nothing is wrong.
-        evicted: true if the cluster has ended it, and not the program in it.
+        name: "" for a pod that was never created, or is gone.
+        reason: why it does not start, or has failed; "" without a problem.
+        evicted: true if the cluster ended it.
     """
 
     name: str
@@ -305,9 +305,9 @@ class Pod:
 
 
 def _pods_of(namespace: str, tasks: Sequence[TaskStatus]) -> dict[str, Pod]:
-    """Return the pods of a run by the number that their names end with; none where Kubernetes cannot be asked.
+    """Return the pods of a run by the number at the end of their names; none if Kubernetes cannot be asked.
 
-    For a pod that a quota has refused, or that is gone, Argo has the reason: the message of its node in the workflow.
+    If a quota refused a pod, or it is gone, the reason comes from Argo: the message of its node in the workflow.
     """
     workflow = tasks[0].nodes[-1].rpartition("-")[0]
     pods = _ask(lambda api: _list_pods(api, namespace, workflow)) or {}
@@ -317,7 +317,7 @@ def _pods_of(namespace: str, tasks: Sequence[TaskStatus]) -> dict[str, Pod]:
 
 
 def _last_error(namespace: str, pod: str) -> str:
-    """Return the error in the log of a stage's pod that has failed, as one line; "" where there is none to read."""
+    """Return the error in the log of a stage's failed pod, as one line; "" if there is none."""
     settings = {"container": "main", "tail_lines": _LOG_LINES, "_request_timeout": TIMEOUT_S, "_preload_content": False}
     log_of = _ask(lambda api: api.read_namespaced_pod_log(pod, namespace, **settings).data)
     text = (log_of or b"").decode(errors="replace")
@@ -330,7 +330,7 @@ def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return question(kubernetes_api())
-    except Exception as error:  # no kubeconfig, a cluster that is away, no right: dozens of kinds
+    except Exception as error:  # no kubeconfig, a cluster that is down, no rights: dozens of types
         log.debug("Kubernetes cannot be asked (%s)", error)
         return None
 
@@ -353,7 +353,7 @@ def _read_nodes(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
 
 
 def kubernetes_api() -> Any:
-    """Return Kubernetes' core API, by a kubeconfig or by the account of this pod."""
+    """Return Kubernetes' core API, authenticated by a kubeconfig or the account of this pod."""
     from kubernetes import client, config
 
     settings = client.Configuration()
@@ -361,13 +361,13 @@ def kubernetes_api() -> Any:
     try:
         named = os.environ.get("KUBECONFIG") or "~/.kube/config"
         config.load_kube_config(config_file=named, client_configuration=settings)
-    except config.ConfigException:  # there is none
+    except config.ConfigException:  # no configuration
         config.load_incluster_config(client_configuration=settings)
     return client.CoreV1Api(client.ApiClient(settings))
 
 
 def _is_evicted(status: Any) -> bool:
-    """True for the condition of every disruption: a node that ran out of a resource, was shut down or went away."""
+    """Return True for any disruption: a node that ran out of a resource, was shut down or disappeared."""
     disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in status.conditions or ())
     return bool(status.phase == "Failed" and (disrupted or status.reason == "Evicted"))
 
@@ -390,7 +390,7 @@ def _reason(pod: Any) -> str:
 
 
 def in_brief(text: str) -> str:
-    """Return another program's words as one line of at most 300 characters."""
+    """Shorten another program's message to one line of at most 300 characters."""
     return cut(one_line(text), 300).rstrip(".")
 
 

@@ -42,11 +42,11 @@ def run(
     outputs: BenchmarkOutputs,
     lineage: Lineage | None = None,
 ) -> Outcome:
-    """Measures placements of train tasks and random shards and writes them as a cost dataset; returns metrics.
+    """Measure placements of train tasks and random shards, write them as a cost dataset, and return metrics.
 
     Raises:
         BadInput: if an input cannot be read or no train task fits its devices.
-        MeasurementFailed: if a kernel fails; what was measured before stays in the journal.
+        MeasurementFailed: if a kernel fails; earlier measurements stay in the journal.
     """
     whole, sharded = _plan(config, measure, inputs)
     jobs = [*whole, *sharded]
@@ -75,7 +75,7 @@ def run(
 def _plan(
     config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
 ) -> tuple[list[Job], list[ShardedJob]]:
-    """All jobs of the round in the order of measuring; a time budget then cuts off a random sample of the first."""
+    """Return all jobs of the round in order, so that a time budget keeps a random sample of the whole placements."""
     require(
         config.placements_per_round + config.shards_per_round + config.sharded_per_round > 0,
         "benchmark.placements_per_round, shards_per_round and sharded_per_round are all 0. Raise one of them.",

@@ -1,4 +1,4 @@
-"""The fit of a simulated device's free constants to measured costs, and its errors before and after."""
+"""Fit of a simulated device's free constants to measured costs, with its errors before and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenshard.tables.files import load_tables
 
 
 def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
-    """Fit the constants, save the profile as ``out``, and return the table of errors and constants to print.
+    """Fit the constants, save the profile as ``out``, and return a printable table of errors and constants.
 
     Args:
         tables: tables of the costs.

@@ -1,4 +1,4 @@
-"""Arguments of the commands and pipelines beside the stages of the loop."""
+"""Arguments of the commands and pipelines other than the stages of the loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from evenshard.price.hardware import provenance_problem
 
 @dataclass(frozen=True)
 class ImportCostsConfig:
-    """Origin of measured shards, which their file does not tell.
+    """Origin of measured shards, which their file lacks.
 
     Raises:
-        BadConfig: if a value makes no sense.
+        BadConfig: if a value is invalid.
     """
 
     hardware: str = knob(REQUIRED, "hardware that they were measured on, such as 'cuda: NVIDIA H200'")
@@ -54,7 +54,7 @@ class ObserveInputs:
 
 @dataclass(frozen=True)
 class PromoteInputs:
-    """Models to compare, and the held-out tasks that decide."""
+    """Models to compare, and the held-out tasks of the comparison."""
 
     candidate: str | None = knob(
         None,
@@ -71,7 +71,7 @@ class PromoteInputs:
 
 @dataclass(frozen=True)
 class DriftRequest:
-    """Today's tables, and the drift that is tolerated; section ``drift`` of a pipeline."""
+    """Today's tables and the tolerated drift; section ``drift`` of a pipeline."""
 
     batch_size: int | None = knob(
         None,
@@ -93,7 +93,7 @@ class DriftRequest:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """A move of a training that runs; section ``watch`` of a pipeline."""
+    """Move of a running training; section ``watch`` of a pipeline."""
 
     steps: int = knob(100_000, "training steps that are still to come", range=COUNT_OR_NONE)
     restart_minutes: float = knob(

@@ -141,7 +141,7 @@ def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _single_costs(
     hardware: Hardware, tasks: Sequence[ShardingTask], measure: MeasureConfig, journal: Journal
 ) -> dict[str, float]:
-    """Forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
+    """Measure forward plus backward time of each table of the tasks alone on a device, ms, with one visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
     jobs = [
         Job(task.task_id, task, alone(task).parts(task.tables), 0, "single_table", "single tables")
@@ -181,7 +181,7 @@ def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[s
 
 
 def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learned: Sequence[str], path: Path) -> None:
-    """Random, the best heuristic and the learned sharders, on the task where the last one's gain is the median one."""
+    """Plot random, best heuristic and learned sharders on the task with the median gain of the last learned one."""
     best = min((one for one in ranking if one.sharder in HEURISTICS), key=lambda one: one.measured_ms.mean).sharder
     shown = list(dict.fromkeys(("random", best, *learned)))
     by_task: dict[ShardingTask, dict[str, PlacementCost]] = {}

@@ -28,10 +28,10 @@ GENERATOR = "dlrm_2021"
 
 
 def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: GenerateTablesOutputs) -> Outcome:
-    """Writes tables and tasks.
+    """Write tables and tasks.
 
     Raises:
-        BadInput: if the source cannot be read or the settings ask for the impossible.
+        BadInput: if the source cannot be read or the settings are infeasible.
     """
     check_dims(config.embedding_dims)
     check_weight_bits(config.weight_bits)

@@ -1,8 +1,8 @@
-"""Cost datasets from files: the parts of a round, and shards that others have measured, one by one on one device.
+"""Import of cost datasets: the parts of a round, and shards that others measured one by one on one device.
 
-The shards come as a CSV file, one line per shard: ``tables``, the numbers of its tables (their lines in the table
-file, from 0); ``dims``, their embedding dims, where the table file has none; ``fwd_bwd_ms``, forward and backward
-together. The dataset has neither alone, and no communication.
+Shards are a CSV file with one line each: ``tables``, the numbers of its tables (their lines in the table file, from 0);
+``dims``, their embedding dims, where the table file has none; ``fwd_bwd_ms``, forward and backward together. The
+dataset has only this sum, and no communication.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evenshard.tables.formats import read_csv
 from evenshard.tables.table import Table
 
 log = logging.getLogger(__name__)
-# The parts of a round must have these in common: their costs are compared with each other.
+# The parts of a round must agree in these, because their costs are compared with each other.
 _ALIKE = ("hardware", "versions", "link", "optimizer")
 _TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
 _OF_SHARDS = (_TABLES, _DIMS, _TIME)
@@ -48,7 +48,7 @@ def run(
     costs_out: Path,
     tables_out: Path,
 ) -> dict[str, float]:
-    """Write the shards as a cost dataset, and the tables that it names; return metrics. See ``read_shards``."""
+    """Write the shards as a cost dataset, and write its tables; return metrics. See ``read_shards``."""
     measured = read_shards(shards, tables, config, columns)
     named = distinct_tables([one.task for one in measured])
     save_tables(named, tables_out)
@@ -61,11 +61,11 @@ def read_shards(
 ) -> tuple[MeasuredPlacement, ...]:
     """Return the shards of a file as measured placements, each on one device.
 
-    A table of several dims is a table per dim, named after both, and a table that a shard holds twice is two.
+    A table with several dims becomes a table per dim, named after both; a table twice in a shard becomes two.
 
     Args:
         tables: their table file, which may lack names, and dims if the shards give them.
-        columns: columns of both files with other names, each with evenshard's; empty to leave one out.
+        columns: evenshard's name of each renamed column of both files; empty to leave a column out.
 
     Raises:
         BadConfig: if ``columns`` names a missing column.
@@ -168,10 +168,10 @@ def _measurement_of(
 
 
 def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
-    """Write the rows of all parts of a round, in the order of their measurement ids, as one dataset; return metrics.
+    """Merge the rows of all parts of a round, sorted by measurement id, into one dataset; return metrics.
 
     Raises:
-        BadFile: if a part cannot be read, was measured on other hardware or from other settings than the first, or
+        BadFile: if a part cannot be read, was measured on other hardware or with other settings than the first, or
             repeats a measurement of another part.
     """
     require(bool(parts), "there is no part to merge. Name the cost datasets of the parts.")

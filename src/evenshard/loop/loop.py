@@ -1,6 +1,6 @@
 """The loop: settings, inputs, outputs and metrics of each of its stages.
 
-Commands (``cli/stages.py``), components (``components/``), dvc.yaml and the pipelines come from here. The code of a
+Commands (``cli/stages.py``), components (``components/``), dvc.yaml and the pipelines are made from it. The code of a
 stage is the module of its name.
 """
 
@@ -78,7 +78,7 @@ class GenerateTablesConfig:
 
 @dataclass(frozen=True)
 class GenerateTablesInputs:
-    """Nothing but the settings, unless ``source`` names a file."""
+    """The file in ``source``, if it names one."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True)
 class BenchmarkInputs:
-    """Networks of the previous round: none in round 1, which places at random."""
+    """Networks of the previous round; None in round 1, which draws random placements."""
 
     tables: Path = reads(REQUIRED, POOL)
     tasks: Path = reads(REQUIRED, TASKS)
@@ -175,7 +175,7 @@ class BenchmarkInputs:
 
 @dataclass(frozen=True)
 class BenchmarkOutputs:
-    """The costs of the round; or, with ``plan``, nothing but what is to be measured."""
+    """The costs of the round; with ``plan``, only the list of placements to measure."""
 
     costs: Path = writes(
         REQUIRED,
@@ -207,7 +207,7 @@ BENCHMARK = Stage(
     measures=True,
     takes_lineage=True,
     curve="measured_ms_per_placement",
-    tracked=lambda inputs, outputs: outputs.plan is None and inputs.budget_minutes != 0,  # else nothing is measured
+    tracked=lambda inputs, outputs: outputs.plan is None and inputs.budget_minutes != 0,  # other runs measure nothing
 )
 
 
@@ -226,7 +226,7 @@ class TrainCostConfig:
 
 @dataclass(frozen=True)
 class TrainCostInputs:
-    """The costs of all rounds so far, and the previous round's networks, which there are none of in round 1."""
+    """The costs of all rounds so far, and the previous round's networks; None in round 1."""
 
     tables: Path = reads(REQUIRED, POOL)
     costs: tuple[Path, ...] = reads(
@@ -254,7 +254,7 @@ class TrainCostInputs:
 
 @dataclass(frozen=True)
 class TrainCostOutputs:
-    """The cost network, against which the policy is trained; the cost model that evenshard searches with."""
+    """The cost network for the training of the policy, and the cost model for evenshard's search."""
 
     cost_net: Path | None = writes(
         None,
@@ -288,7 +288,7 @@ TRAIN_COST = Stage(
     tags=("training",),
     takes_lineage=True,
     needs_params=False,
-    tracked=lambda inputs, outputs: inputs.tasks is not None,  # else it is no stage of a loop
+    tracked=lambda inputs, outputs: inputs.tasks is not None,  # other runs are not part of a loop
     curve="loss_per_update",
 )
 
@@ -314,7 +314,7 @@ class TrainPolicyConfig:
 
 @dataclass(frozen=True)
 class TrainPolicyInputs:
-    """The cost network to train against, and the previous round's policy, which there is none of in round 1."""
+    """The cost network to train against, and the previous round's policy; None in round 1."""
 
     tables: Path = reads(REQUIRED, POOL)
     tasks: Path = reads(REQUIRED, TASKS)
@@ -423,7 +423,7 @@ EVALUATE = Stage(
     concludes=True,
 )
 
-# Stages in the order of the loop.
+# All stages, in the order of the loop.
 STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)
-# The sections of params.yaml that stages take.
+# All sections of params.yaml that stages use.
 LOOP_SECTIONS = tuple(dict.fromkeys(name for stage in STAGES for name in stage.sections))

@@ -1,4 +1,4 @@
-"""A training as its traces show it: beside evenshard's prediction for its tables, as text, and as measured costs."""
+"""Observed times of a training from its traces: compared with predictions, as text, and as measured costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.torchrec.plan.file import load_plan_parts
 
-# ``proposed_by`` of a placement that a training ran with.
+# ``proposed_by`` of the placement of an observed training.
 OBSERVED = "observed"
 _UNKNOWN_MEMORY = 64 * BYTES_PER_GB
 NOT_SEEN = "not seen"
@@ -45,14 +45,14 @@ _HEADS = ["rank", "input dist", "forward", "forward communication", "backward co
 
 @dataclass(frozen=True)
 class ObservedAndPredicted:
-    """Observed times of the embedding work of a training's step beside evenshard's prediction, ms.
+    """Observed times of a step's embedding work and evenshard's prediction, ms.
 
-    Without data_parallel tables, which no trace shows apart. The interval includes the error of a simulated device.
+    Excludes data_parallel tables, as traces do not show them. The interval includes the error of a simulated device.
     """
 
     source: str  # file of the placement or of the tables
     predicted_by: str
-    devices: tuple[PredictedDevice, ...] | None  # by rank; None of tables alone, which evenshard then places
+    devices: tuple[PredictedDevice, ...] | None  # by rank; None for tables alone, which evenshard then places
     predicted_ms: float
     low_ms: float
     high_ms: float
@@ -64,7 +64,7 @@ class ObservedAndPredicted:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Parts of a training's tables, whether the training is known to have run with them, and their prediction."""
+    """Parts of a training's tables with their prediction, and whether the training is known to have run with them."""
 
     request: PlacementRequest
     parts: tuple[TablePart, ...]
@@ -75,11 +75,11 @@ class _Placed:
 def run(
     inputs: ObserveInputs, costs: Path | None = None, tables: Path | None = None
 ) -> tuple[ObservedTraining, ObservedAndPredicted | None]:
-    """Read the traces, compare them with a prediction where there is one, and write the costs.
+    """Read the traces, compare them with a prediction if there is one, and write the costs.
 
     Args:
         costs: the cost dataset to write, if any.
-        tables: the tables of that dataset to write, if any: parts of tables are tables there.
+        tables: the tables of that dataset to write, if any; parts of tables are tables there.
     """
     if tables is not None and costs is None:
         raise BadConfig("--tables-out writes the tables of a cost dataset. Add --costs-out.")
@@ -145,7 +145,7 @@ def _compare(
     errors: tuple[DeviceError | None, DeviceError | None],
     notes: Sequence[str] | None,
 ) -> ObservedAndPredicted:
-    """Compare; ``notes`` is None where it is not known which tables a rank holds."""
+    """Compare observation and prediction; ``notes`` is None if the tables of each rank are unknown."""
     pipeline = request.training_pipeline
     low_ms, high_ms = interval_ms(priced, *errors, pipeline)
     return ObservedAndPredicted(
@@ -165,7 +165,7 @@ def _compare(
 def _without_replicas(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart]
 ) -> tuple[PlacementRequest, tuple[TablePart, ...], tuple[str, ...]]:
-    """Leave out data_parallel tables: DDP reduces their gradients together with those of dense layers."""
+    """Leave out data_parallel tables, because DDP reduces their gradients together with those of dense layers."""
     replicated = {part.table for part in parts if len(part.devices) > 1}
     if not replicated:
         return request, tuple(parts), ()
@@ -237,7 +237,7 @@ def _differences(
 
 
 def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
-    """Return the observation as a measured placement; refuse one with unknown waiting or missing ranks."""
+    """Convert the observation to a measured placement; refuse unknown waits or missing ranks."""
     if not placed.known:
         problem = "it does not say which rank holds which tables"
         raise BadFile(source, problem, "Name placement.json or the TorchRec plan: --placement.")
@@ -291,7 +291,7 @@ def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining
 
 
 def _device_cost(rank: RankTimes) -> DeviceCost:
-    """Return the times of a rank; a training of one rank has no communication."""
+    """Convert the times of a rank; a training of one rank has no communication."""
     waiting = rank.waiting_ms or {}
     return DeviceCost(
         fwd_compute_ms=rank.forward_ms,
@@ -308,7 +308,7 @@ def _device_cost(rank: RankTimes) -> DeviceCost:
 
 
 def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
-    """All of it, as lines."""
+    """Format the observation and the comparison as lines."""
     heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
     lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
     lines += _waits(observation)

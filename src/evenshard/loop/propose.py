@@ -1,4 +1,4 @@
-"""The placements that a round measures: the policy's, a few of a search's, random shards, and controls among them."""
+"""Placements to measure in a round: by the policy and the search, random shards, and controls."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from evenshard.sharders.simple import RandomSharder, random_placement, random_sh
 from evenshard.tables.table import Table
 
 log = logging.getLogger(__name__)
-# A longer search finds placements that are a little better, but no other errors of the model.
+# A longer search finds slightly better placements, but no other errors of the model.
 SCORES_PER_TABLE = 1_000
-# Link of a machine whose exchanges are timed, not modelled.
+# Link of a machine with timed, not modelled, communication.
 MEASURED_LINK = "measured"
 
 
 @dataclass(frozen=True)
 class Proposers:
-    """The previous round's networks, which propose placements; none before round 1."""
+    """The previous round's networks that propose placements; none before round 1."""
 
     policy: TrainedSharder | None = None  # samples placements; None for random placements
     # Model of the search that proposes ``searched_share`` (0 to 1) of the placements; None for no search.
@@ -53,7 +53,7 @@ class Proposers:
 
     @staticmethod
     def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
-        """Return the proposers in the folders of the previous round; a policy needs its cost network."""
+        """Load the proposers from the folders of the previous round; a policy needs its cost network."""
         sharder = None
         if policy is not None and cost_net is not None:
             sharder = load_sharder(cost_net, policy)
@@ -61,7 +61,7 @@ class Proposers:
         return Proposers(sharder, model, searched_share)
 
     def searches(self, number: int) -> bool:
-        """True if the search proposes placement ``number``: every fifth where the share is 0.2."""
+        """Return True if the search proposes placement ``number``: every fifth for a share of 0.2."""
         if self.cost_model is None:
             return False
         return int((number + 1) * self.searched_share) > int(number * self.searched_share)
@@ -74,9 +74,9 @@ def placement_jobs(
     seed: int,
     proposers: Proposers | None = None,
 ) -> list[Job]:
-    """Return ``count`` placements of the tasks: sampled from the policy, some searched, the others random.
+    """Return ``count`` placements of the tasks: sampled from the policy, some from the search, all others random.
 
-    Every task comes once, in random order, before any comes again: rounds then compare like with like.
+    Every task comes once, in random order, before any is repeated, so that rounds are comparable.
 
     Raises:
         InfeasibleTask: if no task fits its devices.
@@ -109,7 +109,7 @@ def _with_searched(
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """Replace the search's share; a task that is searched again gives its next best candidate."""
+    """Replace the search's share of placements; a task that is searched again gives its next best candidate."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed
@@ -177,10 +177,10 @@ def sharding_jobs(
     round_number: int,
     seed: int,
 ) -> list[ShardedJob]:
-    """Return ``count`` random placements of parts of the tasks' tables, each task in turn.
+    """Return ``count`` random placements of parts of the tables, cycling through the tasks.
 
     Raises:
-        BadConfig: if a sharding type is unknown, or the devices of a task do not make whole nodes.
+        BadConfig: if a sharding type is unknown, or the devices of a task do not form whole nodes.
         InfeasibleTask: if a task does not fit its devices.
     """
     unknown = next((way for way in types if way not in SHARDING_TYPES), None)
@@ -206,11 +206,11 @@ def sharding_jobs(
 def in_part(
     jobs: Sequence[Job], part: int, num_parts: int, with_controls: Callable[[Sequence[Job]], list[Job]]
 ) -> list[Job]:
-    """Return every ``num_parts``-th job, with the controls among them, which are named by the part.
+    """Return every ``num_parts``-th job, mixed with controls that are named by the part.
 
     Args:
         part: number of the part, from 1; part 1 of 1 is the whole round.
-        with_controls: puts the controls among jobs.
+        with_controls: mixes controls into jobs.
 
     Raises:
         BadConfig: if there are more parts than jobs.
@@ -228,10 +228,10 @@ def in_part(
 
 
 def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
-    """Return the jobs with the controls of ``measure`` among them.
+    """Mix the controls of ``measure`` into the jobs.
 
-    Controls are random placements of the first tasks that have one. They do not depend on the round, so that the same
-    placements come back in every run and tell how much a run differs from the next.
+    Controls are random placements of the first feasible tasks. They do not depend on the round, so that the same
+    placements are repeated in every run and show the differences between runs.
     """
     controls: list[Placed] = []
     for number, task in enumerate(tasks):
@@ -253,7 +253,7 @@ def measure_answers(
     journal: Journal,
     description: str,
 ) -> list[MeasuredPlacement]:
-    """Measure the placements of answers, by their measurement ids, with the controls of the train tasks among them."""
+    """Measure the placements of answers, by measurement id, mixed with controls of the train tasks."""
     jobs = [
         Job(name, one.task, one.placement.parts(one.task.tables), 0, one.sharder, one.task.task_id)
         for name, one in answers.items()

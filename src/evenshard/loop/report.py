@@ -1,4 +1,4 @@
-"""The tables and pictures of an evaluation, each as a file and all of them as one page."""
+"""Tables and pictures of an evaluation, each as a file and all of them on one page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _STYLE = (
 )
 
 _POLICY, _SEARCH = "the policy", "evenshard's search"
-# Colour of the dots and of the mean, and where they stand beside the round's number.
+# Colour of the dots and of the mean, and their offset from the round's number.
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
 
 
@@ -85,7 +85,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 def write_plot_data(
     results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
 ) -> None:
-    """Write the data of ``dvc plots``, one file per plot: that of the pictures, and the standings.
+    """Write the data of ``dvc plots``, one file per plot: the data of the pictures, and the standings.
 
     Args:
         rounds: measurements of the benchmarks of all rounds.
@@ -126,7 +126,7 @@ def write_plot_data(
         }
         for number in sorted({number for by_round in by_proposer.values() for number in by_round})
     ]
-    write_text(folder / "cost_per_round.json", json.dumps(proposed, indent=1) + "\n")  # CSV has no word for "none"
+    write_text(folder / "cost_per_round.json", json.dumps(proposed, indent=1) + "\n")  # CSV has no null
 
 
 def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
@@ -172,7 +172,7 @@ def metrics(
 
     Args:
         accuracy: accuracy of the learned sharder's cost network.
-        model_accuracy: accuracy of evenshard's cost model; None where there is none.
+        model_accuracy: accuracy of evenshard's cost model; None if there is none.
     """
     noise_floor = noise.difference_pct(num_tasks - num_infeasible)
     return {
@@ -201,7 +201,7 @@ def metrics(
 
 
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
-    """Return the contents of ``summary.json``: the figures that tell loops apart."""
+    """Return the contents of ``summary.json``, the figures that distinguish loops."""
     means = {
         f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _round(one.measured_ms.mean)
         for one in standings
@@ -317,7 +317,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
-    """Draw the cost of each round's placements, and the 95 % interval of its mean; the search's beside the others."""
+    """Draw the cost of each round's placements and the 95 % interval of its mean, the search's next to all others."""
     with _picture(path, 5.6, 3.8) as (_, (axis,)):
         by_round = _proposed_costs(measured)
         for label, costs in by_round.items():
@@ -352,7 +352,7 @@ def _proposer_of(one: MeasuredPlacement) -> str:
 
 
 def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
-    """Write the table of an evaluation as Markdown, without pictures: viewers that sanitize it drop inlined ones."""
+    """Write the table of an evaluation as Markdown without pictures, because viewers drop inlined ones."""
     write_text(summary, f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```\n")
 
 

@@ -1,4 +1,4 @@
-"""The loop with its rounds unrolled: which stage runs when, and on the files of which rounds."""
+"""The loop with its rounds unrolled: order of the stages, and the files of rounds that they read."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from evenshard.loop.loop import STAGES
 from evenshard.loop.stage import Reads, Stage, WhichRound, Writes, uses_of
 
-# The stage that writes an artifact, by the artifact's name.
+# The stage that writes each artifact.
 WRITERS = {name: stage for stage in STAGES for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
 
 
 @dataclass(frozen=True)
 class LoopStep:
-    """One run of a stage, in a round from 1; in round 0 before all rounds, and in the last one after them."""
+    """One run of a stage, in a round from 1; round 0 is before all rounds, and the last one after them."""
 
     stage: Stage
     round: int
 
     @property
     def name(self) -> str:
-        """The stage's name, with the round where it runs once per round."""
+        """Return the stage's name, with the round if it runs once per round."""
         return f"{self.stage.name}_{self.round}" if self.stage.per_round else self.stage.name
 
     @property
@@ -54,7 +54,7 @@ class Artifact:
 
     @property
     def writer(self) -> Stage:
-        """The stage that has written it."""
+        """Return the stage that writes it."""
         return WRITERS[self.name]
 
     @property

@@ -1,4 +1,4 @@
-"""One run of a stage: its code, and what MLflow gets of it. Commands, pods and tests run stages through here."""
+"""One run of a stage, with its log to MLflow. Commands, pods and tests run stages through here."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def run_stage(
     tracked: bool = True,
     attempts: Callable[[Code], Code] = lambda code: code,
 ) -> Outcome:
-    """Runs a stage and logs it to MLflow, where SIGTERM ends its run as KILLED.
+    """Run a stage and log it to MLflow, where SIGTERM ends its run as KILLED.
 
     Args:
-        settings: its sections as dataclasses, by name.
-        params: all sections that are known, which identify the loop.
-        tracked: whether there is an MLflow to log to.
-        attempts: wraps the stage's code, to try again what may pass.
+        settings: the stage's sections as dataclasses, by name.
+        params: all known sections, which identify the loop.
+        tracked: False if there is no MLflow to log to.
+        attempts: wraps the stage's code, to retry transient failures.
 
     Raises:
-        BadInput: if an input cannot be read or a setting makes no sense.
+        BadInput: if an input cannot be read or a setting is invalid.
         MeasurementFailed: if a kernel fails.
     """
     if stage.measures and collective.is_follower():
@@ -69,7 +69,7 @@ def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcom
         run.tables(path)
     for one, paths in written.values():
         for path in paths if one.uploaded else ():
-            if isinstance(one.output, FilesInside):  # what else lies there is not of this stage
+            if isinstance(one.output, FilesInside):  # other files there are not the stage's
                 for file in filter(Path.exists, one.output.paths(path)):
                     run.artifact(file, one.path)
             else:

@@ -1,4 +1,4 @@
-"""The standings of sharders: every sharder places every task; the placements are measured and compared task by task."""
+"""Standings of sharders: every sharder places every task; the placements are measured and compared task by task."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.learned import Sharder
 
 PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
-# The noise if no control was measured: nothing is known about it.
+# The noise without measured controls: unknown.
 QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one sharder to one task."""
+    """Answer of a sharder to a task."""
 
     task: ShardingTask
     sharder: str
     placement: Placement | None  # None for an infeasible task
-    reason: str  # why it is infeasible, with table and numbers; empty if it is not
+    reason: str  # why it is infeasible, with table and numbers; empty if feasible
     predicted_ms: float  # by the cost network; NaN without a placement
 
 
 def ask(sharder: Sharder, task: ShardingTask) -> Answer:
-    """Return the sharder's answer, which may be that the task is infeasible."""
+    """Ask a sharder to place a task; the answer may be that the task is infeasible."""
     try:
         return Answer(task, sharder.name, sharder.place(task), "", math.nan)
     except InfeasibleTask as error:
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def measured_ms(self) -> float:
-        """Measured cost of a step; infinite for an infeasible answer, and for a placement that ran out of memory."""
+        """Return the measured step cost; infinite for an infeasible answer, or a placement out of memory."""
         return self.measured.cost.max_device_ms if self.measured else math.inf
 
 
@@ -85,7 +85,7 @@ class Interval:
 
 
 def verdict_on(difference_pct: Interval, noise_pct: float) -> str:
-    """Return the verdict of an interval about a difference, in words; one below the noise is none."""
+    """Describe the verdict of a difference's interval; a difference below the noise counts as none."""
     if abs(difference_pct.mean) < noise_pct:
         return "equal (within the noise)"
     if difference_pct.high < 0:
@@ -97,31 +97,31 @@ def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
     """Return the positions of the tasks that every sharder could place.
 
     Args:
-        ms_of: cost of each task, by sharder; infinite where infeasible.
+        ms_of: cost of each task, by sharder; infinite if infeasible.
     """
     return [number for number, ms in enumerate(zip(*ms_of.values(), strict=True)) if all(map(math.isfinite, ms))]
 
 
 def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
-    """Return the named sharder with the least mean cost; None if there is none of them."""
+    """Return the named sharder with the least mean cost; None if none has costs."""
     return min((name for name in names if name in costs), key=lambda name: fmean(costs[name]), default=None)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The standing of one sharder over the tasks that every sharder could place."""
+    """Standing of a sharder over the tasks that every sharder could place."""
 
     sharder: str
-    privileged: bool  # it measured the test tables before placing them
-    is_best_heuristic: bool  # the others are compared with it
+    privileged: bool  # needs measurements of the test tables
+    is_best_heuristic: bool  # the baseline of the comparison
     measured_ms: Interval
-    against_best_pct: Interval  # paired difference to the best heuristic, of its mean; negative is faster
-    num_infeasible: int  # tasks that it could not place, or whose placement ran out of memory
+    against_best_pct: Interval  # mean paired difference to the best heuristic, of its mean; negative is faster
+    num_infeasible: int  # tasks that it could not place, or that ran out of memory
     noise_pct: float  # a mean difference below this is measuring noise
 
     @property
     def verdict(self) -> str:
-        """The verdict about the difference to the best heuristic."""
+        """Return the verdict about the difference to the best heuristic."""
         if self.is_best_heuristic:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):
@@ -135,7 +135,7 @@ def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]
 
     Args:
         results: results of every sharder, the tasks in the same order.
-        noise: two sharders that differ by less are called equal.
+        noise: two sharders that differ by less count as equal.
     """
     ms_of: dict[str, list[float]] = {}
     for result in results:
@@ -165,14 +165,14 @@ def infeasible_tasks(results: Sequence[Result]) -> int:
 
 @dataclass(frozen=True)
 class NetworkAccuracy:
-    """The accuracy of a network on measured placements of unseen tables."""
+    """Accuracy of a network on measured placements of unseen tables."""
 
     median_abs_pct_error: float  # of the overall cost; NaN without placements
     kendall_tau: float  # mean over tasks of the rank correlation of their placements; NaN without ranks
 
     @staticmethod
     def of(pairs_of_tasks: Iterable[Sequence[tuple[float, float]]]) -> NetworkAccuracy:
-        """Return the accuracy over the predicted and measured ms of the placements of each task."""
+        """Compute the accuracy from (predicted, measured) ms of the placements of each task."""
         from scipy.stats import kendalltau
 
         errors, taus = [], []

@@ -1,6 +1,6 @@
 """Stages of the loop, and the declarations of their inputs and outputs.
 
-Declarations are light: the code of a stage, ``run`` of the module of its name, is imported when the stage runs.
+Declarations import little: the code of a stage, ``run`` in the module of its name, is imported on its run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from evenshard.base.typed import section
 from evenshard.measure.config import MeasureConfig
 
 Use = TypeVar("Use")
-# Kinds of artifacts, as Kubeflow Pipelines calls them.
+# Kinds of artifacts in the terms of Kubeflow Pipelines.
 DATASET, MODEL, ARTIFACT, HTML, MARKDOWN = "Dataset", "Model", "Artifact", "HTML", "Markdown"
 
 
 class WhichRound(Enum):
-    """The round of an input: that of the stage, or the last one for a stage that runs after all rounds."""
+    """Round of an input: that of the stage, or the last one for a stage that runs after all rounds."""
 
     SAME = auto()
     PREVIOUS = auto()
@@ -47,9 +47,9 @@ class Writes:
     Attributes:
         path: path in the loop of dvc.yaml; "" if it has none.
         artifact: kind in Kubeflow Pipelines; "" for an output that pods do not write.
-        uploaded: True if MLflow gets it.
+        uploaded: True if it is uploaded to MLflow.
         roles: roles of cost datasets in MLflow, by their names inside the folder, or "" for the file itself.
-        tables: CSV files inside that MLflow gets as tables.
+        tables: CSV files inside that are logged to MLflow as tables.
     """
 
     output: Output
@@ -66,13 +66,13 @@ def reads(default: Any, help: str, of: WhichRound = WhichRound.SAME, role: str =
 
 
 def writes(default: Any, help: str, flag: str, output: Output | None = None, **use: Any) -> Any:
-    """Declare an output, a file where no other ``output`` is given; see ``knob`` and ``Writes``."""
+    """Declare an output, a file by default; see ``knob`` and ``Writes``."""
     written = Writes(output or File(), **use)
     return knob(default, help, flag=flag, output=written.output, use=written)
 
 
 def uses_of(of: type, use: type[Use]) -> Mapping[str, Use]:
-    """Return the fields of a dataclass that are read, or written, by name."""
+    """Return the fields of a dataclass that have this use (read or written), by name."""
     return {one.name: one.use for one in knobs_of(of) if isinstance(one.use, use)}
 
 
@@ -82,12 +82,12 @@ def flags(of: type) -> dict[str, str]:
 
 
 def plain_inputs(of: type) -> Mapping[str, Knob]:
-    """Return the inputs of a stage that are no files, by name."""
+    """Return the inputs of a stage that are not files, by name."""
     return {one.name: one for one in knobs_of(of) if one.use is None}
 
 
 def set_by(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
-    """Return the inputs of a stage that sections of params.yaml set; a default and ``num_rounds`` are left out."""
+    """Return the inputs of a stage that params.yaml sets, without defaults and ``num_rounds``."""
     found = {}
     for name, one in plain_inputs(inputs).items():
         of_section = params.get(one.section) if one.flag is not None and one.section else None
@@ -97,13 +97,13 @@ def set_by(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
 
 
 def loop_settings(inputs: type) -> tuple[str, ...]:
-    """Return the inputs of a stage that section ``loop`` alone sets."""
+    """Return the inputs of a stage that only section ``loop`` sets."""
     return tuple(name for name, one in plain_inputs(inputs).items() if one.flag is None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A stage's report about its own work.
+    """Report of a stage about its own work.
 
     Attributes:
         curve: losses or predicted costs of all updates, or measured costs of all placements, in order.
@@ -130,14 +130,14 @@ class Stage:
         what, about, usage: its purpose in a sentence, more about it, and the purpose of its flags.
         config, inputs, outputs: dataclasses of its section and of its files.
         metrics: meaning of its metrics.
-        measures: True if it takes section ``measure``, too. Under torchrun it measures on all devices at once.
+        measures: True if it also takes section ``measure``. Under torchrun it measures on all devices at once.
         takes_lineage: True if ``run`` takes a ``Lineage``.
         curve: name of its outcome's curve in MLflow; "" for none.
-        learned_from: the input whose network names the data that this stage has learned from.
-        concludes: True if it ends the loop: its metrics go to the loop's own run as well, and the networks that it has
+        learned_from: the input whose network records the training data of this stage.
+        concludes: True if it ends the loop: its metrics are also logged to the loop's run, and the networks that it has
             read become versions of the registered models.
         needs_params: True if its command needs params.yaml.
-        tracked: returns True if MLflow gets a run with these inputs and outputs.
+        tracked: returns True if a run with these inputs and outputs is logged to MLflow.
     """
 
     name: str
@@ -165,27 +165,27 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """The command of ``evenshard``."""
+        """Return the command of ``evenshard``."""
         return self.name.replace("_", "-")
 
     @property
     def per_round(self) -> bool:
-        """True if it runs once per round."""
+        """Return True if it runs once per round."""
         return "round" in plain_inputs(self.inputs)
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """The sections of params.yaml that it takes, its own first."""
+        """Return the sections of params.yaml that it takes, its own first."""
         return (self.name, "measure") if self.measures else (self.name,)
 
     def settings(self, params: dict[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return its sections as dataclasses.
 
         Args:
-            overrides: overrides by section and key; None counts as not given.
+            overrides: values by section and key; None means not given.
 
         Raises:
-            BadConfig: if a section makes no sense.
+            BadConfig: if a section is invalid.
         """
         kinds = {self.name: self.config, "measure": MeasureConfig}
         return {name: section(params, name, kinds[name], **overrides.get(name, {})) for name in self.sections}

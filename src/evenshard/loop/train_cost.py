@@ -1,7 +1,7 @@
 """Stage 3, once per round: fits cost network and cost model to all costs measured so far.
 
-Two learn from the same costs: the cost network of a learned sharder, against which its policy is trained, and
-evenshard's cost model, with which evenshard searches.
+Two models are trained on the same costs: the cost network of a learned sharder, for the training of its policy, and
+evenshard's cost model, for its search.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 def run(
     config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs, lineage: Lineage | None = None
 ) -> Outcome:
-    """Fits the learned sharder's network, starting from the previous round's, and evenshard's cost model from scratch.
+    """Fit the learned sharder's network from its last checkpoint, and evenshard's cost model from scratch.
 
     Raises:
         BadInput: if an input cannot be read.
@@ -55,7 +55,7 @@ def run(
         )
     method, pool = load_learned_sharder(inputs.method), load_tables(inputs.tables)
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
-    optimizer_of(ran)  # refuses several, before a training
+    optimizer_of(ran)  # refuses several optimizers, before training
     lineage, outcome = lineage or Lineage(), Outcome({})
     if outputs.cost_net is not None and inputs.tasks is not None:
         known = _require(method.examples(ran), inputs, "Measure some with `evenshard benchmark --placements`.")

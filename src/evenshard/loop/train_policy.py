@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPolicyOutputs) -> Outcome:
-    """Trains the policy, going on from the previous round's.
+    """Train the policy from its checkpoint of the previous round.
 
     Raises:
         BadInput: if an input cannot be read.

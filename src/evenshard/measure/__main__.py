@@ -25,7 +25,7 @@ log = logging.getLogger("evenshard.measure")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the plan and returns the exit code: 0 done (or out of budget), 1 failed, 2 bad input."""
+    """Run the plan and return the exit code: 0 done (or out of budget), 1 failed, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m evenshard.measure", description=__doc__)
     parser.add_argument("plan", type=Path, help="what evenshard benchmark --plan-out wrote")
     parser.add_argument("--journal", type=Path, required=True, help="where every measurement goes at once")

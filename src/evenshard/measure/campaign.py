@@ -40,16 +40,16 @@ class Job:
 
     measurement_id: str  # unique within a campaign
     task: ShardingTask
-    parts: tuple[TablePart, ...]  # of its tables, with their devices
+    parts: tuple[TablePart, ...]  # of the task's tables, with devices
     round: int  # round of the loop; 0 for an evaluation
     proposed_by: str  # the sharder that made the placement, or ``costs.CONTROL``
-    # Jobs of one group are measured right after each other, in random order, so that slow drift hits all that will be
-    # compared alike.
+    # Jobs of one group are measured right after each other, in random order, so that slow drift affects all compared
+    # placements alike.
     group: str
 
     @cached_property
     def key(self) -> str:
-        """The name of the job in a journal: another table, device or batch size gives another key."""
+        """Return the job's name in a journal: another table, device or batch size gives another key."""
         what = repr(self.task), repr(self.parts)
         if self.task.is_whole:
             what = whole_task_text(self.task), repr(self.placement.device_of_table)
@@ -58,11 +58,11 @@ class Job:
 
     @property
     def placement(self) -> Placement:
-        """The devices of its tables, all of which are whole."""
+        """Return the device of each table; all tables are whole."""
         return Placement.of(self.task, self.parts)
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """Measure whole tables once; ``ShardedJob`` measures others."""
+        """Measure whole tables once; ``ShardedJob`` measures sharded tables."""
         return hardware.measure(self.task, self.placement)
 
 
@@ -89,10 +89,10 @@ def measure_jobs(
     budget_s: float | None = None,
     track: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = iter,
 ) -> list[MeasuredPlacement]:
-    """Measures what the journal does not hold yet, and returns all that has been measured.
+    """Measure the jobs that the journal lacks, and return all measurements.
 
     Args:
-        budget_s: no measurement is begun after so many seconds; None measures everything.
+        budget_s: no measurement is started after this time; None for no limit.
         track: wraps the list of steps, for a progress bar.
 
     Returns:
@@ -118,7 +118,7 @@ def measure_jobs(
 def from_journal(
     jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
 ) -> list[MeasuredPlacement]:
-    """The measured jobs that a journal holds, with their visits combined.
+    """Return the measured jobs of a journal, with their visits combined.
 
     Args:
         origin: only visits of this origin count; None takes each job's latest one.

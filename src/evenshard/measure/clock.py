@@ -1,4 +1,4 @@
-"""A clock for work on one device: marks between pieces of work, on the host's clock or in the GPU's own stream."""
+"""Timing of work on one device, by the host's clock or by events in the GPU's stream."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
 
 
 class Stopwatch:
-    """Successive marks in work on a device, and the time between them.
+    """Marks in the work of one device, and the time between successive marks.
 
-    Work on the CPU is done when the call returns. Work on a GPU is only queued then: events in its stream mark where it
-    begins and ends.
+    Work on the CPU is done when the call returns. Work on a GPU is only queued then, so events in its stream mark its
+    start and end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,7 +25,7 @@ class Stopwatch:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """End the piece of work that was called so far, and begin the next."""
+        """End the current interval and begin the next."""
         if self._on_gpu:
             self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
@@ -33,7 +33,7 @@ class Stopwatch:
             self._marks.append(time.perf_counter())
 
     def laps_ms(self) -> list[float]:
-        """Wait for all work, and return the time between each mark and the next, ms."""
+        """Wait for all work, and return the time between successive marks, ms."""
         if not self._on_gpu:
             return [seconds_to_ms(end - start) for start, end in pairwise(self._marks)]
         self._marks[-1].synchronize()
@@ -41,9 +41,9 @@ class Stopwatch:
 
 
 class CacheFlush:
-    """Empties a GPU's L2 between passes: a training step comes back to its tables after the dense part has run.
+    """Flush of a GPU's L2 between passes, as the dense part of a training step evicts the tables.
 
-    A CPU core's caches are left alone: between two repeats the other batches have passed through them.
+    CPU caches are not flushed: between two repeats, the other batches pass through them.
     """
 
     def __init__(self, device: torch.device, keep_warm: bool) -> None:
@@ -54,6 +54,6 @@ class CacheFlush:
         )
 
     def __call__(self) -> None:
-        """Queues the flush; it is over before any work called after it begins."""
+        """Queue the flush on the stream, before all later work."""
         if self._block is not None:
             self._block.zero_()

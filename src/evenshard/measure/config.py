@@ -1,4 +1,4 @@
-"""The settings of measuring: section ``measure`` of params.yaml."""
+"""Settings of measurements: section ``measure`` of params.yaml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MeasureConfig:
     """Section ``measure`` of params.yaml.
 
     Raises:
-        BadConfig: if settings do not fit each other.
+        BadConfig: if settings contradict each other.
     """
 
     hardware: str = knob(
@@ -73,7 +73,7 @@ class MeasureConfig:
 
         check_knobs(self, "measure.")
         chosen = self.hardware_name
-        if bool(chosen.device) != bool(chosen.kind.device):  # a real device may be another one than the one here
+        if bool(chosen.device) != bool(chosen.kind.device):  # a real device may differ from the local one
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
         object.__setattr__(self, "hardware", str(chosen))
         object.__setattr__(self, "expect_transport", self.expect_transport.lower())
@@ -86,5 +86,5 @@ class MeasureConfig:
 
     @property
     def hardware_name(self) -> HardwareName:
-        """``hardware``, parsed."""
+        """Return ``hardware``, parsed."""
         return HardwareName.parse(self.hardware)

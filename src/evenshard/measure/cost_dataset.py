@@ -1,4 +1,4 @@
-"""The records of measured costs, as they are written to and read from ``costs.parquet`` (see ``cost_rows``)."""
+"""Conversion between measured costs and ``costs.parquet`` (see ``cost_rows``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from evenshard.tables.table import SEQUENCE, Table
 
 
 def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
-    """Write a cost dataset as Parquet (needs pyarrow); the lineage is the code and the parameters behind it."""
+    """Write a cost dataset as Parquet (needs pyarrow), with the commit and parameters of ``lineage``."""
     save_rows([row for one in measured for row in rows_of(one)], asdict(lineage or Lineage()), path)
 
 
@@ -74,13 +74,12 @@ def _tables_by_device(measured: MeasuredPlacement) -> list[list[str]]:
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
     """Read a cost dataset back into records (needs pyarrow).
 
-    Of placements of parts, those devices come back that make one fused call, each as a shard that was measured alone:
-    that is what a cost model can learn from them (``read_placements`` reads them whole). A task's tables come back in
-    the order of the pool.
+    A placement of parts yields only its devices with a single fused call, each as a shard measured alone, which a cost
+    model can be trained on (``read_placements`` returns whole placements). A task's tables are in pool order.
 
     Raises:
-        BadFile: see ``read_rows``; or if a row names a table that the pool does not hold, or the rows of a placement do
-            not make up one whole placement.
+        BadFile: see ``read_rows``; or if a row's table is missing from the pool, or the rows of a placement do not form
+            one whole placement.
     """
     found: list[MeasuredPlacement] = []
     for one in read_placements(path, pool):
@@ -89,13 +88,13 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
 
 
 def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
-    """Read all placements of a cost dataset, those of parts whole; see ``load_costs``."""
+    """Read all placements of a cost dataset, including whole placements of parts; see ``load_costs``."""
     by_name = {table.name: table for table in pool}
     return (_read_placement(path, rows, by_name) for rows in _by_measurement(path, by_name))
 
 
 def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
-    """Yield devices as shards measured alone, if each part makes one fused call for all samples."""
+    """Yield each device as a shard measured alone, if each of its parts makes one fused call for all samples."""
     if not measured.cost.fits:
         return
     by_table = parts_by_table(measured.task, measured.parts)

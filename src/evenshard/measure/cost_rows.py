@@ -1,9 +1,9 @@
-"""The rows of the file of measured costs, ``costs.parquet``: one per device per measured placement.
+"""Rows of the file of measured costs, ``costs.parquet``: one per device per measured placement.
 
-Rows of one placement share a ``measurement_id``. A part of a table is listed as ``part_table`` calls it, a replica on
-every device; the type of a table is read off its parts. Every column has its unit in its field metadata, and the file
-says which hardware, driver, libraries, commit and parameters made it. A file is checked as a whole when it is read, and
-by the same rules before it is written.
+Rows of one placement share a ``measurement_id``. A part of a table is written as ``part_table`` names it, a replica on
+every device; parts determine the sharding type. Every column has its unit in its field metadata, and the file records
+hardware, driver, libraries, commit and parameters. A file is validated as a whole when it is read, and by the same
+rules before it is written.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import provenance_problem
 
 SCHEMA_VERSION = "2"
-MAX_ROWS = 5_000_000  # a file of a few bytes may say that a row comes a billion times
+MAX_ROWS = 5_000_000  # compression lets a tiny file claim billions of equal rows
 _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 REMEDY = "Measure it again with `evenshard benchmark`."
 
 _ORIGINS = ("hardware", "driver", "versions")
 
-# (type, unit) by name; a shard out of memory has no times, and one alone perhaps just max_device_ms.
+# (type, unit) by name. Without memory a shard has no times; a shard measured alone may have only max_device_ms.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "measurement_id": (_TEXT, ""),
@@ -78,10 +78,10 @@ _Row = make_dataclass(
 
 
 def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: Path) -> None:
-    """Write the rows of a cost dataset (see ``COLUMNS``) as Parquet (needs pyarrow), with the fields of a ``Lineage``.
+    """Write the rows of a cost dataset (see ``COLUMNS``) and its ``Lineage`` as Parquet (needs pyarrow).
 
     Raises:
-        MeasurementFailed: if a row holds an impossible value; an older file stays as it was.
+        MeasurementFailed: if a row holds an impossible value; an existing file is kept.
     """
     require_package("pyarrow")
     import pyarrow as pa
@@ -118,7 +118,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """
     with _opened(path) as file:
         _check_schema(path, file.schema_arrow, file.metadata.num_rows)
-        _lineage(path, file.schema_arrow)  # checked with the rows
+        _lineage(path, file.schema_arrow)  # validated with the rows
         table = file.read()
         table.validate(full=True)
         rows: list[dict[str, Any]] = table.to_pylist()
@@ -136,9 +136,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 @blame_file
 def read_lineage(path: Path) -> dict[str, Any]:
-    """Return the origin that a cost dataset states, without reading its rows (needs pyarrow).
+    """Read the lineage of a cost dataset, without its rows (needs pyarrow).
 
-    It has git_commit, params_hash and evenshard_version, and lists of hardware, driver and versions.
+    Keys: git_commit, params_hash, evenshard_version; lists under hardware, driver and versions.
 
     Raises:
         BadFile: if the file is missing or torn.
@@ -189,7 +189,7 @@ def _lineage(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Name the values that Parquet's columns would not take, or return None."""
+    """Describe the values that Parquet's column types reject, or return None."""
     try:
         record_of(_Row, row)
     except ValueError as error:
@@ -222,7 +222,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def is_total(row: Mapping[str, Any]) -> bool:
-    """Return True if the row is of a shard that was alone on a device and was timed as a whole."""
+    """Return True if the row is a shard measured alone, with only its total time."""
     other_times = (value for column, value in row.items() if column in TIMES and column != "max_device_ms")
     alone = row["num_devices"] == 1 and row["max_device_ms"] is not None
     return alone and all(row[part] is None for part in _PARTS) and not any(other_times)

@@ -1,4 +1,4 @@
-"""A description of a cost dataset: counts, origins, times, spreads, controls and drift."""
+"""Description of a cost dataset: counts, origins, times, spreads, controls and drift."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PERCENTILES = (10, 50, 90)
 
 
 def describe(paths: Sequence[Path]) -> dict[str, Any]:
-    """The content of one or several cost datasets, each taken as one run; ready for JSON.
+    """Describe cost datasets, each treated as one run, as a dict for JSON.
 
     Raises:
         BadFile: if a dataset cannot be read or holds an impossible value.
@@ -98,7 +98,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def text(description: Mapping[str, Any]) -> str:
-    """The description for a terminal."""
+    """Format the description for a terminal."""
     lines: list[str] = []
     for one in description["datasets"]:
         lines += [*_dataset_lines(one), ""]

@@ -1,7 +1,6 @@
-"""A shard on the real kernels: FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
+"""A shard on real kernels: FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
 
-One shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with a fused
-optimizer, as DLRM training runs it.
+A shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with a fused optimizer, as DLRM training runs it.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
-LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
+LEARNING_RATE = 1e-6  # leaves the reused weights nearly unchanged
 MAX_INT32 = 2**31 - 1
-LOOKUP_CACHE_SHARE = 0.2  # share of the device's memory; a table recurs in many shards, so its drawn lookups are kept
+LOOKUP_CACHE_SHARE = 0.2  # share of device memory; a table recurs in many shards, so its drawn lookups are cached
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class OutOfDeviceMemory(Exception):
-    """The device cannot hold this shard. A finding, not a failure: it ends in a row of the cost dataset."""
+    """Lack of device memory for this shard: a result, not a failure, that becomes a row of the cost dataset."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,17 @@ class LoadedShard:
     gradient: torch.Tensor
 
     def forward(self, number: int) -> torch.Tensor:
-        """Looks up and pools the ``number``-th batch (after the last the first comes again): [B, sum of dims]."""
+        """Look up and pool batch ``number``, modulo the number of batches: [B, sum of dims]."""
         pooled: torch.Tensor = self.operator(*self.batches[number % len(self.batches)])
         return pooled
 
     def backward(self, pooled: torch.Tensor) -> None:
-        """Gradient and optimizer step in one fused pass."""
+        """Compute gradients and update the weights in one fused pass."""
         pooled.backward(self.gradient)  # type: ignore[no-untyped-call]
 
 
 class ShardKernels:
-    """Loads shards onto one device, one at a time."""
+    """Loader of shards onto one device, one at a time."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
         require_package("fbgemm_gpu")
@@ -83,10 +82,10 @@ class ShardKernels:
 
     @contextmanager
     def load_shard(self, shard: Sequence[Table], batch_size: int) -> Iterator[LoadedShard]:
-        """The shard on the device, freed at the end of the block.
+        """Yield the shard on the device, and free it at the end of the block.
 
         Raises:
-            OutOfDeviceMemory: also if the memory runs out inside the block.
+            OutOfDeviceMemory: before or inside the block.
             BadInput: if one fused call cannot take these tables.
             MeasurementFailed: if a kernel fails inside the block.
         """
@@ -94,7 +93,7 @@ class ShardKernels:
             yield self._load(shard, batch_size)
 
     def free(self) -> None:
-        """Gives back all memory that is only kept for speed."""
+        """Release all cached memory."""
         self._lookups.clear()
         self._weights = _WeightArena()
         if self.device.type == "cuda":
@@ -102,7 +101,7 @@ class ShardKernels:
 
     @contextmanager
     def watch_failures(self, tables: Sequence[Table]) -> Iterator[None]:
-        """A block in which what runs out of memory or fails is said of these tables; see ``load_shard``."""
+        """Attribute failures and lack of memory inside the block to these tables; see ``load_shard``."""
         with one_thread() if self.device.type == "cpu" else nullcontext(), _named_failures(tables):
             yield
 
@@ -113,7 +112,7 @@ class ShardKernels:
         return LoadedShard(operator, batches, gradient)
 
     def free_bytes(self) -> int:
-        """Return the device memory that is left, without what torch only keeps for speed."""
+        """Return the available device memory, including torch's cache."""
         if self.device.type == "cpu":
             return _free_host_memory()
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
@@ -124,7 +123,7 @@ class ShardKernels:
     ) -> Any:
         """Return the fused embedding operator of a shard.
 
-        ``feature_table_map`` has the position of the table of each feature; None for one each.
+        ``feature_table_map`` maps each feature to the position of its table; None for one feature per table.
         """
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -138,16 +137,16 @@ class ShardKernels:
         location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         num_weights = sum(table.num_rows * table.embedding_dim for table in shard)
-        # On the CPU, making and first touching the weights of every shard again would take ten times as long as
-        # measuring it, so all shards borrow one arena; what the weights are does not change how long a lookup takes.
-        # On a GPU PyTorch's caching allocator does the same.
+        # On the CPU, allocating and first touching the weights of every shard would take ten times as long as measuring
+        # it, so all shards share one arena; the values of weights do not change the time of a lookup. On a GPU
+        # PyTorch's caching allocator does the same.
         options: dict[str, Any] = (
             {"embedding_table_index_type": torch.int32, "embedding_table_offset_type": torch.int32}
             if on_gpu
             else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
         )
         if not on_gpu and sum(state_bytes(table, self._config.optimizer) for table in shard) > _free_host_memory():
-            raise OutOfDeviceMemory  # FBGEMM makes the state itself, and Linux would kill the process
+            raise OutOfDeviceMemory  # FBGEMM allocates the state itself, and Linux would kill the process
         if options.keys() - parameters_of(SplitTableBatchedEmbeddingBagsCodegen):
             raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {remedy('fbgemm_gpu')}")
         return SplitTableBatchedEmbeddingBagsCodegen(
@@ -162,7 +161,7 @@ class ShardKernels:
         )
 
     def table_batches(self, table: Table, batch_size: int) -> list[Batch]:
-        """The table's own part of each batch: (indices, lengths)."""
+        """Return the table's part of each batch: (indices, lengths)."""
         key = (table, batch_size)
         batches = self._lookups.get(key)
         if batches is None:
@@ -175,16 +174,16 @@ class ShardKernels:
             lookups = draw_lookups(table, batch_size, self._config.seed, number, str(self.device))
         else:
             lookups = self._recorded(table, batch_size, number)
-        # TorchRec trains with 32-bit indices on GPUs; FBGEMM's CPU kernels are the faster with 64.
+        # TorchRec trains with 32-bit indices on GPUs; FBGEMM's CPU kernels are faster with 64 bits.
         index_type = torch.int32 if self.device.type == "cuda" else torch.int64
         return lookups.indices.to(self.device, index_type), lookups.lengths.to(self.device, index_type)
 
 
 def call_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
-    """(indices, offsets) of a fused call for each batch, from the (indices, lengths) of its tables.
+    """Join (indices, lengths) of tables to (indices, offsets) of a fused call, for each batch.
 
     Raises:
-        BadInput: if there are more lookups than offsets can count.
+        BadInput: if there are more lookups than the offset type can count.
     """
     batches = []
     for of_batch in zip(*per_table, strict=True):
@@ -200,7 +199,7 @@ def call_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
 
 
 def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
-    """Data type of the weights of a fused call.
+    """Return the data type of the weights of a fused call.
 
     Raises:
         BadInput: if one call cannot take these tables.
@@ -215,7 +214,7 @@ def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
 
 
 class _LookupCache:
-    """Drawn lookups, the least recently used dropped first."""
+    """LRU cache of drawn lookups."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -244,7 +243,7 @@ def _num_bytes(batches: Sequence[Batch]) -> int:
 
 
 class _WeightArena:
-    """One block of memory that all shards' weights share; pages are touched once, when first borrowed."""
+    """Memory block that the weights of all shards share; pages are touched only when first borrowed."""
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
@@ -256,7 +255,7 @@ class _WeightArena:
         if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
             raise OutOfDeviceMemory
         if num_bytes > self._block.numel():
-            # Untouched memory costs nothing, so doubling keeps the number of times that pages are touched again small.
+            # Untouched memory is free, so doubling the block keeps the number of page touches small.
             capacity = max(num_bytes, 2 * self._block.numel(), BYTES_PER_GB)
             self._block = torch.empty(0, dtype=torch.uint8)  # free the old block first: both may not fit
             self._touched = 0
@@ -268,7 +267,7 @@ class _WeightArena:
 
 
 def _free_host_memory() -> int:
-    """Return the bytes left to the machine and to this process's control group."""
+    """Return the bytes available to the machine and to this process's control group."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     info = Path("/proc/meminfo")
     if info.exists():
@@ -276,7 +275,7 @@ def _free_host_memory() -> int:
         free = 1024 * int(available[0]) if available else free
     limit, used, parts = (CONTROL_GROUP / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        # What the group uses includes cached files, which the kernel gives up first.
+        # The usage of the group includes cached files, which the kernel evicts first.
         stat = dict(line.split() for line in parts.read_text().splitlines()) if parts.exists() else {}
         cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
         free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
@@ -303,15 +302,15 @@ def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
 
 @cache
 def parameters_of(operator: type) -> frozenset[str]:
-    """Return the names of the constructor's parameters; to find them takes as long as a pass over a small shard."""
+    """Return the names of the constructor's parameters, cached because inspection takes as long as a small pass."""
     return frozenset(signature(operator).parameters)
 
 
 def real_device(config: MeasureConfig) -> torch.device:
-    """The device that auto, cpu or cuda means here; under torchrun, this process's own GPU.
+    """Resolve auto, cpu or cuda to a device; under torchrun, to this process's own GPU.
 
     Raises:
-        BadConfig: if CUDA is asked for where there is none, or an optimizer that the device's kernels lack.
+        BadConfig: if CUDA is not available, or the device's kernels lack the optimizer.
     """
     hardware, has_gpu = config.hardware_name, torch.cuda.is_available()
     if hardware.kind.needs_gpu and not has_gpu:
@@ -332,9 +331,9 @@ def real_device(config: MeasureConfig) -> torch.device:
 
 
 def kernel_provenance(config: MeasureConfig, device: torch.device, link: str, num_devices: int = 1) -> Provenance:
-    """Return the provenance of every row measured on such devices.
+    """Return the provenance of rows measured on these devices.
 
-    ``link`` is the link model of the exchanges, or the backend that really exchanges between ``num_devices``.
+    ``link`` is the link model, or the backend of real communication between ``num_devices``.
     """
     return Provenance(
         hardware=f"{device_name(device)} x {num_devices}" if num_devices > 1 else device_name(device),
@@ -348,7 +347,7 @@ def kernel_provenance(config: MeasureConfig, device: torch.device, link: str, nu
 
 
 def device_name(device: torch.device) -> str:
-    """What ran, as ``Provenance.hardware`` wants it."""
+    """Return the device's name for ``Provenance.hardware``."""
     if device.type == "cuda":
         return HardwareName.of("cuda", torch.cuda.get_device_name(device)).provenance
     cpu_info = Path("/proc/cpuinfo")
@@ -362,7 +361,7 @@ def device_name(device: torch.device) -> str:
 
 
 def driver_version(device: torch.device) -> str:
-    """The NVIDIA driver on a GPU; the operating system's kernel on a CPU."""
+    """Return the version of the NVIDIA driver on a GPU, of the operating system's kernel on a CPU."""
     if device.type == "cuda":
         loaded = Path("/proc/driver/nvidia/version")
         words = loaded.read_text().splitlines()[0].split() if loaded.exists() else []
@@ -372,7 +371,7 @@ def driver_version(device: torch.device) -> str:
 
 
 def library_versions(device: torch.device) -> str:
-    """The libraries whose kernels ran."""
+    """Return the versions of the libraries that provide the kernels."""
 
     def find_version(*names: str) -> str:
         for name in names:

@@ -1,4 +1,4 @@
-"""The interface of hardware that measures placements."""
+"""Interface of hardware that measures placements."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from evenshard.price.costs import PlacementCost, Provenance
 
 
 class Hardware(Protocol):
-    """Something that can measure placements."""
+    """Hardware that measures placements."""
 
     @property
     def provenance(self) -> Provenance:
-        """What every row measured here says about its origin."""
+        """Return the origin that every row measured here records."""
         ...
 
     @property
     def time_share(self) -> TimeShare:
-        """Kernel time against wall time since this hardware was opened."""
+        """Return kernel time and wall time since this hardware was opened."""
         ...
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """Measures one training step of a placement; a shard that does not fit is a cost too (``out_of_memory``).
+        """Measure one training step of a placement; an infeasible shard costs ``out_of_memory``.
 
         Raises:
             MeasurementFailed: if a device cannot run its shard for any other reason.
@@ -33,7 +33,7 @@ class Hardware(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the devices."""
+        """Free the devices."""
         ...
 
 
@@ -42,12 +42,12 @@ Measure = Callable[[Sequence[tuple[ShardingTask, Placement]]], Sequence[Placemen
 
 @dataclass(frozen=True)
 class TimeShare:
-    """Seconds inside kernels, timed or not, and seconds of measuring altogether."""
+    """Seconds inside kernels, timed or not, and total seconds of measuring."""
 
     kernel_s: float
     wall_s: float
 
     @property
     def kernel_share(self) -> float:
-        """Part of the wall time spent inside kernels, 0 to 1."""
+        """Return the share of wall time spent inside kernels, 0 to 1."""
         return self.kernel_s / self.wall_s if self.wall_s else 0.0

@@ -1,6 +1,6 @@
-"""The hardware that evenshard knows: kinds, devices and links, each constant with its source and what confirms it.
+"""Inventory of known hardware: kinds, devices and links, with source and evidence of each constant.
 
-A device that it does not know is added by its data sheet.
+A new device is added by its data sheet.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from evenshard.price.link_model import Curve, Link
 _SUFFIXES = {"_gb_s": "GB/s", "_gb": "GB", "_mb": "MB", "_us": "us", "_ns": "ns"}
 _PER = re.compile(r"(?:.*_)?([a-z]+)_per_([a-z]+)")
 _NARROWEST = 80
-_SMALL = 0.01  # such constants have a digit less, so that their column stays narrow
+_SMALL = 0.01  # smaller constants are printed with one digit less to keep their column narrow
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A number of a profile (None if it is infinite), with its source, and ``origin_of`` that."""
+    """One number of a profile (None if infinite), with its source and the source's ``origin_of``."""
 
     value: float | None
     unit: str
@@ -51,18 +51,18 @@ class Constant:
 
     @property
     def provenance(self) -> str:
-        """Its source, which begins with what it is."""
+        """Return the source, which begins with its kind."""
         return self.source if self.source.startswith(self.origin) else f"{self.origin}: {self.source}"
 
 
 @dataclass(frozen=True)
 class KnownHardware:
-    """A simulated device, or a link, by the name that settings and flags have.
+    """A simulated device, or a link, under its name in settings and flags.
 
     Attributes:
         link: name of the link between such devices; None for a link.
         constants: all numbers, by name.
-        extrapolated_from: the profile that says what the evidence does not; empty for none.
+        extrapolated_from: profile that supplies the missing evidence; empty if there is none.
     """
 
     name: str
@@ -75,27 +75,27 @@ class KnownHardware:
 
     @property
     def confirmation(self) -> str:
-        """What confirms it, in a clause."""
+        """Describe the evidence in a clause."""
         of_other = f"extrapolated from {self.extrapolated_from}: " if self.extrapolated_from else ""
         return f"{of_other}{self.error}"
 
 
 def known_devices() -> tuple[KnownHardware, ...]:
-    """The simulated devices that come with evenshard."""
+    """Return the simulated devices of evenshard."""
     return tuple(map(_device, profile_names()))
 
 
 def known_links() -> tuple[KnownHardware, ...]:
-    """The links that come with evenshard."""
+    """Return the links of evenshard."""
     return tuple(map(_link, LINKS))
 
 
 def known_hardware(name: str) -> KnownHardware:
-    """The simulated device or the link of this name, or of this YAML file.
+    """Return the simulated device or link of this name or YAML file.
 
     Raises:
         BadConfig: if it is neither.
-        BadFile: if the file is no profile.
+        BadFile: if the file is not a profile.
     """
     bare = name.removeprefix("simulated:")
     bare = SHORT_NAMES.get(bare, bare)
@@ -120,7 +120,7 @@ def _device(name: str) -> KnownHardware:
 def _link(name: str) -> KnownHardware:
     found = link(name)
     sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
-    if latency := found.source.partition("; latency ")[2]:  # the rest is of bandwidths
+    if latency := found.source.partition("; latency ")[2]:  # the rest is the bandwidths' source
         sources["latency_us"] = f"{GUESS}: latency {latency}"
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
@@ -138,10 +138,10 @@ def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str,
 
 
 def add_hardware(sheet: Path, out: Path) -> KnownHardware:
-    """Write the profile of a GPU that only its data sheet is known of, which docs/measure.md describes.
+    """Write a profile from a GPU's data sheet, whose format docs/measure.md describes.
 
     Raises:
-        BadFile: if the sheet is missing, says too little or something impossible; nothing is written then.
+        BadFile: if the sheet is missing, incomplete or impossible; no file is written then.
     """
     for path in (sheet, out):
         if path.suffix not in (".yaml", ".yml"):
@@ -162,14 +162,14 @@ def add_hardware(sheet: Path, out: Path) -> KnownHardware:
 
 
 def unit_of(constant: str) -> str:
-    """The unit that the name of a constant ends with; empty for counts and shares."""
+    """Return the unit suffix of a constant's name; empty for counts and shares."""
     if found := _PER.fullmatch(constant):
         return f"{found[1]} per {found[2]}"
     return next((unit for suffix, unit in _SUFFIXES.items() if constant.endswith(suffix)), "")
 
 
 def inventory() -> dict[str, Any]:
-    """All of it, ready for JSON."""
+    """Return the whole inventory, ready for JSON."""
     return {
         "default": DEFAULT_HARDWARE,
         "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
@@ -186,7 +186,7 @@ def inventory() -> dict[str, Any]:
 
 
 def inventory_text() -> str:
-    """All of it for a terminal."""
+    """Format the whole inventory for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
     devices = [
         ("simulated device", "memory, GB", "link", *_LIST_HEADS),
@@ -222,7 +222,7 @@ def inventory_text() -> str:
 
 
 def hardware_text(one: KnownHardware) -> str:
-    """A device or a link with all its constants, for a terminal."""
+    """Format a device or link with all its constants for a terminal."""
     sources = list(dict.fromkeys(constant.provenance for constant in one.constants.values()))
     of_all = printable(sources[0]) if len(sources) == 1 else ""
     rows = [("constant", "value", "unit", "" if of_all else "source")]
@@ -243,7 +243,7 @@ def hardware_text(one: KnownHardware) -> str:
 
 
 def confirmation_text(one: KnownHardware) -> str:
-    """What confirms it, for a terminal."""
+    """Format the evidence of a device or link for a terminal."""
     return "\n".join(textwrap.wrap(f"{one.name}: {one.confirmation}.", _width()))
 
 

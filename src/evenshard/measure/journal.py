@@ -2,8 +2,8 @@
 
 Two kinds of lines: an *origin* says what the measurements after it were taken on and how; a *visit* is one finished
 measurement of one job. A visit is written and flushed at once, so that a process killed at any moment loses nothing
-it has finished. Whoever opens the file again finds all whole lines; a torn last line, the trace of a kill, is
-dropped with a warning. A whole line with impossible values is refused, and the file left as it is.
+it has finished. Opening the file again restores all whole lines; a torn last line, the trace of a kill, is
+dropped with a warning. A whole line with impossible values is rejected, and the file is not changed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 def journal_beside(output: Path) -> Path:
-    """Return the path of an output's journal while no other is named."""
+    """Return the default path of an output's journal."""
     return output.with_name(f".{output.name}.journal")
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether a file begins as a journal does."""
+    """Return True if a file begins as a journal does."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
@@ -55,7 +55,7 @@ class Visit:
     """One finished measurement of a job.
 
     Raises:
-        MeasurementFailed: if a number is impossible, as where a clock is wrong by centuries.
+        MeasurementFailed: if a number is impossible, for example after a clock error.
     """
 
     job: str  # key of the job (see ``Job.key``)
@@ -75,7 +75,7 @@ class Journal:
     """The measurements of a campaign on disk. A context manager: opened for appending, closed at the end."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
-        """Read the file, drop a torn last line, and open it for appending; ``read_only`` leaves it as it is.
+        """Read the file, drop a torn last line, and open it for appending; ``read_only`` does not change it.
 
         Raises:
             BadFile: if a whole line cannot be read, the file is not a journal or of another version, or another process
@@ -99,11 +99,11 @@ class Journal:
         self._synced = time.monotonic()
 
     def __len__(self) -> int:
-        """Visits on record."""
+        """Return the number of visits."""
         return len(self.visits())
 
     def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
-        """Return the last such visit of this origin (None: of any), or None."""
+        """Return the last visit with this job and number, of ``origin`` or of any; None without one."""
         visits = self._visits.get((job, number), [])
         return next((visit for visit in reversed(visits) if origin is None or visit.origin == origin), None)
 
@@ -128,7 +128,7 @@ class Journal:
         self._visits.setdefault((visit.job, visit.number), []).append(visit)
 
     def add_all(self, other: Journal) -> None:
-        """Append the visits of another journal that this one does not hold."""
+        """Append the visits of another journal that this journal lacks."""
         for visit in other.visits():
             if self.find(visit.job, visit.number, visit.origin) is None:
                 self.append(visit)
@@ -176,7 +176,7 @@ class Journal:
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
         if not whole and not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
-            raise BadFile(self.path, "is not a journal", "Name another file.")  # rather than drop all of it as torn
+            raise BadFile(self.path, "is not a journal", "Name another file.")  # do not drop all of it as torn
         if whole < len(content):
             log.warning("%s: the last line is torn and was dropped; it is measured again", self.path)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
@@ -212,7 +212,7 @@ class _VisitLine:
 
 
 def _remedy(line: bytes) -> str:
-    """Keep an origin with the lines after it, which would belong to another origin without it."""
+    """Return the remedy for a damaged line; an origin must not be removed, because later visits need it."""
     if b'"origin"' in line:
         return "Repair the line (the measurements after it need it), or name another journal."
     return "Repair or remove the line (what it says is then measured again), or name another journal."

@@ -1,6 +1,6 @@
-"""Open hardware to measure on, and describe this machine's so that another GPU or library shows.
+"""Hardware to measure on, and the identity of this machine, its GPU and its libraries.
 
-Under torchrun all processes measure together, otherwise one device measures shards in turn.
+Under torchrun all processes measure together, without it one device measures shards in turn.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.installation import require_package
 from evenshard.measure.config import MeasureConfig
 
-if TYPE_CHECKING:  # it brings NumPy, and commands that open no hardware need none
+if TYPE_CHECKING:  # imports NumPy, which most commands do not need
     from evenshard.measure.hardware import Hardware
 
-# The environment variable that names the machine; machines of one name count as one.
+# Environment variable with the name of the machine; machines with the same name count as the same.
 MACHINE = "EVENSHARD_MACHINE"
 MACHINE_ID = Path("/etc/machine-id")
 
@@ -28,10 +28,10 @@ MACHINE_ID = Path("/etc/machine-id")
 def open_hardware(config: MeasureConfig) -> Hardware:
     """Open the hardware that the settings name.
 
-    Under torchrun each process is one device; this is then the first of them (the others run ``collective.serve``).
+    Under torchrun each process is one device and this is rank 0 (all other ranks run ``collective.serve``).
 
     Raises:
-        BadConfig: if its profile is unknown, CUDA is asked for where there is none, or a package is missing.
+        BadConfig: if its profile is unknown, CUDA is not available, or a package is missing.
         BadFile: if its profile cannot be read.
     """
     if config.hardware_name.kind.is_simulated:
@@ -52,10 +52,10 @@ def open_hardware(config: MeasureConfig) -> Hardware:
 
 
 def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
-    """Return what times that are measured here depend on.
+    """Return the properties of this machine that measured times depend on.
 
-    The device and the versions of its libraries, a GPU's driver, and which machine it is. Of a simulated device, whose
-    times are the same everywhere, no more than its name.
+    These are the device, its libraries, a GPU's driver, and the id of the machine. A simulated device has only its
+    name, because its times are the same everywhere.
     """
     if config.hardware_name.kind.is_simulated:
         return {"hardware": config.hardware_name.provenance}
@@ -63,7 +63,7 @@ def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
     from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 
     device = real_device(config)
-    driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # a new kernel is no new machine
+    driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # kernel updates do not count
     return {
         "hardware": device_name(device),
         **driver,
@@ -73,10 +73,10 @@ def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
 
 
 def machine_id() -> str:
-    """16 hex digits that tell this machine from others and do not say which one it is.
+    """Return 16 hex digits that identify this machine without naming it.
 
-    A hash of what ``EVENSHARD_MACHINE`` says, else of the machine ID of the operating system, else, as in a container,
-    of a network address.
+    They are a hash of ``EVENSHARD_MACHINE``, else of the operating system's machine ID, else (as in a container) of a
+    network address.
     """
     own = os.environ.get(MACHINE, "").strip() or _of_operating_system() or f"{uuid.getnode():012x}"
     return hmac.new(own.encode(), b"evenshard", hashlib.sha256).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The noise of measured costs, from repeated control placements, within one run and from run to run.
+"""Noise of measured costs, from repeated control placements, within one run and from run to run.
 
 All numbers are relative (of a placement's measured ``max_device_ms``), in per cent.
 """
@@ -19,8 +19,7 @@ from evenshard.price.costs import CONTROL, OK, MeasuredPlacement
 class ControlCost:
     """One measurement of a control placement: ``max_device_ms`` above 0, and seconds since 1970 UTC.
 
-    ``placement`` is equal for measurements of the same placement on the same hardware with the same optimizer, in
-    whichever run.
+    ``placement`` is equal for all measurements of the same placement, hardware and optimizer, across runs.
     """
 
     placement: Hashable
@@ -29,12 +28,12 @@ class ControlCost:
 
 
 def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
-    """The control placements of a run that fit their devices."""
+    """Return the feasible control placements of a run."""
     return [found for one in measured if one.is_control for found in controls_of_rows(rows_of(one))]
 
 
 def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
-    """The control placements in the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
+    """Return the control placements in the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["proposed_by"] == CONTROL:
@@ -55,15 +54,15 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
 
 @dataclass(frozen=True)
 class Noise:
-    """The spread of control placements, standard deviations in %; None where no control was repeated so.
+    """Standard deviations of control placements, %; None without the repeats that a number needs.
 
     Attributes:
         within_run_pct: of one placement measured again in the same run.
         between_run_pct: of one placement's mean from run to run, beyond what the spread within the runs explains.
-        relative_between_run_pct: the same, of its mean relative to those of the run's other controls: without runs
-            that are faster or slower as a whole.
+        relative_between_run_pct: the same relative to the run's other controls, which removes runs that are faster or
+            slower as a whole.
         num_controls: distinct control placements.
-        num_runs: runs that measured one.
+        num_runs: runs with a control.
     """
 
     within_run_pct: float | None
@@ -74,23 +73,23 @@ class Noise:
 
     @property
     def relative_pct(self) -> float:
-        """Standard deviation of a measured cost relative to the others of its run; 0 where nothing is known.
+        """Standard deviation of a measured cost relative to its run; 0 if unknown.
 
-        Placements that are compared are measured in one run: how fast the machine was that day does not matter to them.
+        Placements that are compared are measured in one run: the speed of the machine on that day cancels.
         """
         between = self.relative_between_run_pct
         return math.hypot(self.within_run_pct or 0.0, (self.between_run_pct if between is None else between) or 0.0)
 
     def difference_pct(self, num_tasks: int) -> float:
-        """Below this, the mean difference of two sharders over so many tasks is no more than noise (95 %).
+        """Return the mean difference of two sharders over ``num_tasks`` tasks that noise explains (95 %).
 
-        Each task brings two noisy measurements, independent of those of the other tasks.
+        Each task has two noisy measurements, independent of all other tasks.
         """
         return 1.96 * math.sqrt(2 / max(num_tasks, 1)) * self.relative_pct
 
 
 def noise_of(runs: Sequence[Sequence[ControlCost]]) -> Noise:
-    """What the control placements of one or several runs say."""
+    """Estimate the noise from the control placements of one or several runs."""
     by_run = [_log_costs(run) for run in runs]
     repeated = [costs for run in by_run for costs in run.values() if len(costs) > 1]
     within = _pooled_variance(repeated) if repeated else None
@@ -127,9 +126,9 @@ def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], withi
 
 
 def drift_pct(run: Sequence[ControlCost]) -> float | None:
-    """How much slower (above 0) or faster the controls became from the first to the last, along a straight line.
+    """Fit the linear drift of the controls from the first to the last; above 0 means slower.
 
-    None where no control was repeated at another time.
+    Return None if no control was repeated at another time.
     """
     times, deviations = [], []
     for placement, costs in _log_costs(run).items():
@@ -141,7 +140,7 @@ def drift_pct(run: Sequence[ControlCost]) -> float | None:
 
 
 def _log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
-    """Take logarithms, so that deviations are relative."""
+    """Take logarithms of the costs, so that deviations are relative."""
     costs: dict[Hashable, list[float]] = {}
     for one in run:
         costs.setdefault(one.placement, []).append(math.log(one.cost_ms))

@@ -1,6 +1,6 @@
 """Hardware with one device, which measures the shards of a placement one after the other.
 
-No exchange between devices can happen then: the link model gives the all-to-all times, and every row says so.
+The link model supplies the all-to-all times, and every row records this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evenshard.tables.table import Table
 
 
 class OneDeviceInTurn:
-    """Measures the shards of a placement in turn, on the CPU (one thread stands for one device) or on a GPU."""
+    """One device that measures shards in turn: a GPU, or one thread of the CPU."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
         self._config = config
@@ -37,7 +37,7 @@ class OneDeviceInTurn:
 
     @property
     def time_share(self) -> TimeShare:
-        """Kernel time against wall time since this hardware was opened."""
+        """Return kernel time and wall time since this hardware was opened."""
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
@@ -46,14 +46,14 @@ class OneDeviceInTurn:
         return whole_tables_cost(task, placement, computes, self._link)
 
     def close(self) -> None:
-        """Frees the device."""
+        """Free the device."""
         self._kernels.free()
 
     def _shard_cost(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
         if not shard:
             return DeviceCost(0.0, 0.0, 0.0, 0.0)
         times = self._times_if_fits(shard, batch_size)
-        if times is None:  # what earlier shards left behind may have been in the way: once more, with all memory free
+        if times is None:  # memory of earlier shards may cause the failure: retry with all memory free
             times = self._times_if_fits(shard, batch_size)
         if times is None:
             return DeviceCost.out_of_memory()
@@ -68,11 +68,11 @@ class OneDeviceInTurn:
         )
 
     def _times_if_fits(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
-        """Return None, with all memory free again, if the device cannot hold the shard."""
+        """Return the times, or None, with all memory free again, if the device cannot hold the shard."""
         try:
             return self._time_shard(shard, batch_size)
         except OutOfDeviceMemory:
-            pass  # inside this block the exception's frames would still hold what was allocated so far
+            pass  # inside this block the exception's frames would keep the allocated memory alive
         self._kernels.free()
         return None
 

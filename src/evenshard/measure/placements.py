@@ -1,4 +1,4 @@
-"""Costs of placements of parts: measured one device after the other, or simulated by the device model."""
+"""Costs of placements of parts: measured in sequence on one device, or simulated by the device model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from evenshard.sharders.model import Model
 def simulated_cost(
     task: ShardingTask, parts: Sequence[TablePart], profiles: Sequence[GpuProfile], links: Links
 ) -> PlacementCost:
-    """Return the cost of a placement of parts by the device model, without noise.
+    """Predict the cost of a placement of parts by the device model, without noise.
 
     Args:
         profiles: the profile of every device of the task's machine, by device id.
-        links: of the machine's tiers.
+        links: link models of the machine's tiers.
 
     Raises:
-        BadConfig: if the parts are not those of the task's tables.
+        BadConfig: if the parts do not belong to the task's tables.
     """
     kinds = list(dict.fromkeys(profiles))
     kind_of_D = [kinds.index(profile) for profile in profiles]
@@ -47,7 +47,7 @@ def simulated_cost(
 
 @contextmanager
 def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
-    """Measure placements of the request on its hardware at so many moments; on simulated hardware, simulate them."""
+    """Yield a function that measures placements on the request's hardware ``visits`` times, or simulates them."""
     links, names = links_of_request(request, model), hardware_of_devices(request)
     kinds = {HardwareName.parse(name) for name in names}
     if all(kind.kind.is_simulated for kind in kinds):

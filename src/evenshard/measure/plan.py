@@ -1,4 +1,4 @@
-"""A list of placements to measure elsewhere, as one JSON file: the tables, the jobs, how to measure.
+"""Measurement plan for another machine, as one JSON file with tables, jobs and settings.
 
 evenshard benchmark ... --plan-out plan.json                     where evenshard is installed
 python -m evenshard.measure plan.json --journal gpu.jsonl        on the box, with torch, numpy and FBGEMM alone
@@ -30,7 +30,7 @@ _OF_TASK = ("task_id", "num_devices", "memory_cap_bytes", "batch_size")
 
 
 def save_measure_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
-    """Write jobs and settings; each table stands once, however many jobs hold it."""
+    """Write jobs and settings; each table is written once, even if many jobs use it."""
     tables = tuple(dict.fromkeys(table for job in jobs for table in job.task.tables))
     number_of = {table: number for number, table in enumerate(tables)}
     plan = _Plan(PLAN_VERSION, config, tables, tuple(_record(job, number_of) for job in jobs))
@@ -70,7 +70,7 @@ class _Record:
 
 @blame_file
 def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
-    """Return jobs and settings as they were saved; a job's key is the same.
+    """Read jobs and settings; the keys of jobs are preserved.
 
     Raises:
         BadFile: if the file is missing, torn, not a plan, or holds an impossible job.

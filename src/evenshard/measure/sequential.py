@@ -1,11 +1,10 @@
-"""The cost of a placement whose devices are measured or simulated one after the other, and exchange nothing for real.
+"""Cost of a placement whose devices are measured or simulated in sequence, without real communication.
 
-The times of exchanges are modelled by the links (``price.collectives``), and every row says so. Where devices wait
-for each other follows from their forward times.
+The links model the communication times (``price.collectives``), and every row records this. Waits between devices
+follow from their forward times.
 
-Where a device measures placements of parts, each kernel call of each device is measured as a shard of its own. Of
-replicas the lookups are measured with a fused update; the pass over dense gradients is left out. Sequences are measured
-as bags of one.
+In a placement of parts, each kernel call of each device is measured as a shard of its own. The lookups of replicas are
+measured with a fused update; the pass over dense gradients is left out. Sequences are measured as bags of size 1.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from evenshard.tables.table import Table
 
 
 def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) -> PlacementCost:
-    """Return the cost of a placement, with the waits before its exchanges, which are modelled.
+    """Combine compute costs and modelled communication to the cost of a placement, with the waits.
 
-    ``computes`` are costs of the devices without any exchange; those that are out of memory stay so.
+    ``computes`` are the costs of devices without communication; a device that is out of memory stays so.
     """
     waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
     times = (one.tolist() for one in (exchanges.input_dist, exchanges.forward, exchanges.backward))
@@ -41,12 +40,12 @@ def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) ->
 
 
 def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
-    """Return the wait of each device, after its own forward, until the slowest can join the exchange, ms.
+    """Return the wait of each device, after its own forward, until the slowest joins the all-to-all, ms.
 
-    All of it counts. On 4 x RTX 2080 Ti an exchange ends only 0.91 to 0.98 ms later for each ms of it: devices that
-    are ready exchange what they have.
+    The whole wait counts. On 4 x RTX 2080 Ti an all-to-all ends only 0.91 to 0.98 ms later for each ms of wait, as
+    devices that are ready begin to communicate.
 
-    A device that ran out of memory (infinite time) never joins: the others do not wait for it, and it does not wait.
+    A device that ran out of memory (infinite time) never joins: no other device waits for it, and it does not wait.
     """
     last = max((own for own in fwd_compute_ms if math.isfinite(own)), default=0.0)
     return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
@@ -55,7 +54,7 @@ def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
 def whole_tables_cost(
     task: ShardingTask, placement: Placement, computes: Sequence[DeviceCost], link: Link
 ) -> PlacementCost:
-    """Return the cost of whole tables, each pooled once for a sample; no exchange of indices is counted."""
+    """Return the cost of whole tables, each pooled once per sample, without the input dist."""
     dims = [0] * placement.num_devices
     for table, device in zip(task.tables, placement.device_of_table, strict=True):
         dims[device] += table.embedding_dim
@@ -64,7 +63,7 @@ def whole_tables_cost(
 
 
 def parts_cost(hardware: Hardware, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> PlacementCost:
-    """Return the cost of a placement of parts, on hardware that measures whole tables.
+    """Measure the cost of a placement of parts on hardware that measures whole tables.
 
     Raises:
         MeasurementFailed: if a kernel fails.

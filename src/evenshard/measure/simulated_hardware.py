@@ -1,6 +1,6 @@
 """Simulated GPUs as ``Hardware``: the device model and a link model.
 
-Every row says that it was simulated, and of which profile. What the model is worth stands in benchmarks/.
+Every row records the simulation and its profile. benchmarks/ reports the accuracy of the model.
 
 Legend: T tables, C columns of a table's work, N shards.
 """
@@ -30,16 +30,16 @@ from evenshard.price.shard_work import ShardWork, WorkCounter
 from evenshard.tables.reuse import FloatArray
 from evenshard.version import __version__
 
-CHUNK = 256  # placements at a time: 256 of 100 tables are 17 MB
+CHUNK = 256  # placements per batch: 256 of 100 tables are 17 MB
 MAX_CACHED_TASKS = 1024
-QUARTILE_Z = 0.6744897501960817  # of the standard normal distribution
+QUARTILE_Z = 0.6744897501960817  # 75th percentile of the standard normal distribution
 
 PlacementJob = tuple[ShardingTask, Placement]
 
 
 @dataclass(frozen=True)
 class _TaskTables:
-    """Work of a task's tables; ``task`` is kept so that its id() stays its own."""
+    """Work of a task's tables; ``task`` is kept alive so that its id() is not reused."""
 
     task: ShardingTask
     columns_TC: FloatArray
@@ -47,11 +47,11 @@ class _TaskTables:
 
 
 class SimulatedHardware:
-    """GPUs of one profile. Deterministic but for ``MeasureConfig.noise``; a pass always begins with a cold L2.
+    """GPUs of one profile, deterministic except for ``MeasureConfig.noise``; a pass begins with a cold L2.
 
     Noise is log-normal around the model's time, for each device's forward and backward compute time; the all-to-all
-    times stay those of the link model, as they do where one real device measures. It depends on the seed, the task, the
-    placement and how often that was measured before, and on nothing else.
+    times are those of the link model, as with one real device. The noise depends only on the seed, the task, the
+    placement and the number of earlier measurements of the placement.
     """
 
     def __init__(self, config: MeasureConfig) -> None:
@@ -79,24 +79,24 @@ class SimulatedHardware:
 
     @property
     def time_share(self) -> TimeShare:
-        """No kernel runs; wall time since this hardware was opened."""
+        """Return no kernel time, and the wall time since this hardware was opened."""
         return TimeShare(0.0, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """The simulated cost of one placement."""
+        """Simulate the cost of one placement."""
         return self.measure_many([(task, placement)])[0]
 
     def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
-        """The simulated cost of each (task, placement), as ``measure`` would give them one by one in this order."""
+        """Simulate the cost of each (task, placement); the results equal those of ``measure`` in this order."""
         chunks = (jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK))
         return [cost for chunk in chunks for cost in self._measure_chunk(chunk)]
 
     def close(self) -> None:
-        """Forgets what was kept for speed."""
+        """Clear the caches."""
         self._tasks.clear()
 
     def shard_work(self, jobs: Sequence[PlacementJob]) -> ShardWork:
-        """The work of every device of every placement, in the order of the placements, then of the device ids."""
+        """Return the work of every device of every placement, ordered by placement, then device id."""
         columns = [self._tables_of(task).columns_TC for task, _ in jobs]
         devices_N = np.array([placement.num_devices for _, placement in jobs])
         first_N = np.cumsum(devices_N) - devices_N

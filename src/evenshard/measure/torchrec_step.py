@@ -1,15 +1,15 @@
-"""A training step of cut and replicated tables, run by TorchRec's ``DistributedModelParallel`` and timed on every rank.
+"""Training step of sharded and replicated tables under TorchRec's ``DistributedModelParallel`` timed on every rank.
 
 ::
 
     | input dist | lookups | output dist | output dist back | lookups back | all-reduce | dense update |
         timed       timed      timed            timed            timed         timed         timed
 
-TorchRec's sharded modules do the work of every phase. There is a barrier before each phase, and a phase takes all
-modules one after the other, as a step does that overlaps nothing. The outputs of the lookups are cut out of the
-autograd graph, so that communication and lookups of the backward pass are timed apart. Replicas are not wrapped by DDP,
-whose all-reduce overlaps with the backward pass: their gradients are reduced afterwards. That all-reduce counts as
-backward communication, and the update of replicas as backward compute.
+TorchRec's sharded modules do the work of every phase. There is a barrier before each phase, and a phase runs all
+modules in sequence, as a step without overlap does. The outputs of the lookups are detached from the autograd graph, so
+that communication and lookups of the backward pass are timed apart. Replicas are not wrapped by DDP, whose all-reduce
+overlaps with the backward pass: their gradients are reduced afterwards. That all-reduce counts as backward
+communication, and the update of replicas as backward compute.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from evenshard.torchrec.plan.plans import plan_of_parts
 
 @dataclass(frozen=True)
 class ShardedJob(Job):
-    """A placement of cut and replicated tables to measure."""
+    """A placement of sharded and replicated tables to measure."""
 
     def check(self, hardware: Hardware) -> None:
         """Raise an error if the hardware cannot measure the placement.
 
         Raises:
-            BadInput: if devices are measured in turn or simulated, TorchRec is missing, or it cannot train the parts.
+            BadInput: if the hardware is simulated or has one device, TorchRec is missing, or it cannot train the parts.
         """
         measured = self._require_ranks(hardware)
         self.rank_job.plan(measured.device.type)
@@ -62,7 +62,7 @@ class ShardedJob(Job):
 
     @property
     def rank_job(self) -> MeasureParts:
-        """The same placement as a job of ranks."""
+        """Return the placement as a job of ranks."""
         return MeasureParts(self.task.tables, self.task.machine, self.task.batch_size, self.parts)
 
     def _require_ranks(self, hardware: Hardware) -> CollectiveHardware:
@@ -82,14 +82,14 @@ class MeasureParts(PlacementJob):
     """A job in which every rank trains its parts of a placement under ``DistributedModelParallel``."""
 
     def check(self, num_ranks: int) -> None:
-        """See ``RankJob``."""
+        """Check the job; see ``RankJob``."""
         super().check(num_ranks)
         if self.batch_size % num_ranks:
             raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
 
     def run(self, worker: Worker) -> Finding:
-        """See ``RankJob``. If a rank runs out of memory none can train, and all of them report it."""
-        for _ in range(2):  # memory of earlier placements may have been in the way of the first attempt
+        """Run this rank's part; see ``RankJob``. If a rank runs out of memory, all ranks report it."""
+        for _ in range(2):  # memory of earlier placements may cause the first attempt to fail
             finding, worst = run_together(worker, lambda: self._steps(worker))
             if worst != OUT_OF_MEMORY:
                 return finding
@@ -97,7 +97,7 @@ class MeasureParts(PlacementJob):
         return Finding(problem=OUT_OF_MEMORY)
 
     def plan(self, compute_device: str) -> tuple[torch.nn.ModuleDict, Any]:
-        """Return the model, without weights, and TorchRec's plan for it.
+        """Build the model, without weights, and TorchRec's plan for it.
 
         Raises:
             BadInput: if TorchRec is missing, cannot train the parts, or a precision cannot be measured.
@@ -122,7 +122,7 @@ class MeasureParts(PlacementJob):
 
     @cached_property
     def collections(self) -> tuple[tuple[Table, ...], ...]:
-        """The tables of each TorchRec module."""
+        """Group the tables by TorchRec module."""
         found: dict[tuple[str, bool, bool], list[Table]] = {}
         for table in self.tables:
             found.setdefault(table.collection, []).append(table)
@@ -141,7 +141,7 @@ class MeasureParts(PlacementJob):
             return steps
 
     def _require_memory(self, worker: Worker) -> None:
-        gc.collect()  # modules of the placement before refer to each other
+        gc.collect()  # modules of the previous placement have reference cycles
         tables = {table.name: table for table in self.tables}
         rank, optimizer = worker.ranks.rank, worker.config.optimizer
         held = [
@@ -162,12 +162,12 @@ class TrainingStep:
         from torchrec.distributed.model_parallel import DistributedModelParallel
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-        # FBGEMM's dense call differentiates on the CPU without a kernel for that; tests compare its gradients.
+        # FBGEMM's dense call is differentiated on the CPU without its own kernel; tests compare its gradients.
         warnings.filterwarnings("ignore", ".*an autograd kernel was not registered", UserWarning)
         self._worker, device = worker, worker.ranks.device
         sharders = _sharders(job.tables, worker.config.optimizer)
         built: list[Any] = []
-        worker.ranks.timed_ms(  # which detects a lost rank
+        worker.ranks.timed_ms(  # detects a lost rank
             lambda: built.append(
                 DistributedModelParallel(model, device=device, plan=plan, sharders=sharders, init_data_parallel=False)
             )
@@ -250,7 +250,7 @@ class TrainingStep:
         torch.autograd.backward(self.values(), list(gradients))
 
     def look_up_back(self) -> None:
-        """Compute the gradients of weights; fused calls update the weights, too."""
+        """Compute the gradients of weights; fused calls also update the weights."""
         pairs = [
             (output, leaf.grad)
             for outputs, leaves in zip(self._found, self._leaves, strict=True)
@@ -269,7 +269,7 @@ class TrainingStep:
             ranks.all_reduce(weight.grad.div_(ranks.size))
 
     def update_replicas(self) -> None:
-        """Update replicas by an optimizer of torch."""
+        """Update replicas by a torch optimizer."""
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -318,7 +318,7 @@ def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
 
 
 def _nodes_of(devices_per_node: int, rank: int) -> AbstractContextManager[None]:
-    """Tell TorchRec, which reads torchrun's variables, how many ranks a node has."""
+    """Set torchrun's variables so that TorchRec knows the number of ranks per node."""
     return environment({"LOCAL_WORLD_SIZE": str(devices_per_node), "LOCAL_RANK": str(rank % devices_per_node)})
 
 

@@ -32,11 +32,11 @@ class Lookups:
 def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0, device: str = "cpu") -> Lookups:
     """Draw one batch of lookups.
 
-    The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the
-    ceiling of the pooling factor. Rows that are read more than once are the same in every batch of a (table,
-    seed), as hot rows are in real traffic; rows that are read once are new in each batch. The share of
-    repeated rows that ``row_shares`` tell (``tables/locality.py``) lies side by side, from the busiest run on; all
-    other rows are scattered. Every table gets a stream of its own of the seed.
+    The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the ceiling of
+    the pooling factor. Rows that are read more than once are the same in every batch of a (table, seed), as hot rows
+    are in real traffic; rows that are read once are new in each batch. The share of repeated rows that ``row_shares``
+    tell (``tables/locality.py``) forms contiguous runs, the busiest first; all other rows are scattered. Every table
+    has its own random stream.
     """
     num_lookups = round(table.pooling_factor * batch_size)
     name_seed = zlib.crc32(table.name.encode())
@@ -56,7 +56,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
 
 def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
-    """Spread lookups over unique rows, at least 1 each, the upper bins first; the sum is exact."""
+    """Spread lookups over unique rows, at least 1 each, upper bins first; the sum is exact."""
     if num_lookups == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     mean_count = float(bins @ BIN_MEAN_COUNTS)
@@ -72,25 +72,25 @@ def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) ->
     low, high = of_rows(low_of_bin), of_rows(high_of_bin)
     first = of_rows((np.cumsum(rows_of_bin) - rows_of_bin).astype(np.float64))
     rank = torch.arange(num_unique, dtype=torch.float64, device=device) - first
-    # The rows of a bin stand evenly over its range; then all move within their ranges until the sum is right.
+    # Spread the rows of a bin evenly over its range; then move all rows within their ranges until the sum is right.
     counts = high - (high - low) * (rank + 0.5) / of_rows(rows_of_bin.astype(np.float64))
     total_low, total_high = float(rows_of_bin @ low_of_bin), float(rows_of_bin @ high_of_bin)
     total = float(rows_of_bin @ (low_of_bin + high_of_bin)) / 2
-    if num_lookups < total_low:  # the bins want more lookups than there are
+    if num_lookups < total_low:  # the bins require more lookups than there are
         counts = 1 + (low - 1) * (num_lookups - num_unique) / (total_low - num_unique)
     elif num_lookups <= total:
         counts = low + (counts - low) * ((num_lookups - total_low) / max(total - total_low, 1.0))
     elif num_lookups <= total_high:
         counts = counts + (high - counts) * ((num_lookups - total) / (total_high - total))
-    else:  # the open-ended bin and the hottest rows take what the ranges cannot hold
+    else:  # the open-ended bin and the hottest rows absorb the excess over the ranges
         hottest = max(1, num_unique // 100)
         counts = high.clone()
         counts[:hottest] *= 1 + (num_lookups - total_high) / float(high[:hottest].sum())
-    # Rounding the running sum keeps each count next to its value and the sum exact.
+    # Rounding the running sum keeps each count within 1 of its value and the sum exact.
     ends = torch.floor(torch.cumsum(counts, 0) + 0.5).to(torch.int64)
     ends[-1] = num_lookups
     counts_U = torch.diff(ends, prepend=ends.new_zeros(1))
-    # Outside the ranges, rounding may leave one lookup to a row before rows with more: it belongs with the cold ones.
+    # Outside the ranges, rounding may give a single lookup to a row before rows with more: move it to the cold rows.
     in_ranges = total_low <= num_lookups <= total_high
     return counts_U if in_ranges else counts_U.sort(descending=True).values
 
@@ -107,7 +107,7 @@ def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 def _rows(
     counts_U: torch.Tensor, table: Table, together: float, rng: np.random.Generator, batch_number: int
 ) -> torch.Tensor:
-    """Draw distinct rows: a share of the hot rows in a block, in their order, the others scattered."""
+    """Draw distinct rows: a share of the hot rows as a contiguous block, all others scattered."""
     num_hot = int((counts_U > 1).sum())
     ranks = torch.arange(len(counts_U), dtype=torch.int64, device=counts_U.device)
     in_block_U = (((ranks + 1) * together).floor() > (ranks * together).floor()) & (ranks < num_hot)
@@ -128,7 +128,7 @@ def _busiest_row(table: Table) -> int:
 def _scatter_rows(
     num_unique: int, num_hot: int, num_rows: int, rng: np.random.Generator, batch_number: int, device: torch.device
 ) -> torch.Tensor:
-    """Number distinct rows by a fixed stride that visits every row once, hot rows first."""
+    """Assign distinct row numbers by a fixed stride that visits every row once, hot rows first."""
     ranks = torch.arange(num_unique, dtype=torch.int64, device=device)
     num_cold_rows = num_rows - num_hot
     if num_cold_rows > 0:
@@ -143,15 +143,15 @@ def _scatter_rows(
 
 
 class RecordedLookups:
-    """Lookups as they were recorded: the samples of a DLRM batch file, cut into successive training batches."""
+    """Recorded lookups: the samples of a DLRM batch file, split into successive training batches."""
 
     def __init__(self, recorded: DlrmBatch, path: Path) -> None:
-        """Takes what ``read_dlrm_batch`` has read from a file."""
+        """Keep the content of a file that ``read_dlrm_batch`` has read."""
         self._recorded, self._begins = recorded, recorded.begins(path)
         self._index_of = {name: index for index, name in enumerate(recorded.names)}
 
     def __call__(self, table: Table, batch_size: int, batch_number: int) -> Lookups:
-        """The table's lookups in the ``batch_number``-th batch; after the last recorded one, the first comes again.
+        """Return the table's lookups of batch ``batch_number``, modulo the number of recorded batches.
 
         Raises:
             BadConfig: if the file does not hold the table or has too few samples.

@@ -1,7 +1,7 @@
-"""The sharders that there are: one entry each, with its name, what it needs and how it is built.
+"""Catalog of all sharders: one entry each, with name, requirements and constructor.
 
-A new sharder is its module and an entry here. The rules of thumb that others are compared with, the loop's evaluation,
-``place --compare`` and the studies of benchmarks/ all take theirs from this table.
+A new sharder is a module and an entry here. The heuristics of comparisons, the loop's evaluation, ``place --compare``
+and the studies of benchmarks/ are selected from this table.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from evenshard.price.hardware import AUTO
 from evenshard.sharders.learned import LEARNED, Sharder, TrainedSharder
 from evenshard.sharders.simple import RandomSharder, expert_sharder, single_cost_sharder
 
-if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
+if TYPE_CHECKING:  # torch takes a second to import, and heuristics do not need it
     from evenshard.sharders.cost_model.cost_model import CostModel
     from evenshard.sharders.cost_model.sharder import SearchConfig
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Parts from which a sharder may be built; None where one is missing."""
+    """Parts from which a sharder may be built; None if missing."""
 
-    seed: int = 0  # of what is drawn at random
-    hardware: str = AUTO  # that is placed for
-    link: str = AUTO  # between its devices
-    single_cost_ms: Mapping[str, float] | None = None  # what every table of the tasks costs on its own, by name
-    policy: TrainedSharder | None = None  # a learned sharder, as trained
-    cost_model: CostModel | None = None  # as trained
-    search: SearchConfig | None = None  # of a search with the cost model; None for the usual one
+    seed: int = 0  # seed of random draws
+    hardware: str = AUTO  # hardware to place for
+    link: str = AUTO  # link between the devices
+    single_cost_ms: Mapping[str, float] | None = None  # measured cost of every table of the tasks on its own, by name
+    policy: TrainedSharder | None = None  # a trained learned sharder
+    cost_model: CostModel | None = None  # a trained cost model
+    search: SearchConfig | None = None  # settings of the search with the cost model; None for the default
 
 
 @dataclass(frozen=True)
@@ -39,33 +39,33 @@ class Entry:
 
     name: str  # its ``Sharder.name``
     build: Callable[[Resources], Any]
-    label: str = ""  # what a reader would call it; "" for its name
+    label: str = ""  # label in reports; "" for its name
     needs: str = ""  # the attribute of ``Resources`` without which it cannot be built; "" if it needs none
-    package: str = ""  # that must be installed; "" if it needs none
-    is_full_space: bool = False  # it shards tables in every way, and what is built is made for a ``ShardingTask``
+    package: str = ""  # package that must be installed; "" if it needs none
+    is_full_space: bool = False  # it uses all sharding types, and is built for a ``ShardingTask``
 
     @property
     def is_heuristic(self) -> bool:
-        """A rule of thumb: it needs nothing."""
+        """Return True for a heuristic, which needs no resources."""
         return not self.needs and not self.package
 
     @property
     def is_privileged(self) -> bool:
-        """It needs measurements of the very tables that it places."""
+        """Return True if the sharder needs measurements of the tables that it places."""
         return self.needs == "single_cost_ms"
 
     @property
     def in_loop(self) -> bool:
-        """The loop's evaluation asks it: it needs no package. Of the learned sharders it has trained one."""
+        """Return True if the loop's evaluation uses it: no extra package, and if learned, the one that was trained."""
         return not self.package
 
     @property
     def is_learned(self) -> bool:
-        """It needs trained networks."""
+        """Return True if the sharder needs trained networks."""
         return self.needs in ("policy", "cost_model")
 
     def can_use(self, resources: Resources) -> bool:
-        """True if the resources that it needs are there; its package does not count."""
+        """Return True if the resources that it needs are present; its package is not checked."""
         if self.needs == "policy":
             return resources.policy is not None and resources.policy.name == self.name
         return not self.needs or getattr(resources, self.needs) is not None
@@ -104,12 +104,12 @@ HEURISTICS = tuple(one.name for one in SHARDERS if one.is_heuristic)
 
 
 def entry(name: str) -> Entry:
-    """The sharder of a name."""
+    """Return the entry of a sharder by name."""
     return next(one for one in SHARDERS if one.name == name)
 
 
 def sharder(name: str, resources: Resources) -> Sharder:
-    """The sharder of a name, built.
+    """Build the sharder of this name.
 
     Raises:
         BadConfig: if it needs a package that is not installed.
@@ -119,7 +119,7 @@ def sharder(name: str, resources: Resources) -> Sharder:
 
 
 def label_of(name: str) -> str:
-    """Return the name of a sharder for a reader, also of one that is no longer in the table."""
+    """Return the label of a sharder in reports, even if it has left the table."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
 

@@ -1,7 +1,7 @@
 """Checkpoints of networks between stages: a folder of config.json, state.pt and optimizer.pt, without pickled code.
 
-A cost network has trained_on.json too. To place tables, config.json and state.pt are enough (``load_network``);
-training goes on from a whole checkpoint.
+A cost network also has trained_on.json. Placing tables takes only config.json and state.pt (``load_network``); training
+continues from a whole checkpoint.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ class Round:
     num_rounds: int
 
     def decay(self, learning_rate: float) -> float:
-        """Linear from the full learning rate in round 1 to 0 after the last round (DreamShard, section 4.1)."""
+        """Decay linearly from the full learning rate in round 1 to 0 after the last round (DreamShard, section 4.1)."""
         return learning_rate * (1 - (self.number - 1) / self.num_rounds)
 
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Net]):
-    """A network with all that is needed to use it and to train it further."""
+    """Network with everything that inference and further training need."""
 
     net: Net
-    normalizer: FeatureNormalizer  # of the pool that the network was trained on
-    optimizer: torch.optim.Optimizer  # Adam in the state it was left in
-    round: int  # rounds of the loop behind it
+    normalizer: FeatureNormalizer  # fitted to the pool that the network was trained on
+    optimizer: torch.optim.Optimizer  # Adam, with its last state
+    round: int  # number of finished rounds of the loop
 
     @property
     def is_new(self) -> bool:
-        """True if no round has trained the network."""
+        """Return True if no round has trained the network."""
         return self.round == 0
 
 
 def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
-    """An untrained network with a fresh Adam (its learning rate is set by each training loop)."""
+    """Return an untrained network with a new Adam, whose learning rate each training loop sets."""
     return Checkpoint(net, normalizer, torch.optim.Adam(net.parameters(), fused=True), round=0)
 
 
 def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainingDomain | None = None) -> None:
-    """Writes the folder as a whole or not at all.
+    """Write the folder atomically.
 
     Raises:
-        TrainingFailed: if its training has diverged; an older folder stays as it was.
+        TrainingFailed: if the training diverged; an existing folder is kept.
 
     Args:
-        trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
+        trained_on: the training domain; None for a policy, which is trained on a cost network.
     """
     net, normalizer = checkpoint.net, checkpoint.normalizer
     config = {"kind": net.kind, "round": checkpoint.round, "normalizer": asdict(normalizer)}
@@ -88,7 +88,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
 
 
 def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
-    """Reads a network of the given class, ready to be trained further.
+    """Load a network of the given class for further training.
 
     Raises:
         BadFile: if the folder is missing, torn, or holds another kind of network.
@@ -102,7 +102,7 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
 
 @blame_file
 def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]:
-    """Reads a network of the given class to use it, whether or not its optimizer was kept.
+    """Load a network of the given class for inference, with or without its optimizer's file.
 
     Raises:
         BadFile: if the folder is missing, torn, or holds another kind of network.
@@ -112,7 +112,7 @@ def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]
 
 
 def kind_in(folder: Path) -> str:
-    """The kind of the network in a folder.
+    """Read the kind of the network in a folder.
 
     Raises:
         BadFile: if the folder is missing or torn.

@@ -1,4 +1,4 @@
-"""The features of a table for a network: 21 numbers (DreamShard, section 3.1), normalised over the training pool.
+"""Features of a table for a network: 21 numbers (DreamShard, section 3.1), normalised over the training pool.
 
 Legend: T tables, P distinct tables, F = 21 features.
 """
@@ -20,11 +20,11 @@ NUM_FEATURES = 4 + NUM_REUSE_BINS
 
 
 def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
-    """Features before normalisation, [T, F] float64.
+    """Compute features before normalisation, [T, F] float64.
 
     Embedding dim and pooling factor enter as square roots, row count and size in bytes as logarithms: they span up to
     seven decades, and a z-score of the plain numbers leaves most tables indistinguishable next to the largest. The 17
-    reuse bins enter as they are; a table without a count gets the stated default (``feasible_reuse_bins``).
+    reuse bins enter unchanged; a table without counts gets the stated default (``feasible_reuse_bins``).
     """
     scalars = np.array(
         [
@@ -32,13 +32,13 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
             for t in tables
         ]
     ).reshape(-1, 4)
-    # Parts of one table share a histogram: making numbers of a tuple takes longer than everything else.
+    # Parts of one table share a histogram: converting the tuple to numbers dominates the time.
     histograms = {id(t.reuse_bins): t.reuse_bins or DLRM_2021_REUSE for t in tables}
     number = {key: position for position, key in enumerate(histograms)}
     distinct = np.array(list(histograms.values())).reshape(-1, NUM_REUSE_BINS)
     bins = distinct[[number[id(t.reuse_bins)] for t in tables]].reshape(-1, NUM_REUSE_BINS)
     uncounted = [number for number, t in enumerate(tables) if not t.reuse_bins]
-    if uncounted:  # all at once, as one by one they take longer than everything else
+    if uncounted:  # in one batch, because single calls dominate the time
         rows = np.array([float(tables[number].num_rows) for number in uncounted])
         lookups = np.array([float(round(tables[number].pooling_factor * batch_size)) for number in uncounted])
         bins[uncounted] = tilt_to_feasible(bins[uncounted], rows, lookups)
@@ -50,11 +50,11 @@ class FeatureNormalizer:
     """Z-scores with the training pool's mean and deviation; saved with the model that was trained on them.
 
     Raises:
-        ValueError: if there are not F of each, or one of them makes no sense.
+        ValueError: if their number is not F, or a value is impossible.
     """
 
     mean: tuple[float, ...]  # F numbers
-    scale: tuple[float, ...]  # F numbers, the deviation, or 1 where all training tables agree
+    scale: tuple[float, ...]  # F numbers: the deviation, or 1 if all training tables are equal
 
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.scale) == NUM_FEATURES:
@@ -64,10 +64,10 @@ class FeatureNormalizer:
 
     @staticmethod
     def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:
-        """Takes mean and deviation over ``tables``. A feature they all share is only centred, never divided by 0.
+        """Fit mean and deviation to ``tables``. A constant feature is only centred, never divided by 0.
 
-        The reuse bins are shares between 0 and 1 already and stay as they are: the upper ones are so rare that a
-        z-score would make an unseen table that has any of them an outlier of many deviations.
+        The reuse bins are shares between 0 and 1 and remain unchanged: the upper bins are so rare that a z-score would
+        make an unseen table that has any an outlier of many deviations.
         """
         features_TF = raw_features_TF(tables, batch_size)
         mean, deviation = features_TF.mean(axis=0), features_TF.std(axis=0)
@@ -76,12 +76,12 @@ class FeatureNormalizer:
         return FeatureNormalizer(tuple(mean.tolist()), tuple(scale.tolist()))
 
     def __call__(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Normalised features, [T, F] float32."""
+        """Return normalised features, [T, F] float32."""
         features_TF = (raw_features_TF(tables, batch_size) - np.array(self.mean)) / np.array(self.scale)
         return torch.from_numpy(features_TF.astype(np.float32))
 
     def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
-        """The numbers of the distinct tables of tasks that share one batch size, and their features, [P, F] float32."""
+        """Return the numbers of the tasks' distinct tables, and their features, [P, F] float32; one batch size."""
         batch_sizes = {task.batch_size for task in tasks}
         assert len(batch_sizes) == 1, "tasks that are seen together share the batch size"
         distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}

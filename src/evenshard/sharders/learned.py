@@ -1,7 +1,7 @@
-"""The interface of sharders, and the learned ones: what each learns from, what it saves, and how it is loaded.
+"""Interface of sharders, and the learned sharders: their training data, checkpoints and loading.
 
 Each learned sharder trains two networks in every round of the loop: a cost network on measurements, and a policy
-against the cost network. The two folders name their kinds, so that whoever reads them needs no setting. Another learned
+against the cost network. The two folders name their kinds, so that reading them needs no setting. Another learned
 sharder is a package that declares its ``SHARDER``, and a line in ``LEARNED``.
 """
 
@@ -17,7 +17,7 @@ from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief
 from evenshard.base.typed import section
 
-if TYPE_CHECKING:  # torch takes a second to import, and the command line asks for the names alone
+if TYPE_CHECKING:  # torch takes a second to import, and the command line only needs the names
     import torch
 
     from evenshard.placement.placement import Placement
@@ -28,17 +28,17 @@ if TYPE_CHECKING:  # torch takes a second to import, and the command line asks f
 
 
 class Sharder(Protocol):
-    """A way to decide where tables live."""
+    """Method that decides where tables are placed."""
 
     @property
     def name(self) -> str:
-        """Name in reports."""
+        """Return the name in reports."""
 
     def place(self, task: ShardingTask) -> Placement:
-        """A placement within every device's memory.
+        """Return a placement within every device's memory.
 
         Raises:
-            InfeasibleTask: if the sharder finds no room for a table; the message has the numbers.
+            InfeasibleTask: if no device has enough memory for a table; the message has the numbers.
         """
 
 
@@ -46,7 +46,7 @@ class TrainedSharder(Sharder, Protocol):
     """A learned sharder with its trained networks."""
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """One sampled placement per task, for exploring; None where the policy found no room."""
+        """Sample one placement per task, for exploration; None if the policy ran out of memory."""
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predict the time of the slowest device of a placement by the cost network, ms."""
@@ -63,30 +63,30 @@ DREAMSHARD = "dreamshard"
 class LearnedSharder:
     """A learned sharder."""
 
-    name: str  # of its sharder, and of ``train_policy.method``
+    name: str  # name of its sharder, and value of ``train_policy.method``
     cost_net: type[Network]
     policy: type[Network]
-    settings: type  # dataclass of its policy's training, a part of section ``train_policy``
-    # Selects the measurements that its cost network learns from, among all that fit their devices.
+    settings: type  # dataclass of its policy's training settings, a part of section ``train_policy``
+    # Selects the training data of the cost network from all measurements within memory.
     examples: Callable[[Iterable[MeasuredPlacement]], list[MeasuredPlacement]]
-    # One round of the cost network, which is trained in place.
+    # Trains the cost network for one round, in place.
     fit_round: Callable[
         [Checkpoint[Any], Sequence[MeasuredPlacement], FitConfig, Round, torch.Generator, Track], FittedCostNet[Any]
     ]
-    # One round of the policy, which is trained in place; and its success in every update, NaN where it is unknown.
+    # Trains the policy for one round, in place; also returns its success in every update, NaN if unknown.
     train_round: Callable[
         [Checkpoint[Any], Any, Sequence[ShardingTask], Any, Round, torch.Generator, Track],
         tuple[Checkpoint[Any], list[float]],
     ]
-    # Builds the sharder of the trained networks, which compares so many sampled placements, if it can.
+    # Builds the sharder of the trained networks, which compares this number of sampled placements if it can.
     sharder: Callable[[Any, Any, Any, int], TrainedSharder]
-    objective: str  # name of what its training reports, such as predicted_ms
+    objective: str  # name of the success that its training reports, such as predicted_ms
 
     def settings_of(self, config: Any) -> Any:
-        """Its settings: the fields of ``config`` that it has, and those of ``config.settings``, which win.
+        """Return its settings: the fields that ``config`` shares, overridden by ``config.settings``.
 
         Raises:
-            BadConfig: if ``config.settings`` has a key that it does not know, or a value of another type.
+            BadConfig: if ``config.settings`` has an unknown key or a value of the wrong type.
         """
         known = {field.name for field in fields(self.settings)}
         values = {name: value for name, value in asdict(config).items() if name in known}
@@ -95,7 +95,7 @@ class LearnedSharder:
 
 
 def load_learned_sharder(name: str) -> LearnedSharder:
-    """The learned sharder of a name.
+    """Return the learned sharder of this name.
 
     Raises:
         BadConfig: if there is none.
@@ -107,7 +107,7 @@ def load_learned_sharder(name: str) -> LearnedSharder:
 
 
 def learned_in(policy: Path) -> LearnedSharder:
-    """The learned sharder whose policy a folder holds.
+    """Return the learned sharder of the policy in a folder.
 
     Raises:
         BadFile: if the folder is missing, torn, or holds another network.
@@ -122,10 +122,10 @@ def learned_in(policy: Path) -> LearnedSharder:
 
 
 def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> TrainedSharder:
-    """The sharder of a cost network's folder and a policy's.
+    """Load a sharder from the folders of its cost network and its policy.
 
     Raises:
-        BadFile: if a folder is missing, torn, or holds something else.
+        BadFile: if a folder is missing, torn, or has other content.
     """
     from evenshard.sharders.checkpoint import load_network
 
@@ -134,12 +134,12 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     return of.sharder(load_network(cost_net, of.cost_net)[0], net, normalizer, num_rollouts)
 
 
-# Sampled placements that are proposed, and tables times devices of all of them: what fits a core's caches.
+# Most sampled placements, and most tables times devices over all of them, so that a core's caches hold the work.
 MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
 
 
 def rollouts(sharder: TrainedSharder, task: ShardingTask, seed: int, count: int = MOST_PROPOSALS) -> list[Placement]:
-    """Return ``count`` sampled placements, fewer if tables and devices are many, without those out of memory."""
+    """Return up to ``count`` sampled placements within memory, fewer for many tables and devices."""
     import torch
 
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))

@@ -1,6 +1,6 @@
-"""The interface of a model that predicts the times of placements, and the device model of simulated hardware.
+"""Interface of models that predict the times of placements, and the device model of simulated hardware.
 
-A learned model (``models``) is the other implementation; only that needs torch.
+The other implementation is a learned model (``models``); it alone needs torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evenshard.price.link import link
 from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import DeviceModelPrice
 
-if TYPE_CHECKING:  # a device model has learned from nothing
+if TYPE_CHECKING:  # a device model has no training domain
     from evenshard.sharders.learned import TrainedSharder
     from evenshard.sharders.training_domain import TrainingDomain
 
@@ -34,49 +34,49 @@ class Model(Protocol):
 
     @property
     def hardware(self) -> str:
-        """Hardware that its times are of, as flags say it: cpu, cuda or simulated:<profile>."""
+        """Return the predicted hardware in the spelling of flags: cpu, cuda or simulated:<profile>."""
 
     @property
     def source(self) -> str:
-        """Its origin, by which an answer names it."""
+        """Return the origin by which an answer names the model."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its files."""
+        """Return the SHA-256 of the model's files."""
 
     @property
     def registered(self) -> Mapping[str, Any] | None:
-        """Its identity in MLflow, if it came from there."""
+        """Return its identity in MLflow, if it came from there."""
 
     @property
     def trained_on(self) -> TrainingDomain | None:
-        """Its training domain; None of a device model, which learned from nothing."""
+        """Return its training domain; None for a device model, which is not trained."""
 
     @property
     def policy(self) -> TrainedSharder | None:
-        """Proposes placements; None where there is none."""
+        """Return the policy that proposes placements, if there is one."""
 
     @property
     def link(self) -> str:
-        """The name of the link between its devices; empty where none is known."""
+        """Return the name of the link between its devices; empty if unknown."""
 
     @property
     def device_error(self) -> DeviceError | None:
-        """The error of a simulated device against the real one; None for real hardware."""
+        """Return the error of a simulated device against the real one; None for real hardware."""
 
     def require_hardware(self, hardware: str) -> None:
-        """Raises BadConfig if it is of other hardware than this, in any spelling."""
+        """Raise BadConfig unless the model is for this hardware, in any spelling."""
 
     def price(self) -> DevicePrice:
-        """Compute times on its hardware."""
+        """Return compute times on its hardware."""
 
     def exchange_link(self) -> Link | None:
-        """The link between its devices; None where nothing is known of one."""
+        """Return the link between its devices; None if unknown."""
 
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A simulated device as a model: nothing is learned, its own times are what is predicted."""
+    """Untrained model that predicts the times of a simulated device."""
 
     hardware: str  # simulated:<profile>
     registered: None = None
@@ -85,49 +85,49 @@ class DeviceModel:
 
     @cached_property
     def profile(self) -> GpuProfile:
-        """Its constants.
+        """Return its constants.
 
         Raises:
-            BadInput: if there is no such profile, or it cannot be read.
+            BadInput: if the profile is missing or cannot be read.
         """
         return gpu_profile(HardwareName.parse(self.hardware).device)
 
     @property
     def source(self) -> str:
-        """The name by which an answer refers to it."""
+        """Return the name by which an answer refers to the model."""
         return self.hardware
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of its profile."""
+        """Return the SHA-256 of its profile."""
         return sha256_of(profile_path(HardwareName.parse(self.hardware).device))
 
     @property
     def link(self) -> str:
-        """The link between such devices."""
+        """Return the name of the link between its devices."""
         return self.profile.link
 
     @property
     def device_error(self) -> DeviceError:
-        """Its error against the real device."""
+        """Return its error against the real device."""
         return self.profile.error
 
     def require_hardware(self, hardware: str) -> None:
-        """Raises BadConfig if it is not the model of this hardware, in any spelling."""
+        """Raise BadConfig unless this is the model of the hardware, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(HardwareName.parse(self.hardware).provenance):
             raise BadConfig(f"{self.hardware} is no model of {hardware}. Name one of the two.")
 
     def price(self) -> DevicePrice:
-        """Its compute times."""
+        """Return its compute times."""
         return DeviceModelPrice(self.profile)
 
     def exchange_link(self) -> Link:
-        """The link between such devices."""
+        """Return the link between its devices."""
         return link(self.link)
 
 
 def digest_of(folder: Path, weights_only: bool = False) -> str:
-    """Return the SHA-256 over names and contents of the files of a model's three parts, in the order of their names."""
+    """Return the SHA-256 over names and contents of the files of a model's three parts, ordered by name."""
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
     files = [path for path in files if not (weights_only and path.name == TRAINED_ON)]

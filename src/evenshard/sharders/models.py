@@ -1,12 +1,12 @@
-"""A model, as ``evenshard place`` loads it: a folder with a cost model and, where there is one, a policy.
+"""Folder of a model that ``evenshard place`` loads: a cost model and optionally a policy.
 
 ::
 
     cost_model/   the cost model (config.json, state.pt) and trained_on.json, the ranges of its training data
-    cost_net/     a learned sharder's cost network, which its policy needs     (with policy/, or not at all)
+    cost_net/     a learned sharder's cost network, which its policy needs     (only together with policy/)
     policy/       its policy, whose rollouts are starts of the search; both folders name their kind
 
-A round of the loop leaves such a folder (``work/round_3``).
+A round of the loop writes this folder (``work/round_3``).
 """
 
 from __future__ import annotations
@@ -35,38 +35,37 @@ COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 
 @dataclass(frozen=True)
 class PlacementModel:
-    """A learned model of placement times, with the policy that proposes placements where there is one."""
+    """Learned model of placement times, optionally with a policy that proposes placements."""
 
     cost_model: CostModel
     policy: TrainedSharder | None
     trained_on: TrainingDomain
     source: str  # origin of the model: its folder, or its name in MLflow
     digest: str  # SHA-256 of its files (``digest_of``)
-    # Identity in MLflow, if it came from there: name, version, model_id, run_id, and the names of its policy's own
-    # version.
+    # Identity in MLflow, if it came from there: name, version, model_id, run_id, and its policy's name and version.
     registered: Mapping[str, Any] | None = None
 
     @property
     def hardware(self) -> str:
-        """Hardware that it was trained on, as flags say it: cpu, cuda or simulated:<profile>."""
+        """Return the hardware of its training data in the spelling of flags: cpu, cuda or simulated:<profile>."""
         return str(HardwareName.parse(self.trained_on.hardware))
 
     @property
     def link(self) -> str:
-        """Link of its training data; empty where no file states it."""
+        """Return the link of its training data; empty if no file has it."""
         return self.trained_on.link
 
     @property
     def device_error(self) -> DeviceError | None:
-        """The error of the simulated device of its training data against the real one; None for real hardware."""
+        """Return the error of its training data's simulated device against the real one; None for real hardware."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:
-        """The compute times that it predicts."""
+        """Return the predicted compute times."""
         return LearnedPrice(self.cost_model)
 
     def exchange_link(self) -> Link | None:
-        """The link of its training data, or what exchanges there were fitted to."""
+        """Return the link of its training data, or the fitted all-to-all times."""
         if self.link in LINKS:
             return LINKS[self.link]
         learned = self.cost_model.exchange
@@ -75,7 +74,7 @@ class PlacementModel:
         return learned.link(f"fitted to {self.link or 'the exchanges of the training data'}")
 
     def require_hardware(self, hardware: str) -> None:
-        """Raises BadConfig if it was trained on other hardware than this, in any spelling."""
+        """Raise BadConfig unless it was trained on this hardware, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
             raise BadConfig(
                 f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name the "
@@ -85,15 +84,14 @@ class PlacementModel:
 
 @blame_file
 def load_model(folder: str | Path, hardware: str | None = None) -> PlacementModel:
-    """The model in a folder.
+    """Load the model in a folder.
 
     Args:
-        hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
-            any.
+        hardware: required hardware of the training data, such as simulated:h200 or cuda; None or auto for any.
 
     Raises:
         BadConfig: if it was trained on other hardware.
-        BadFile: if the folder is missing, torn, or holds something else.
+        BadFile: if the folder is missing, torn, or has other content.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -107,14 +105,14 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
 
 
 def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDomain) -> None:
-    """Writes the ``cost_model`` of a model's folder, as a whole or not at all."""
+    """Write the ``cost_model`` of a model's folder, atomically."""
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)
         trained_on.save(draft / TRAINED_ON)
 
 
 def _policy(folder: Path) -> TrainedSharder | None:
-    """Return None before the policy is trained, when there is a cost network alone."""
+    """Load the policy; None if there is only a cost network so far."""
     if not (folder / POLICY).exists():
         return None
     return load_sharder(folder / COST_NET, folder / POLICY)

@@ -1,8 +1,8 @@
-"""Sharders that learn nothing: random placements, and rules of thumb.
+"""Sharders without training: random placements and heuristics.
 
-A rule of thumb gives each table a weight, and the heaviest table goes to the device with the least weight so far. The
-four human-expert strategies of DreamShard (section 4.1) differ only in the weight. So does single-cost greedy, which
-weighs a table by its own measured cost.
+A heuristic gives each table a weight, and puts the heaviest table on the device with the least weight so far. The four
+human-expert strategies of DreamShard (section 4.1) differ only in the weight. So does single-cost greedy, which weighs
+a table by its own measured cost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTEMPTS = 20
 
 
 class RandomSharder:
-    """Uniform over the legal devices, table by table; each task has a stream of its own."""
+    """Random sharder, uniform over the legal devices, table by table; each task has its own random stream."""
 
     name = "random"
 
@@ -36,21 +36,21 @@ class RandomSharder:
         self._seed = seed
 
     def place(self, task: ShardingTask) -> Placement:
-        """A random legal placement.
+        """Return a random legal placement.
 
         Raises:
-            InfeasibleTask: if a table finds no room.
+            InfeasibleTask: if no device has enough memory for a table.
         """
         return random_placement(task, np.random.default_rng([self._seed, zlib.crc32(task.task_id.encode())]))
 
 
 def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
-    """Places the tables in random order, each on a device drawn uniformly from those with room.
+    """Place the tables in random order, each on a uniformly drawn device with enough memory.
 
-    Tables that stay together are placed as one. What may not go everywhere goes first.
+    Tables that stay together are one group. Groups with restricted devices go first.
 
     Raises:
-        InfeasibleTask: if a table finds no room.
+        InfeasibleTask: if no device has enough memory for a table.
     """
     items = require_room(task)
     shuffled = [items.items[number] for number in rng.permutation(len(items.items))]
@@ -58,7 +58,7 @@ def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
     return _place_in_order(task, items, shuffled, lambda item, legal, used_D: int(rng.choice(legal)))
 
 
-# Chooses a device for an item, given the devices with room, and the bytes that every device holds.
+# Chooses a device for a group, given the devices with enough memory, and the used bytes of every device.
 Choose = Callable[[PackedItem, npt.NDArray[np.int64], npt.NDArray[np.int64]], int]
 
 
@@ -76,13 +76,13 @@ def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[Pack
 
 
 def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
-    """A placement that fits: half of them shard every table alike where that is possible, the others as it comes.
+    """Draw a feasible placement; half of the draws use one sharding type for all tables if possible.
 
     Args:
-        types: to draw from; a table that can be none of them is placed whole.
+        types: sharding types to draw from; a table that supports none of them stays whole.
 
     Raises:
-        InfeasibleTask: if none of several draws fits.
+        InfeasibleTask: if several draws do not fit in memory.
     """
     for attempt in range(ATTEMPTS):
         drawn = [str(rng.choice(list(types)))] if rng.random() < 0.5 else types
@@ -104,9 +104,9 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 
 
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
-    """The sharding types that a table may have on the machine, each of them a type of its own there."""
+    """Return the sharding types that a table supports on the machine, without duplicates there."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
-    # A search leaves out more: types whose parts another one has too, and rows that leave a device without any.
+    # A search excludes more types: those with the same parts as another, and row-wise with a device without rows.
     return tuple(
         name
         for name, of in TYPES.items()
@@ -147,7 +147,7 @@ def _lookup_weight(table: Table) -> float:
     return table.embedding_dim * table.pooling_factor
 
 
-# The human-expert strategies of the papers, by what they weigh.
+# The human-expert strategies of the papers, by the weight of a table.
 EXPERTS: dict[str, Weight] = {
     "size_greedy": lambda table: table.size_bytes,
     "dim_greedy": lambda table: table.embedding_dim,
@@ -158,9 +158,9 @@ SINGLE_COST = "single_cost_greedy"
 
 
 class GreedySharder:
-    """Longest-processing-time-first on a weight of the tables; ties go to the larger table and the emptier device.
+    """Longest-processing-time-first on a table weight; ties go to the larger table and the emptier device.
 
-    Tables that stay together are placed as one, which weighs as much as they do; what may not go everywhere goes first.
+    Tables that stay together are one group with the sum of their weights; groups with restricted devices go first.
     """
 
     def __init__(self, name: str, weight: Weight) -> None:
@@ -168,10 +168,10 @@ class GreedySharder:
         self._weight = weight
 
     def place(self, task: ShardingTask) -> Placement:
-        """The greedy placement.
+        """Return the greedy placement.
 
         Raises:
-            InfeasibleTask: if a table finds no room.
+            InfeasibleTask: if no device has enough memory for a table.
         """
         items, load_D = require_room(task), np.zeros(task.num_devices)
         weight_of = {item.positions: sum(map(self._weight, item.tables)) for item in items.items}
@@ -189,15 +189,15 @@ class GreedySharder:
 
 
 def expert_sharder(name: str) -> GreedySharder:
-    """One of the human-expert strategies."""
+    """Return a human-expert strategy by name."""
     return GreedySharder(name, EXPERTS[name])
 
 
 def expert_sharders() -> tuple[GreedySharder, ...]:
-    """The human-expert strategies of the papers."""
+    """Return the human-expert strategies of the papers."""
     return tuple(map(expert_sharder, EXPERTS))
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:
-    """Greedy on each table's own cost. Privileged: every table of the task has to be measured beforehand."""
+    """Return a sharder that is greedy on each table's own cost. Privileged: it needs measurements of every table."""
     return GreedySharder(SINGLE_COST, lambda table: cost_ms_of_table[table.name])

@@ -19,20 +19,20 @@ REPRESENTATION_SIZE = 32
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """One hidden ReLU layer."""
+    """Build an MLP with one hidden ReLU layer."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
 def linear_layers(net: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    """The hidden and the output layer of an ``mlp``, however it is wrapped."""
+    """Return the hidden and the output layer of an ``mlp``, also of a wrapped one."""
     hidden, output = (layer for layer in net.modules() if isinstance(layer, nn.Linear))
     return hidden, output
 
 
 class ScaledNetwork(Network):
-    """A network that knows costs in units of ``cost_scale_ms``, the mean cost of the first training data.
+    """Network with costs in units of ``cost_scale_ms``, the mean cost of the first training data.
 
-    So learning does not depend on how fast the hardware is.
+    This makes training independent of the speed of the hardware.
     """
 
     cost_scale_ms: torch.Tensor
@@ -43,28 +43,28 @@ class ScaledNetwork(Network):
 
 
 class TableNetwork(ScaledNetwork):
-    """A network that encodes each table by an MLP 21-128-32; the representations of a device's tables are summed."""
+    """Network that encodes each table by an MLP 21-128-32; the representations of a device's tables are summed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table_mlp = nn.Sequential(mlp(NUM_FEATURES, 128, REPRESENTATION_SIZE), nn.ReLU())
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Table representations, [P, H] from normalised features [P, F]."""
+        """Compute table representations, [P, H], from normalised features [P, F]."""
         representations: torch.Tensor = self.table_mlp(features)
         return representations
 
 
 def standardised_B(returns_B: torch.Tensor) -> torch.Tensor:
-    """Returns minus their mean, over their deviation, [B]; zeros if all episodes ended alike."""
+    """Standardise returns to mean 0 and deviation 1, [B]; zeros if all returns are equal."""
     centred_B = returns_B - returns_B.mean()
     return centred_B / (centred_B.square().mean().sqrt() + 1e-8)
 
 
 def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
-    """Cost of the cheapest device over that of the dearest, [B], 0 to 1 (AutoShard, section 2).
+    """Divide the cheapest by the most expensive device cost, [B], 0 to 1 (AutoShard, section 2).
 
-    A predicted cost below 0 counts as 0. Devices that all cost nothing are balanced: 1.
+    A predicted cost below 0 counts as 0. If all devices cost 0, the result is 1.
     """
     costs_BD = costs_BD.clamp(min=0.0)
     least_B = costs_BD.masked_fill(~device_mask_BD, torch.inf).amin(dim=1)
@@ -73,7 +73,7 @@ def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) ->
 
 
 def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) -> torch.Tensor:
-    """Excess of the fullest device over its memory, as a share of that memory, [B]; 0 where everything fits."""
+    """Return the excess of the fullest device over its memory, as a share of that memory, [B]; 0 if all fit."""
     excess_B = used_bytes_BD.amax(dim=1) - memory_cap_B
     return excess_B.clamp(min=0) / memory_cap_B
 
@@ -81,17 +81,17 @@ def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) ->
 def balance_reward_B(
     costs_BD: torch.Tensor, used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor, device_mask_BD: torch.Tensor
 ) -> torch.Tensor:
-    """Degree of balance minus the worst device's overflow ratio, [B] (AutoShard, section 3.3), given at the end."""
+    """Compute the final reward, [B]: degree of balance minus the worst overflow ratio (AutoShard, section 3.3)."""
     return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
 
 
-# Wraps a range of updates, for a progress bar.
+# Wraps a range of updates to show progress.
 Track = Callable[[range], Iterable[int]]
 
 
 @dataclass(frozen=True)
 class FitConfig:
-    """Length and speed of a training: gradient steps, measured examples of each, and Adam's learning rate."""
+    """Length and speed of a training: gradient steps, examples per step, and Adam's learning rate."""
 
     num_updates: int
     minibatch_size: int
@@ -102,9 +102,9 @@ class FitConfig:
 class FittedCostNet(Generic[Net]):
     """The cost network after one round."""
 
-    checkpoint: Checkpoint[Net]  # the network, ready for the next round
+    checkpoint: Checkpoint[Net]  # the network for the next round
     losses: list[float]  # loss of every update, in units of the squared cost scale
-    # Median absolute error of what it predicts of the examples that it learned from, per cent.
+    # Median absolute error of predictions on the training data, %.
     median_abs_pct_error: float
 
 
@@ -117,11 +117,11 @@ def fit_minibatches(
     track: Track = iter,
     falls_to_zero: bool = False,
 ) -> list[float]:
-    """Minimises a loss in place, by Adam on random minibatches; returns the loss of every update.
+    """Minimize a loss in place, by Adam on random minibatches; return the loss of every update.
 
     Args:
-        loss_of: the loss of some of the examples, by their numbers [M].
-        falls_to_zero: the learning rate falls linearly to 0: the last minibatches shall not stand out.
+        loss_of: the loss of the examples with these numbers [M].
+        falls_to_zero: decay the learning rate linearly to 0, so that the last minibatches do not dominate.
     """
     losses = []
     for update in track(range(config.num_updates)):
@@ -133,18 +133,18 @@ def fit_minibatches(
 
 
 def entropy(log_probs: torch.Tensor) -> torch.Tensor:
-    """Entropy over the last dimension, [...]; choices without a probability, whose logarithm is -inf, add nothing."""
+    """Compute the entropy over the last dimension, [...]; log-probabilities of -inf add nothing."""
     return -(log_probs.exp() * log_probs.masked_fill(log_probs.isneginf(), 0.0)).sum(dim=-1)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Gives all parameters one learning rate."""
+    """Set one learning rate for all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_gradient_norm: float = float("inf")) -> None:
-    """One gradient step; longer gradients are cut to the norm."""
+    """Take one gradient step, with the gradient clipped to a norm."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     if max_gradient_norm < float("inf"):

@@ -1,4 +1,4 @@
-"""The training data of a model: its ranges, where it comes from, and what of a task lies outside of them."""
+"""Training domain of a model: its ranges, its origin, and the differences of a task from it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.version import __version__
 
 SeenRange = tuple[float, float]
-TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
-DEVICE_SLACK = 2.0  # for what the model adds up by design: tables and dims on a device
-# Beyond this many times the training data, nothing more is said.
+TABLE_SLACK = 1.25  # tolerance beyond a range of tables or the batch
+DEVICE_SLACK = 2.0  # tolerance for tables and dims on a device, which the model adds up by design
+# Upper limit of factors beyond the training data.
 MOST_FACTOR = 1000.0
-# Shares of the tables; what ``TrainingDomain`` keeps of their distribution.
+# Shares of the tables at which ``TrainingDomain`` keeps quantiles.
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _REMEDY = "Train the model again."
 
 
 @dataclass(frozen=True)
 class TrainingDomain:
-    """The training data of a model, as the smallest and the largest that occurred."""
+    """Training data of a model, as the smallest and largest values."""
 
     # Origin of the measurements (``costs.Provenance``).
     hardware: str
     link: str
     versions: str
-    num_measured: int  # measured placements, shards that were measured alone included
+    num_measured: int  # measured placements, including shards measured alone
     batch_size: SeenRange  # global batch, samples
     # Ranges over tables.
     num_rows: SeenRange
@@ -50,24 +50,24 @@ class TrainingDomain:
     # Ranges over measured placements.
     tables_per_placement: SeenRange
     num_devices: SeenRange
-    # Ranges over devices that held tables.
+    # Ranges over devices with tables.
     tables_per_device: SeenRange
     dims_per_device: SeenRange
-    weight_bits: tuple[int, ...]  # those that occurred
-    # Of the code that trained.
+    weight_bits: tuple[int, ...]  # all values in the training data
+    # Of the code that ran the training.
     git_commit: str = UNKNOWN
     evenshard_version: str = __version__
-    costs_sha256: tuple[str, ...] = ()  # hash of each file of measured costs; empty where there is none
-    # Quantiles over the distinct tables, at ``QUANTILES``; empty where they are not known.
+    costs_sha256: tuple[str, ...] = ()  # hash of each file of measured costs; empty if there is none
+    # Quantiles over the distinct tables, at ``QUANTILES``; empty if unknown.
     num_rows_quantiles: tuple[float, ...] = ()
     embedding_dim_quantiles: tuple[float, ...] = ()
     pooling_factor_quantiles: tuple[float, ...] = ()
-    # The same quantiles of the mean lookups of an index in a batch; also empty where no table has a histogram.
+    # The same quantiles of the mean lookups of an index in a batch; also empty if no table has a histogram.
     reuse_quantiles: tuple[float, ...] = ()
-    # How far the simulated device is from the real one, the furthest of several; None for real hardware.
+    # Largest error of the simulated devices against the real ones; None for real hardware.
     device_error: DeviceError | None = None
-    timed_apart: bool = True  # whether forward and backward compute of any device were timed apart
-    optimizer: str = SGD  # of the measured backward passes
+    timed_apart: bool = True  # True if forward and backward compute of any device were timed apart
+    optimizer: str = SGD  # optimizer of the measured backward passes
 
     @staticmethod
     def of(
@@ -77,12 +77,12 @@ class TrainingDomain:
 
         Args:
             git_commit: commit of the code (``lineage.git_commit``).
-            costs: the files it was read from, if it was.
+            costs: the files of the measurements, if any.
 
         Raises:
-            BadInput: if they are of several optimizers.
+            BadInput: if the measurements use several optimizers.
         """
-        # Memory may have left a shard unmeasured; a search may still ask for it.
+        # Memory may have left a shard unmeasured that a search still evaluates.
         tables = distinct_tables([one.task for one in measured])
         counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
         reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
@@ -114,7 +114,7 @@ class TrainingDomain:
         )
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Describe in one clause why the domain is impossible, or return None."""
         for name in _RANGES:
             low, high = getattr(self, name)
             if not 0 <= low <= high < math.inf:
@@ -134,8 +134,8 @@ class TrainingDomain:
     def outside(self, task: ShardingTask) -> tuple[str, ...]:
         """Describe how a task lies outside the training range, in one line for each quantity; no line if it does not.
 
-        Predictions of a task outside the training range are guesses. A value may exceed a range by a slack. Of the
-        tables and dims on a device, which only a placement knows, the mean counts.
+        Predictions outside the training range are guesses. A value may exceed a range by a slack. For the tables and
+        dims on a device, which depend on the placement, the mean counts.
         """
         return (
             *self.batch_outside(task.batch_size),
@@ -145,7 +145,7 @@ class TrainingDomain:
         )
 
     def batch_outside(self, batch_size: int) -> list[str]:
-        """The part of ``outside`` that a global batch, samples, decides."""
+        """Return the part of ``outside`` that depends on the global batch, samples."""
         low, high = self.batch_size
         batch = f"the global batch of {batch_size:,} samples"
         if batch_size > high * TABLE_SLACK:
@@ -155,8 +155,8 @@ class TrainingDomain:
         return []
 
     def tables_outside(self, tables: Sequence[Table]) -> list[str]:
-        """The part of ``outside`` that the tables decide."""
-        # A table without lookups costs nothing, which needs no training.
+        """Return the part of ``outside`` that depends on the tables."""
+        # A table without lookups costs nothing and needs no training data.
         read = [table for table in tables if table.pooling_factor > 0]
         found = [
             *_beyond(tables, self.num_rows, lambda table: table.num_rows, "more rows", "fewer rows"),
@@ -172,10 +172,10 @@ class TrainingDomain:
         return found
 
     def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
-        """The part of ``outside`` that the devices decide."""
+        """Return the part of ``outside`` that depends on the devices."""
         mean_tables, mean_dims = _loads(tables, num_devices)
         found = []
-        slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # ``missing_measurements`` says that
+        slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # see ``missing_measurements``
         for value, (_, high), slack, what in (
             (float(num_devices), self.num_devices, slack_of_devices, "{0:,.0f} devices are more"),
             (mean_tables, self.tables_per_device, DEVICE_SLACK, "{0:,.0f} tables on a mean device are far more"),
@@ -188,7 +188,7 @@ class TrainingDomain:
     def table_factor(self, table: Table) -> float:
         """Return the factor by which a table is beyond the training data, over all that its time depends on; 1 inside.
 
-        Twice the rows and half the dim of any table there are a factor of 4.
+        Twice the largest number of rows and half the smallest dim are a factor of 4.
         """
         nearest_bits = min(abs(math.log(table.weight_bits / bits)) for bits in self.weight_bits)
         factor = math.exp(nearest_bits) * _factor(table.num_rows, self.num_rows)
@@ -205,11 +205,11 @@ class TrainingDomain:
         return min(factor, MOST_FACTOR)
 
     def exchange_factor(self, num_devices: int) -> float:
-        """Return the factor by which the number of devices, on which exchanges depend, is beyond the training data."""
+        """Return the factor by which the number of devices, for communication, is beyond the training data."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def missing_measurements(self, num_devices: int) -> list[str]:
-        """The part of ``outside`` that nothing was measured of: the parts of a sum, and exchanges."""
+        """Return the part of ``outside`` about missing measurements: the parts of a sum, and communication."""
         found = []
         if not self.timed_apart:
             found.append("forward and backward compute were timed as one: how they share their sum is a guess")
@@ -218,21 +218,21 @@ class TrainingDomain:
         return found
 
     def save(self, path: Path) -> None:
-        """Writes JSON, as a whole or not at all."""
+        """Write JSON atomically."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> TrainingDomain:
-        """Reads what ``save`` wrote.
+        """Read a file of ``save``.
 
         Raises:
-            BadFile: if it is missing, torn, or something else.
+            BadFile: if it is missing, torn, or not a training domain.
         """
         with reading_saved(path, "description of training data", _REMEDY):
             content = load_json(path.read_bytes())
             found = record_of(TrainingDomain, content)
             missing = {field.name for field in fields(TrainingDomain)} - {*content}
-            if missing:  # a default would speak of the code that reads
+            if missing:  # a default would describe the reading code
                 raise ValueError(f"missing: {', '.join(sorted(missing))}")
             if problem := found.problem():
                 raise ValueError(problem)
@@ -244,7 +244,7 @@ _RANGES = tuple(field.name for field in fields(TrainingDomain) if field.type == 
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:
-    """Mean lookups of an index that a batch looks up; None if not counted."""
+    """Return the mean lookups of a looked-up index in a batch; None if not counted."""
     if table.reuse_bins is None:
         return None
     bins, lookups = np.array([table.reuse_bins]), np.array([table.pooling_factor * batch_size])
@@ -252,13 +252,13 @@ def mean_reuse(table: Table, batch_size: int) -> float | None:
 
 
 def beyond(value: float, seen: SeenRange) -> int:
-    """1 above the range, -1 below it, 0 inside or a little (``TABLE_SLACK``) beyond."""
+    """Return 1 above the range, -1 below it, 0 inside or within the tolerance (``TABLE_SLACK``)."""
     low, high = seen
     return 1 if value > high * TABLE_SLACK else -1 if value * TABLE_SLACK < low else 0
 
 
 def _factor(value: float, seen: SeenRange) -> float:
-    """Return how many times beyond a range a value is; 1 inside, and a little beyond."""
+    """Return the factor by which a value is beyond a range; 1 inside or within the tolerance."""
     low, high = seen
     where = beyond(value, seen)
     if where > 0:
@@ -292,7 +292,7 @@ def _count(tables: Sequence[Table]) -> str:
 
 
 def _number(value: float) -> str:
-    """Show whole numbers in full, others with three digits."""
+    """Format whole numbers in full, other numbers with three digits."""
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
 
 

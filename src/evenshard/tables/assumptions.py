@@ -1,6 +1,6 @@
 """Defaults for values that a table lacks: each is stated and reported, never filled in silently.
 
-Pooling factors that a user names, by table or by feature, stand in place of them.
+Pooling factors that a user gives, by table or by feature, override the defaults.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from evenshard.base.messages import brief
 from evenshard.base.typed import check_arguments
 from evenshard.tables.table import MEAN, Table
 
-# Data types whose kernels are measured; all others are timed by their bits.
+# Data types with measured kernels; all others have the times of their number of bits.
 TIMED_TYPES = ("fp32", "fp16")
 _LOOKUPS = ("pooling_factor", "feature_pooling_factors")
-# Numbers by name: one, or a list with one for each feature.
+# Numbers by name: a single number, or a list with one per feature.
 Numbers = Mapping[str, float | tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """A value that the user's input does not tell: the column such as ``num_rows``, the value used instead, and why."""
+    """A value missing from the user's input: the column such as ``num_rows``, the default, and its reason."""
 
     table: str
     column: str
@@ -34,10 +34,9 @@ class TableSet:
     """Tables from a file, a data frame, a sample of traffic or a public set, with distinct names.
 
     Attributes:
-        assumptions: values of theirs that are not given, in the order of the tables. A table without a histogram keeps
-            None.
+        assumptions: missing values of the tables, in their order. A table without a histogram keeps None.
         notes: unused parts of the source, a sentence or two each.
-        missed: columns that the user maps, and that are not there.
+        missed: columns that the user maps but the source lacks.
     """
 
     tables: tuple[Table, ...]
@@ -47,32 +46,32 @@ class TableSet:
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:
-        """Tables made in Python: only a histogram can be missing."""
+        """Wrap tables made in Python, where only a histogram can be missing."""
         return TableSet(tuple(tables), tuple(assumed_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
 
 
 def assumed_reuse_bins(table_name: str) -> Assumption:
-    """The histogram of a table without a count: see ``reuse.feasible_reuse_bins``."""
+    """Return the assumption for a histogram without counts; see ``reuse.feasible_reuse_bins``."""
     return Assumption(table_name, "reuse_bins", "the DLRM 2021 histogram, moved to what rows and lookups allow")
 
 
 def assumed_even_lookups(table_name: str, num_features: int) -> Assumption:
-    """The lookups of each feature of a table, where only those of all of them together are known."""
+    """Return the assumption for a table whose total lookups are known, but not those of each feature."""
     return Assumption(table_name, "feature_pooling_factors", f"pooling_factor, evenly over its {num_features} features")
 
 
 def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
-    """The precision of a table whose source states none."""
+    """Return the assumption for the precision of a table whose source has none."""
     return Assumption(table_name, "weight_bits", f"{weight_bits}, the default")
 
 
 def assumed_miss_ratios(table_name: str, source: str) -> Assumption:
-    """Return the assumption about a table's cache misses without counted traffic; see ``locality.miss_source``."""
+    """Return the assumption for a table's cache misses without counted traffic; see ``locality.miss_source``."""
     return Assumption(table_name, "miss_ratios", f"{source}: a cache of recent rows is expected to miss no more")
 
 
 def approximations(table: Table) -> Iterator[Assumption]:
-    """Yield the properties of a table whose times are those of a similar table."""
+    """Yield the properties of a table that are timed as those of a similar table."""
     if table.dtype not in TIMED_TYPES:
         what = table.data_type.upper() or f"{table.weight_bits}-bit data"
         yield Assumption(table.name, "data_type", f"{what} is timed by its bits alone")
@@ -85,14 +84,13 @@ def approximations(table: Table) -> Iterator[Assumption]:
 
 @check_arguments()
 def with_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float | Sequence[float]] | None) -> TableSet:
-    """Return the tables with the pooling factors that are named; these stand against all others, counted ones too.
+    """Override the pooling factors of tables, including counted ones.
 
     Args:
-        known: the tables, and what is assumed about them.
-        pooling_factors: mean lookups per sample, by table or by feature. With a table's name, a number means all its
-            features together, each with as many as the others, and a list (TorchRec's form) has one number for each
-            feature, in their order. Other names are features, and so is a table's name that is a feature's too, where
-            others of the table are named.
+        known: the tables and their assumptions.
+        pooling_factors: mean lookups per sample, by table or by feature. For a table, a number is the total of its
+            features, divided evenly, and a list (TorchRec's form) has one number for each feature, in order. Other
+            names are features, as is a table's name that is also a feature's if other features of the table are given.
 
     Raises:
         BadConfig: if a name is unknown, or a value is not a number, or a list with one for each feature.
@@ -120,12 +118,12 @@ def with_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float | 
     return replace(known, tables=tables, assumptions=tuple(assumptions))
 
 
-# The number that is named of a table: one for all its features, or a number, or none, for each; None for nothing.
+# Given numbers of a table: one for all features, or a number or None per feature; None if nothing is given.
 Named = float | tuple[float | None, ...] | None
 
 
 def _features(table: Table) -> tuple[str, ...]:
-    """Return no names if one of several features has none."""
+    """Return the names of the features; empty if one of several features has none."""
     return table.feature_names or ((table.name,) if table.num_features == 1 else ())
 
 
@@ -179,7 +177,7 @@ def _with_lookups(table: Table, named: Named) -> Table:
 
 
 def _drop_if_named(one: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
-    """Yield what is left of an assumption once something of its table is named."""
+    """Yield the rest of an assumption after numbers of its table were given."""
     is_partial = named is None or (isinstance(named, tuple) and None in named)
     if one.column not in _LOOKUPS or is_partial or (is_even and one.column == _LOOKUPS[1]):
         yield one

@@ -1,8 +1,8 @@
-"""A recorded batch of lookups in a ``.pt`` file, as ``torch.save`` writes it: table after table, sample after sample.
+"""Recorded batch of lookups in a ``.pt`` file of ``torch.save``, ordered by table, then sample.
 
-Either the tuple (indices, offsets, lengths) of facebookresearch/dlrm_datasets, whose tables are called t000, t001 and
-so on, or a dict ``{"keys": names, "values": [L], "lengths": [T*B] or [T, B]}`` with the content of a TorchRec
-KeyedJaggedTensor; other entries of the dict are not looked at.
+The tuple (indices, offsets, lengths) of facebookresearch/dlrm_datasets, with tables called t000, t001 and so on, or a
+dict ``{"keys": names, "values": [L], "lengths": [T*B] or [T, B]}`` with the content of a TorchRec KeyedJaggedTensor;
+other entries of the dict are ignored.
 
 Legend: T tables, B samples, L lookups of all tables together.
 """
@@ -35,10 +35,10 @@ class DlrmBatch:
     """Lookups of one batch in all tables.
 
     Attributes:
-        indices: [L] row numbers, int64 where ``read_dlrm_batch`` has read them.
-        offsets: [T*B+1] begin of the lookups of each table and sample; None where a file has none.
-        lengths: [T, B] lookups of each table and sample, of the file's own integer type.
-        names: T tables; those that the file does not name are called by their position.
+        indices: [L] row numbers, int64 if read by ``read_dlrm_batch``.
+        offsets: [T*B+1] start of the lookups of each table and sample; None if the file has none.
+        lengths: [T, B] lookups of each table and sample, in the file's integer type.
+        names: names of T tables; by position if the file has none.
     """
 
     indices: torch.Tensor
@@ -48,13 +48,13 @@ class DlrmBatch:
 
     @property
     def batch_size(self) -> int:
-        """Samples of the batch."""
+        """Return the number of samples in the batch."""
         return self.lengths.shape[1]
 
     def begins(self, path: Path) -> list[int]:
-        """[T+1] positions of each table's first lookup, and the end of the last table's.
+        """Return the positions of each table's first lookup, and the end of the last table, [T+1].
 
-        One table at a time is looked at: real files hold a billion indices.
+        Tables are checked one at a time because real files have a billion indices.
 
         Raises:
             BadFile: lengths, offsets and lookups contradict each other.
@@ -78,7 +78,7 @@ class DlrmBatch:
 
 @blame_file
 def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
-    """Reads and checks a ``.pt`` or gzipped ``.pt.gz`` file. A gzipped one is unpacked into the temporary folder first.
+    """Read and check a ``.pt`` or ``.pt.gz`` file; the latter is first unpacked into the temporary folder.
 
     Raises:
         BadFile: the file is missing, torn, or its tensors contradict each other.
@@ -89,7 +89,7 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
     if not path.is_file():
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
     try:
-        # torch seeks back and forth, and each step back in a gzip stream starts over at the first byte.
+        # torch seeks back and forth, and a backward seek in a gzip stream starts over at the first byte.
         with unpack_file(path, is_gzipped(path)) as file:
             batch = mapped_batch(path, file)
     except OSError as error:
@@ -103,16 +103,16 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
 
 
 def mapped_batch(path: Path, source: Path) -> DlrmBatch:
-    """The batch in ``source``, which the user knows as ``path``, if types and sizes of its tensors agree.
+    """Map the batch in ``source``, which errors call ``path``; check types and sizes of its tensors.
 
-    The tensors are as the file has them, and mapped where torch can: only what is touched comes into memory.
+    Tensors are unchanged and memory-mapped if torch can, so that only the used parts are loaded.
 
     Raises:
-        BadFile: the file is torn, or holds something else.
+        BadFile: the file is torn, or has other content.
     """
     try:
         with source.open("rb") as file:
-            # Files of torch before 1.6 cannot be mapped; they are read whole.
+            # Files of torch before 1.6 cannot be mapped; they are read as a whole.
             can_map = file.read(4) == _ZIP_MAGIC
     except OSError as error:
         raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from None

@@ -1,11 +1,11 @@
-"""The user's own table file: read from and written to YAML, JSON, CSV or Parquet.
+"""The user's table file, in YAML, JSON, CSV or Parquet.
 
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
-of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). Other names of columns, and
-the reading of values: see ``records.py``; records in each format: ``formats.py``; ranges of numbers: ``base/knobs.py``.
+of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (default 32). Other names of columns, and parsing
+of values: see ``records.py``; records in each format: ``formats.py``; ranges of numbers: ``base/knobs.py``.
 
-The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
-do: ``load_tables_with_assumptions``.
+The loop trains on its tables, so ``load_tables`` requires every pooling factor; to place tables, a stated default is
+enough: ``load_tables_with_assumptions``.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = N
     """Read the tables of a file, in its order, and check every value; unused columns are named in the log.
 
     Args:
-        columns: columns of the file that are called otherwise, each with our name.
+        columns: our name of each renamed column of the file.
 
     Raises:
-        BadConfig: ``columns`` names columns that are not there.
+        BadConfig: ``columns`` names missing columns.
         BadFile: with row, problem and remedy in one line for one problem, else a ``BadRecords``.
     """
     path, names = Path(path), ColumnNames(columns or {})
@@ -73,7 +73,7 @@ def _all_said(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tupl
 
 
 def no_column(where: str, missed: Sequence[str]) -> BadConfig:
-    """Return the error for columns that the user maps, and that are not there."""
+    """Return the error for columns that the user maps but the file lacks."""
     return BadConfig(
         f"columns names {', '.join(map(brief, missed))}, which is not a column of {where}. Correct the name."
     )
@@ -89,7 +89,7 @@ def load_tables_with_assumptions(
 
     Raises:
         BadConfig: the default is not a valid pooling factor.
-        BadFile: as ``load_tables``.
+        BadFile: see ``load_tables``.
     """
     check_ranges(default_pooling_factor=default_pooling_factor)
     path = Path(path)
@@ -102,7 +102,7 @@ def tables_of_records(
     columns: Mapping[str, str] | None = None,
     path: str | PathLike[str] = "tables",
 ) -> TableSet:
-    """Read a dict for each table like ``load_tables_with_assumptions`` reads a file, which errors call ``path``."""
+    """Read one dict per table as ``load_tables_with_assumptions`` reads a file; errors name it ``path``."""
     check_ranges(default_pooling_factor=default_pooling_factor)
     path, names = Path(path), ColumnNames(columns or {})
     tables = _tables(path, records, names, float(default_pooling_factor))
@@ -114,16 +114,16 @@ def tables_of_records(
 def load_numbered_tables(
     path: str | PathLike[str], dims_known: bool, columns: Mapping[str, str] | None = None
 ) -> tuple[Table, ...]:
-    """Read a file whose tables may lack names, as statistics of tables do, and call such tables by their numbers.
+    """Read a file of tables that may lack names, as statistics do; these are named by their numbers.
 
-    The histogram may also stand in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data; all zeros, as of
-    a table without lookups, are none.
+    The histogram may also be in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data; all zeros, as for a
+    table without lookups, mean no histogram.
 
     Args:
         dims_known: True if the file may lack the dims because the caller knows them; they are 1 then.
 
     Raises:
-        BadConfig, BadFile: as ``load_tables``.
+        BadConfig, BadFile: see ``load_tables``.
     """
     path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}
@@ -149,7 +149,7 @@ _NO_SHARE = (None, "", 0, "0", "0.0")
 
 
 def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
-    """Write a file that ``load_tables`` reads back to equal tables; raise BadFile for a suffix of no format."""
+    """Write a file that ``load_tables`` reads back to equal tables; raise BadFile for an unknown suffix."""
     _, write = format_of(Path(path))
     with atomic_path(path) as draft:
         write([table_record(table) for table in tables], draft)
@@ -170,7 +170,7 @@ def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none
         if_none, if_many: remedies if there is none, or more than ``MAX_TABLES``.
 
     Raises:
-        BadFile: if it cannot be read, or holds none or too many.
+        BadFile: if it cannot be read, or has no record or too many.
     """
     if not path.is_file():
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")

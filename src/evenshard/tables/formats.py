@@ -1,8 +1,7 @@
-"""Records of tables in YAML, JSON, CSV and Parquet, read and written as they are; values are not checked here.
+"""Reading and writing of table records in YAML, JSON, CSV and Parquet, without checks of values.
 
-YAML and JSON hold a list of records, or ``{"tables": [...]}``. In CSV a list is a JSON list in one column; the
-histogram may also be 17 columns, ``reuse_bin_0`` to ``reuse_bin_16``. JSON and CSV need nothing beyond the standard
-library.
+YAML and JSON hold a list of records, or ``{"tables": [...]}``. A list in CSV is a JSON list in one column; the
+histogram may also be 17 columns, ``reuse_bin_0`` to ``reuse_bin_16``. JSON and CSV need only the standard library.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _NOT_YAML = "not readable as YAML ({})"
 
 
 def read_csv(path: Path) -> list[Any]:
-    """Return the records of a CSV file, all values texts; at most one more than ``MAX_TABLES``.
+    """Return the records of a CSV file, with text values; at most one more than ``MAX_TABLES``.
 
     Columns are separated by the first of commas, semicolons, tabs and bars that the header has.
     """
@@ -119,14 +118,14 @@ def _read_parquet(path: Path) -> list[Any]:
             if sum(one.column(at).num_values for one in groups for at in range(one.num_columns)) > MAX_VALUES:
                 raise BadFile(path, f"holds more than {MAX_VALUES:,} values", WRITE_AGAIN)
             records: list[Any] = file.read().to_pylist()
-    # Texts that are not UTF-8, and dates that Python does not have, are found when they become Python's.
+    # Texts that are not UTF-8, and dates that Python lacks, raise only on conversion to Python.
     except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
         raise BadFile(path, f"is not whole Parquet: {reason_of(error)}", "Write the file again.") from error
     return records
 
 
 def _write_parquet(records: list[RawTable], path: Path) -> None:
-    """Write the columns that some of the records have."""
+    """Write the columns that at least one record has."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -154,7 +153,7 @@ TABLE_SUFFIXES = tuple(_FORMATS)
 
 
 def format_of(path: Path) -> tuple[Reader, Writer]:
-    """Return reader and writer for the suffix of a file; raise BadFile for an unknown one."""
+    """Return reader and writer for a file's suffix; raise BadFile for an unknown one."""
     if path.suffix.lower() not in _FORMATS:
         raise BadFile(path, f"unknown suffix {brief(path.suffix)}", f"Use one of {', '.join(_FORMATS)}.")
     return _FORMATS[path.suffix.lower()]

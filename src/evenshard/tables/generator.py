@@ -1,7 +1,7 @@
-"""A pool of tables like those of a large production recommender: the published statistics of the DLRM 2021 data.
+"""Generator of a pool that follows the published statistics of a large recommender, the DLRM 2021 data.
 
 Row counts, pooling factors and index reuse follow the marginals that facebookresearch/dlrm_datasets publishes for its
-856 tables; no embedding dims are published, so they are drawn from the configured ones.
+856 tables; embedding dims are not published, so they are drawn from the configured dims.
 
 Legend: T tables, K = 17 reuse bins.
 """
@@ -20,11 +20,11 @@ from evenshard.tables.table import Table, check_dims, check_weight_bits
 
 ROW_COUNTS = (143, 15, 36, 31, 29, 58, 98, 341, 66, 5, 34)
 ROW_EDGES = (1, 200, 1e3, 1e4, 1e5, 1e6, 3e6, 5.5e6, 6.2e6, 7e6, 1e7, 12.5e6)
-# Printed as integers, log-uniform in each range: mean 15.8, 51 % of lookups to the top 10 % of tables; 0.05 is ours.
+# Published as integers, log-uniform in each range: mean 15.8, 51 % of lookups to the top 10 % of tables; 0.05 is ours.
 POOLING_COUNTS = (144, 156, 65, 90, 94, 120, 121, 49, 17)
 POOLING_EDGES = (0.05, 1, 2, 3, 6, 11, 21, 51, 101, 194)
 
-# Lowers small tables to a mean pooling of 2.0 (others 17 to 27), with a correlation of 0.19 of rows and pooling.
+# Lowers small tables to a mean pooling of 2.0 (others 17 to 27), which correlates rows and pooling by 0.19.
 SMALL_TABLE_ROWS = 1000
 COPULA_CORRELATION = 0.09
 SMALL_TABLE_SHIFT = 1.4
@@ -36,10 +36,10 @@ RAKING_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """A pool to generate; ``evenshard.loop.loop.GenerateTablesConfig`` has the meaning of its fields.
+    """Settings of a generated pool; ``evenshard.loop.loop.GenerateTablesConfig`` documents its fields.
 
     Raises:
-        BadConfig: if a value is out of its range.
+        BadConfig: if a value is out of range.
     """
 
     num_tables: int = knob(REQUIRED, "number of tables in the pool", range=COUNT)
@@ -64,10 +64,10 @@ class GeneratorConfig:
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:
     """Generate a pool that follows the DLRM 2021 statistics; the same seed gives the same tables.
 
-    The reuse histograms hold for ``batch_size``. Each table has its own tilt and stays possible for its rows and
-    lookups; over the pool, weighted by the tables' numbers of unique indices, they average to the published histogram,
-    to about 1e-4 per bin. If a limit leaves too few rows for so little reuse, each table for itself comes as near
-    to the published histogram as it can.
+    The reuse histograms hold for ``batch_size``. Each table has its own tilt and stays feasible for its rows and
+    lookups; over the pool, weighted by numbers of unique indices, they average to the published histogram, to about
+    1e-4 per bin. If a limit leaves too few rows for so little reuse, each table comes as near to the published
+    histogram as it can.
     """
     check_ranges(batch_size=batch_size, seed=seed)
     rng = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def _quantile(quantile_T: FloatArray, counts: tuple[int, ...], edges: tuple[floa
 
 
 def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """Rake reuse to the published pool-wide mean, [T, K]; give up where the factors would run away."""
+    """Rake reuse to the published pool-wide mean, [T, K]; stop if the factors would diverge."""
     goal_K = np.array(DLRM_2021_REUSE)
     own_TK = np.exp(tilts_T[:, None] * np.arange(NUM_REUSE_BINS))
     unraked_TK = reuse_TK = tilt_to_feasible(goal_K * own_TK, rows_T, lookups_T)
@@ -123,7 +123,7 @@ def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray)
         pool_K = pool_reuse(reuse_TK, lookups_T)
         if np.abs(pool_K - goal_K).max() < RAKING_TOLERANCE:
             return reuse_TK
-        # A pool of few lookups has no table that can fill the last bins: step by step, their factors stay finite.
+        # A pool of few lookups has no table that can fill the last bins; small steps keep the factors finite.
         base_K = base_K * np.clip(goal_K / np.maximum(pool_K, 1e-12), 0.1, 10.0)
         base_K = base_K / base_K.sum()
         reuse_TK = tilt_to_feasible(base_K * own_TK, rows_T, lookups_T)
@@ -132,6 +132,6 @@ def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray)
 
 
 def pool_reuse(reuse_TK: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """[K] share of all the pool's unique indices in each bin, as the published histogram is counted."""
+    """Return the share of all unique indices of the pool in each bin, [K], as the published histogram counts them."""
     uniques_T = lookups_T / mean_counts(reuse_TK, lookups_T)
     return np.asarray(uniques_T @ reuse_TK / uniques_T.sum())

@@ -1,35 +1,35 @@
-"""Locality of the rows of a batch: cached in front of a table's weights or not, side by side or scattered.
+"""Locality of the rows of a batch: hits in a cache of a table's weights, and contiguous or scattered hot rows.
 
-Miss ratios are the share of a batch's distinct rows that such a cache does not hold.
+Miss ratios are the share of a batch's distinct rows that the cache does not contain.
 
-The weights stand in host memory, and a cache in device memory holds some rows of each table, the load factor's share
-(TorchRec: ``fused_uvm_caching``). What a batch misses is fetched before its lookups, in place of the rows that were
-not looked up for longest (LRU). A table's curve, miss ratio by load factor, is counted in traffic
-(``Table.miss_ratios``), else bounded by its reuse histogram, else by the histogram that is assumed.
+Weights are in host memory, and a cache in device memory has some rows of each table, the load factor's share (TorchRec:
+``fused_uvm_caching``). A batch's missing rows are fetched before its lookups, and replace the rows that were least
+recently looked up (LRU). A table's curve, miss ratio by load factor, is counted in traffic (``Table.miss_ratios``),
+else bounded by its reuse histogram, else by the default histogram.
 
 The bound. Lookups are independent: a batch looks row r up Poisson(l_r) times, l_r constant. Of R rows, U are expected
-in a batch, n_c of them c times, and M = sum of exp(-l) (1 - exp(-l)) rows that the batch before did not look up. A
-sum over rows weighted by exp(-l) is one over the rows that a batch does not look up, of which there are R - U.
+in a batch, n_c of them c times, and M = sum of exp(-l) (1 - exp(-l)) rows that the previous batch did not look up. A
+sum over rows weighted by exp(-l) is a sum over the R - U rows that a batch does not look up.
 
-- U rows in the cache are those of the last batch: M of the next ones are missed. The more rows it holds, the longer
-  those left out were not looked up, and the less likely each one is in the next batch: C >= U rows leave out R - C, so
+- A cache of U rows has those of the last batch and misses M of the next batch. The larger the cache, the longer
+  the other rows were not looked up, and the less likely each is in the next batch: C >= U rows leave out R - C, so
   that at most M (R - C) / (R - U) rows are missed.
-- Less than a batch, C < U rows, are a random choice of the last batch's, or the more frequent ones of them. The batch
+- A cache of C < U rows has a random selection of the last batch's rows, or the more frequent of them. The batch
   has U - M rows in common with the next one: at least C (U - M) / U rows are hit.
-- M <= (R - U) (1 - exp(-n_1 / (R - U))), since 1 - exp(-l) is concave, and the rows not looked up have the mean rate
+- M <= (R - U) (1 - exp(-n_1 / (R - U))), because 1 - exp(-l) is concave, and rows not looked up have the mean rate
   n_1 / (R - U) (Good and Turing: n_1 is the sum of l exp(-l)).
 - M <= n_1 - 2 b n_2 + 6 g (n_3 + n_4) for every x > 0, with the b and g that make p = l - b l^2 + g (l^3 + l^4 / 4)
   touch 1 - exp(-l) at l = x: both agree to first order at 0 and x, and the fourth derivative of p is the larger one,
-  so that p is the larger one everywhere. Rows seen twice to four times tell which of those seen once are frequent.
+  so that p is the larger one everywhere. Rows seen 2 to 4 times show how many of the rows seen once are frequent.
 
-Sets. FBGEMM's caches are cut into sets of 32 rows, and rows are hashed to sets. A row is gone once 32 others of its set
-were looked up after it: as many as a Poisson variable, whose mean grows with the distinct rows of the whole table. A
-cache of sets therefore misses what whole ones of many sizes do on the average: C times a gamma variable with shape 32
-and mean 1. So even a cache for all rows misses some. Rows that fall out of use are not in it.
+Sets. FBGEMM's caches have sets of 32 rows, and rows are hashed to sets. A row is evicted once 32 others of its set were
+looked up after it; their number is Poisson, with a mean that grows with the table's distinct rows. A cache of sets
+therefore misses the mean over fully associative caches of C times a gamma variable with shape 32 and mean 1. So even a
+cache for all rows misses some. The model ignores rows that fall out of use.
 
 Hot rows. A row is hot if a batch reads it more than once. Hashed indices scatter hot rows; indices in the order of
-frequency, or of first sight, put them side by side, where they share pages and lines of a CPU's caches. Traffic tells
-which it is: ``Table.row_shares`` has the lookups of equal runs of rows.
+frequency, or of first use, make them contiguous, so that they share pages and cache lines of a CPU. Traffic shows which
+case applies: ``Table.row_shares`` has the lookups of equal runs of rows.
 
 Legend: T tables, F load factors, K = 17 bins, X touching points, R runs of rows.
 """
@@ -49,42 +49,42 @@ from evenshard.tables.table import LOAD_FACTORS, Table
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
 MAX_KNOWN_CURVES = 100_000
 WAYS = 32  # rows of a set
-# Distinct rows of a batch below which a straight line will do, and no curve is worked out.
+# Distinct rows of a batch below which a straight line is accurate enough, and no curve is computed.
 FEWEST_ROWS = 1e-9
-# Runs of rows that a drawn table's ``row_shares`` have; enough to tell, and few to store.
+# Runs of rows in a generated table's ``row_shares``; enough to detect contiguous hot rows, and few to store.
 MOST_RUNS = 32
-# The least share of the lookups by which hot rows side by side must differ from scattered ones to be told apart.
+# The least difference of lookup shares that distinguishes contiguous from scattered hot rows.
 LEAST_DIFFERENCE = 0.1
 
-# Load factors that ascend from 0 to 1, and the miss ratios there; straight between them.
+# Load factors that ascend from 0 to 1, and the miss ratios there; linear in between.
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return [T, K] and [T, K] ``rows_and_counts`` of tables; a table without a histogram has the default one."""
+    """Return ``rows_and_counts`` of tables, [T, K] and [T, K]; a table without a histogram has the default."""
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
     bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
-    if unknown:  # all at once: what is feasible for each is found by bisection
+    if unknown:  # in one batch: each needs a bisection for feasibility
         bins_TK[unknown] = tilt_to_feasible(bins_TK[unknown], rows_T[unknown], lookups_T[unknown])
     return rows_and_counts(bins_TK, rows_T, lookups_T)
 
 
 def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
-    """Return the share of a batch's distinct rows that the cache misses: 1 without a cache, 0 where it holds all rows.
+    """Return the share of a batch's distinct rows that the cache misses: 1 without a cache, 0 if it has all rows.
 
-    ``batch_size`` is the global batch, ``load_factor`` the share of the table's rows that the cache holds.
+    ``batch_size`` is the global batch, ``load_factor`` the share of the table's rows in the cache.
     """
     return float(np.interp(load_factor, *miss_curve(table, batch_size)))
 
 
 def set_miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
-    """``miss_ratio`` of a cache of sets of 32 rows, as FBGEMM's are."""
+    """Return ``miss_ratio`` for a cache of sets of 32 rows, like FBGEMM's caches."""
     return float(np.interp(load_factor * _SIZES_OF_SETS, *miss_curve(table, batch_size)).mean())
 
 
 def miss_source(table: Table) -> str:
-    """What its miss ratios are: counted, a bound, or a bound of something assumed."""
+    """Return the origin of a table's miss ratios: counted, a bound, or a bound for a default histogram."""
     if table.miss_ratios is not None:
         return COUNTED
     return ASSUMED if table.reuse_bins is None else BOUND
@@ -92,13 +92,13 @@ def miss_source(table: Table) -> str:
 
 @lru_cache(maxsize=MAX_KNOWN_CURVES)
 def distinct_rows(table: Table, batch_size: int) -> float:
-    """Expected distinct rows of a batch of lookups of a table, at most all of its rows."""
+    """Return the expected distinct rows of a batch of lookups of a table, at most all of its rows."""
     return float(_rows_by_bin(table, batch_size).sum())
 
 
 @lru_cache(maxsize=MAX_KNOWN_CURVES)
 def miss_curve(table: Table, batch_size: int) -> Curve:
-    """The miss ratios of a table at all load factors."""
+    """Return the miss ratios of a table at all load factors."""
     if table.miss_ratios is not None:
         return (0.0, *LOAD_FACTORS), (1.0, *table.miss_ratios)
     rows_K = _rows_by_bin(table, batch_size)
@@ -110,13 +110,13 @@ def miss_curve(table: Table, batch_size: int) -> Curve:
 
 
 def mean_miss_ratio(table: Table, batch_size: int) -> float:
-    """The area under the curve: 0 where the smallest cache will do, 1/2 for even lookups, 1 where none helps."""
+    """Return the area under the curve: 0 if the smallest cache is enough, 1/2 for even lookups, 1 if no cache helps."""
     load_factors, ratios = map(np.array, miss_curve(table, batch_size))
     return float(np.diff(load_factors) @ (ratios[1:] + ratios[:-1]) / 2)
 
 
 def max_new_rows(rows_K: FloatArray, num_rows: int) -> float:
-    """Return the most distinct rows of a batch that the batch before is expected not to have looked up.
+    """Bound the expected distinct rows of a batch that the previous batch did not look up.
 
     ``rows_K`` are the expected distinct rows of a batch, [K] by how often they are looked up.
     """
@@ -135,7 +135,7 @@ def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
 
 
 def _tangent_bound() -> tuple[FloatArray, FloatArray]:
-    """Return b and g, [X] each, of the bound by rows seen more than once; see the top."""
+    """Return b and g, [X] each, of the bound by rows seen more than once; see the module."""
     points = np.geomspace(0.25, 8, 21)
     values, slopes = 1 - np.exp(-points), np.exp(-points)
     # p(x) = value and p'(x) = slope, two equations for b and g.
@@ -160,7 +160,7 @@ _SIZES_OF_SETS = _sizes_of_sets()
 
 @dataclass(frozen=True)
 class _HotRows:
-    """The hottest ``rows_K``, bin after bin, of ``num_rows``; ``shares_K`` of the lookups go to as many."""
+    """The hottest ``rows_K`` of ``num_rows``, bin by bin; ``shares_K`` of the lookups go to them."""
 
     num_rows: int
     rows_K: FloatArray
@@ -179,12 +179,12 @@ class _HotRows:
         return np.asarray(np.interp(hottest, self.rows_K, self.shares_K) + (1 - self.shares_K[-1]) * beyond)
 
 
-@lru_cache(maxsize=8_192)  # a search asks of the same tables again and again
+@lru_cache(maxsize=8_192)  # a search evaluates the same tables repeatedly
 def hot_rows_together(table: Table, batch_size: int) -> float | None:
-    """Return the share of a table's hot rows that lie side by side; None where no traffic was counted.
+    """Return the share of a table's hot rows that are contiguous; None without counted traffic.
 
-    0 if all are scattered, or where it makes no difference. The busiest runs, as many as hold all hot rows if these lie
-    side by side, have more of the lookups then. The table's ``reuse_bins`` hold for the batch size.
+    It is 0 if all are scattered, or without a difference. If hot rows are contiguous, the busiest runs that can hold
+    all of them have more of the lookups. The table's ``reuse_bins`` hold for the batch size.
     """
     if table.row_shares is None:
         return None
@@ -193,7 +193,7 @@ def hot_rows_together(table: Table, batch_size: int) -> float | None:
     busiest = min(int(np.ceil(hot.rows_K[-1] / run_rows)) + 1, runs)  # they may begin anywhere in a run
     found = float(np.sort(table.row_shares)[-busiest:].sum())
     together = float(hot.share(busiest * run_rows))
-    hottest = float(hot.share(busiest))  # each in a run of its own
+    hottest = float(hot.share(busiest))  # one per run
     scattered = hottest + (1 - hottest) * busiest / runs
     if together - scattered < LEAST_DIFFERENCE:
         return 0.0
@@ -201,7 +201,7 @@ def hot_rows_together(table: Table, batch_size: int) -> float | None:
 
 
 def with_hot_rows(table: Table, batch_size: int, together: bool) -> Table:
-    """The table with hot rows at its beginning, in the order of their lookups, or scattered over all runs."""
+    """Return the table with its hot rows at the beginning, by number of lookups, or scattered over all runs."""
     runs = min(table.num_rows, MOST_RUNS)
     if not together:
         return replace(table, row_shares=(1 / runs,) * runs)

@@ -1,9 +1,9 @@
-"""A table as a record: the columns of a table file under their names in the file, each read and checked.
+"""Records of tables: the columns of a table file by their names in the file, parsed and checked.
 
-Columns beyond ``PLAIN_COLUMNS`` stand in a record only where they say something. Texts are read as the values that they
-stand for, since CSV has only texts: numbers, true and false, and lists as JSON.
+A record has columns beyond ``PLAIN_COLUMNS`` only if they are not the default. Texts are parsed to values, because CSV
+has only texts: numbers, true and false, and lists as JSON.
 
-A record may also be a configuration of TorchRec: what ``dataclasses.asdict`` makes of an ``EmbeddingBagConfig`` or an
+A record may also be a configuration of TorchRec: the ``dataclasses.asdict`` of an ``EmbeddingBagConfig`` or an
 ``EmbeddingConfig``, or its JSON, where types and poolings are texts such as "DataType.FP16", "FP16" and
 "PoolingType.MEAN".
 """
@@ -38,9 +38,9 @@ WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12
 _REMEDY = "Correct the value."
-# evenshard's names of TorchRec's data types, where they are others.
+# evenshard's names of TorchRec's data types, where they differ.
 DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
-# Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none.
+# Aliases of columns. ``pooling`` also means ``pooling_factor`` if it is a number, and not sum, mean or none.
 COLUMN_ALIASES = {
     "hash_size": "num_rows",
     "num_embeddings": "num_rows",
@@ -51,7 +51,7 @@ COLUMN_ALIASES = {
     "table": "name",
 }
 _NO_TIME = "initial weights take no time of a step"
-# Fields that change nothing in an answer, and why.
+# Fields that never affect an answer, and the reasons.
 UNUSED_FIELDS = {
     "weight_init_max": _NO_TIME,
     "weight_init_min": _NO_TIME,
@@ -68,7 +68,7 @@ UNUSED_FIELDS = {
 
 
 class BadRecord(Exception):
-    """Problem and remedy of one record, before file and row are known; and those of its other values."""
+    """Problem and remedy of one record before file and row are known, and the problems of its other values."""
 
     def __init__(self, problem: str, remedy: str = _REMEDY, others: Collection[tuple[str, str]] = ()) -> None:
         super().__init__(problem)
@@ -90,16 +90,16 @@ def table_record(table: Table) -> RawTable:
 def table_of(record: RawTable, default_pooling_factor: float | None = None, extra: Collection[str] = ()) -> Table:
     """Return the table of a record.
 
-    Where only some of these are given, the others follow from them: ``data_type`` and ``weight_bits``;
-    ``pooling_factor`` and ``feature_pooling_factors``, which are even where only ``feature_names`` are given.
+    Missing values are derived from given ones: ``data_type`` and ``weight_bits``; ``pooling_factor`` and
+    ``feature_pooling_factors``, which are even if only ``feature_names`` are given.
 
     Args:
-        record: values of our columns; ``ColumnNames`` reads others.
-        default_pooling_factor: lookups per sample of each feature, where the record gives none; None makes it an error.
-        extra: columns beside them, one of which may be what is missing.
+        record: values of our columns; ``ColumnNames`` maps other names.
+        default_pooling_factor: lookups per sample of each feature, if the record has none; None makes it an error.
+        extra: other columns, one of which may be a misnamed missing column.
 
     Raises:
-        BadRecord: something is missing, unknown or impossible; all of it.
+        BadRecord: for all values that are missing, unknown or impossible.
     """
     found: dict[tuple[str, str], None] = {}
     values: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None, extr
     names, own = values.get("feature_names", ()), values.get("feature_pooling_factors", ())
     may_lack = {"pooling_factor"} if own or default_pooling_factor is not None else set()
     found.update(dict.fromkeys(_list_missing(record, may_lack, extra)))
-    # valid values in place of those that cannot be read, so that the others are checked
+    # valid values replace unreadable ones, so that the other values are checked
     usual_bits = DATA_TYPES.get(values.get("data_type", ""), Table.weight_bits)
     pooling = sum(own) if own else (default_pooling_factor or 0.0) * max(len(names), 1)
     instead = {"name": "?", "num_rows": MAX_ROW_SHARES, "embedding_dim": 1, "weight_bits": usual_bits}
@@ -177,7 +177,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _word(value: Any, column: str) -> str:
-    """Lower the case: TorchRec's words are in capitals, and its JSON may say PoolingType.SUM."""
+    """Convert to lower case: TorchRec's words are in capitals, and its JSON may have PoolingType.SUM."""
     text = _text(value.value if isinstance(value, Enum) else value, column)
     return text.rpartition("Type.")[2].lower()
 
@@ -196,7 +196,7 @@ def _flag(value: Any, column: str) -> bool:
 
 
 def _number(value: Any, column: str) -> float:
-    """Read texts as numbers, since CSV has only texts and YAML takes 1e6 for one."""
+    """Read texts as numbers, because CSV has only texts and YAML reads 1e6 as text."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)
@@ -218,7 +218,7 @@ def _whole(value: Any, column: str) -> int:
     return int(number)
 
 
-# Word for an element, and for all, of columns with lists.
+# Words for a single element, and for all, of columns with lists.
 _ELEMENTS = {
     "feature_names": ("a name", "the names"),
     "feature_pooling_factors": ("a number", "one for each feature"),
@@ -254,7 +254,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _bins_by_column(record: RawTable) -> tuple[float, ...]:
-    """Return the histogram that stands in columns of its own."""
+    """Return the histogram from separate columns."""
     columns = [column for column in REUSE_COLUMNS if not is_blank(record.get(column))]
     if not is_blank(record.get("reuse_bins")) and not _is_nan(record["reuse_bins"]):
         raise BadRecord(f"has both reuse_bins and {columns[0]}", "Keep one form.")
@@ -265,7 +265,7 @@ def _bins_by_column(record: RawTable) -> tuple[float, ...]:
 
 
 def columns_of(records: list[RawTable]) -> list[str]:
-    """Return the columns that some record has, in the order of ``TABLE_COLUMNS``."""
+    """Return the columns that at least one record has, in the order of ``TABLE_COLUMNS``."""
     return [column for column in TABLE_COLUMNS if any(column in record for record in records)]
 
 
@@ -277,11 +277,11 @@ class ColumnNames:
     """Our names of the columns of one file, collected while its records are read.
 
     Attributes:
-        given: the user's own mapping: a column of the file -> one of ours; empty to leave it out.
-        extra, found: unused columns in their order, and columns of the mapping that some record has.
+        given: the user's own mapping: column of the file -> our column; empty to leave it out.
+        extra, found: unused columns in order, and mapped columns that at least one record has.
 
     Raises:
-        BadConfig: when a column of the file is mapped to one that does not exist.
+        BadConfig: if a column of the file is mapped to an unknown column.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
@@ -289,10 +289,10 @@ class ColumnNames:
     found: set[str] = field(default_factory=set)
 
     def ours(self, record: RawTable) -> RawTable:
-        """Return a record with our columns alone.
+        """Return a record with only our columns.
 
         Raises:
-            BadRecord: if two of its columns are the same one of ours, and differ.
+            BadRecord: if two of its columns map to the same column with different values.
         """
         known: RawTable = {}
         came_from: dict[str, str] = {}
@@ -318,7 +318,7 @@ class ColumnNames:
         return known
 
     def _target(self, name: str, value: Any) -> str | None:
-        """Return our column, or None for one that is extra or left out."""
+        """Return our column, or None for an unused column."""
         if name in self.given:
             self.found.add(name)
             return _resolve_target(name, self.given[name])
@@ -328,11 +328,11 @@ class ColumnNames:
         return name if name in KNOWN_COLUMNS else None
 
     def absent_columns(self) -> tuple[str, ...]:
-        """Return the columns of the mapping that no record has."""
+        """Return the mapped columns that no record has."""
         return tuple(name for name in self.given if name not in self.found)
 
     def note(self, where: str) -> str | None:
-        """Name the columns of a file that are not used, in a sentence; None where all are."""
+        """Name the unused columns of a file in a sentence; None if there are none."""
         if not self.extra:
             return None
         names = [brief(name) if name else "one without a name" for name in self.extra]
@@ -344,7 +344,7 @@ class ColumnNames:
 
 
 def close_column(name: str, known: Collection[str]) -> str | None:
-    """Return the column that a name is likely to mean, or None."""
+    """Return the column that a name probably means, or None."""
     plain = {one.replace("_", ""): one for one in known}
     found = difflib.get_close_matches(cut(name.lower().replace("_", "")), plain, n=1, cutoff=0.8)
     return plain[found[0]] if found else None
@@ -370,17 +370,17 @@ def _is_number(value: Any) -> bool:
 
 
 def is_config(record: Mapping[Any, Any]) -> bool:
-    """True if a record has fields that only TorchRec's configurations have."""
+    """Return True if a record has fields that only TorchRec's configurations have."""
     return "num_embeddings" in record and any(name in record for name in UNUSED_FIELDS)
 
 
 def implied_pooling(record: Mapping[Any, Any]) -> str | None:
-    """Return the pooling of an ``EmbeddingConfig``, which states none and whose table holds sequences; else None."""
+    """Return the implicit pooling of an ``EmbeddingConfig``, whose table holds sequences; None for others."""
     return SEQUENCE if is_config(record) and "pooling" not in record else None
 
 
 def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
-    """Return the fields of a configuration that the answer does not use; ``init_fn`` is always set."""
+    """Yield the fields of a configuration that do not affect the answer; ``init_fn`` is always set."""
     if implied_pooling(record) is not None:
         yield Assumption(table, "pooling", f"{SEQUENCE}, as of an EmbeddingConfig: TorchRec's fields, and no pooling")
     for name, why in UNUSED_FIELDS.items():
@@ -389,5 +389,5 @@ def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
 
 
 def unused_field(table: str, name: str, why: str) -> Assumption:
-    """Return the note that a configuration sets a field in vain."""
+    """Return the note that a configuration sets an unused field."""
     return Assumption(table, name, f"it changes nothing in the answer: {why}")

@@ -1,4 +1,4 @@
-"""The index-reuse histogram: how often a batch looks up the same index, and the defaults for it.
+"""Index-reuse histograms, which count repeated lookups of an index in a batch, and their defaults.
 
 A histogram has 17 bins; bin 0 holds the indices that a batch looks up once, bin k those looked up more than
 2**(k-1) and at most 2**k times, the last bin those looked up more than 32768 times. Its values are shares of the
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:  # torch takes a second to import, and most callers hold numpy arrays
+if TYPE_CHECKING:  # torch takes a second to import, and most callers use NumPy
     import torch
 
 
@@ -26,15 +26,15 @@ ReuseBins = tuple[float, ...]
 NUM_REUSE_BINS = 17
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
-# Octaves that the counts of the last bin are taken to reach, from 2**15 to 2**18.
+# Octaves that the counts of the last bin are assumed to span, from 2**15 to 2**18.
 OCTAVES_OF_LAST_BIN = 3
 
 
 def _mean_counts() -> FloatArray:
-    """[K] mean count inside each bin if frequencies fall with the square of the count.
+    """Compute the mean count inside each bin, [K], if frequencies fall with the square of the count.
 
-    That law gives back the published ratio of access share to unique share within 3 % in bins 0..7 of the 2021
-    data. The open last bin is followed for three octaves, to 2**18.
+    This law reproduces the published ratio of access share to unique share within 3 % in bins 0..7 of the 2021 data.
+    The open last bin spans three octaves, to 2**18.
     """
     counts = np.arange(1, 2 ** (NUM_REUSE_BINS - 2 + OCTAVES_OF_LAST_BIN) + 1, dtype=np.float64)
     bins = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
@@ -47,10 +47,10 @@ BIN_MEAN_COUNTS.setflags(write=False)
 
 
 def _complete_shares(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float) -> ReuseBins:
-    """Completes shares of unique indices that were printed with three decimals.
+    """Refine shares of unique indices that were published with three decimals.
 
-    Where the print shows too few digits to tell, the access share does: a bin's share of the unique indices is its
-    share of the accesses times the mean lookups per unique index, divided by the mean count of the bin.
+    If these have too few digits, the access share is used: a bin's share of the unique indices is its share of the
+    accesses times the mean lookups per unique index, divided by the mean count of the bin.
     """
     tail = lookups_per_unique * np.array(accesses)[len(uniques) :] / BIN_MEAN_COUNTS[len(uniques) :]
     shares = np.concatenate([uniques, tail])
@@ -66,7 +66,7 @@ DLRM_2021_REUSE: ReuseBins = _complete_shares(
 
 
 def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:
-    """Return the histogram of lookups counted for each index; indices that were not looked up (0) do not count.
+    """Build the histogram from the lookups of each index; indices without lookups (0) do not count.
 
     Raises:
         ValueError: no index was looked up, or a count is negative.
@@ -84,9 +84,9 @@ def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) ->
 def feasible_reuse_bins(
     num_rows: int, num_lookups: float, tilt: float = 0.0, base: ReuseBins = DLRM_2021_REUSE
 ) -> ReuseBins:
-    """Return the stated default of a table without a counted histogram.
+    """Return the default histogram of a table without a counted one.
 
-    The base histogram times ``exp(tilt * k)``, without the bins that need more lookups than there are, tilted further
+    It is the base histogram times ``exp(tilt * k)``, without the bins that need more lookups than exist, tilted further
     towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows. Without lookups,
     all the mass is in bin 0.
     """
@@ -96,16 +96,16 @@ def feasible_reuse_bins(
 
 
 def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """[T] mean lookups per unique index; no index is looked up more often than there are lookups."""
+    """Return the mean lookups per unique index, [T]; no index is looked up more often than the total."""
     return np.asarray((shares_TK * _bounded_means(num_lookups_T)).sum(axis=1))
 
 
 def rows_and_counts(
     bins_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return [T, K] distinct rows of each bin, and [T, K] lookups of one of them, at least 1; together all the lookups.
+    """Return the distinct rows of each bin, [T, K], and the lookups of each such row, [T, K], at least 1.
 
-    A bin's mean count is that of ``BIN_MEAN_COUNTS``; where that makes more distinct rows than there are, all rows are
+    They account for all lookups. The mean count is that of ``BIN_MEAN_COUNTS``; if that needs too many rows, all are
     looked up, each as much more often. The [T, K] histograms need not be normalised.
     """
     means_TK = _bounded_means(num_lookups_T)
@@ -117,10 +117,10 @@ def rows_and_counts(
 
 
 def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """Tilt [T, K] histograms just enough to be possible for [T] rows and lookups; see ``feasible_reuse_bins``.
+    """Tilt [T, K] histograms just enough to be feasible for [T] rows and lookups; see ``feasible_reuse_bins``.
 
-    Weights need not be normalised. The result adds up to 1 in each row. Where even the highest possible bin leaves more
-    unique indices than rows (one row that is read a million times), all the mass is in that bin.
+    Weights need not be normalised. The result adds up to 1 in each row. If even the highest possible bin leaves more
+    unique indices than rows (a single row that is read a million times), all the mass is in that bin.
     """
     allowed_TK = np.array(MIN_COUNT_OF_BIN) <= num_lookups_T[:, None]
     allowed_TK[:, 0] = True
@@ -139,7 +139,7 @@ def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_
 
 
 def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, top_T: npt.NDArray[Any]) -> FloatArray:
-    """Bisect the smallest tilt at which each mean count is as large as needed."""
+    """Bisect the smallest tilt at which each mean count is large enough."""
     with np.errstate(divide="ignore"):
         logs_TK = np.log(shares_TK)
 
@@ -148,7 +148,7 @@ def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, 
         weights_TK = np.exp(exponents_TK - exponents_TK.max(axis=1, keepdims=True))
         return np.asarray(weights_TK / weights_TK.sum(axis=1, keepdims=True))
 
-    low_T, high_T = np.zeros_like(needed_T), np.full_like(needed_T, 64.0)  # at 64 the top bin holds all but 1e-20
+    low_T, high_T = np.zeros_like(needed_T), np.full_like(needed_T, 64.0)  # at 64 the top bin has all but 1e-20
     for _ in range(40):
         middle_T = (low_T + high_T) / 2
         enough_T = (tilt_bins(middle_T) * means_TK).sum(axis=1) >= needed_T
@@ -164,12 +164,12 @@ def _bounded_means(num_lookups_T: FloatArray) -> FloatArray:
 
 
 def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> ReuseBins:
-    """Return the expected histogram when each lookup draws rank r with probability proportional to ``r**-alpha``.
+    """Return the expected histogram if each lookup draws rank r with probability proportional to ``r**-alpha``.
 
-    The count of a row is taken as Poisson. Ranks are exact up to 1000 and stand in blocks of about 1 % width beyond,
-    so that two billion rows take milliseconds. Without lookups, all the mass is in bin 0.
+    The count of a row is Poisson. Ranks are exact up to 1000 and grouped in blocks of about 1 % width beyond, so that
+    two billion rows take milliseconds. Without lookups, all the mass is in bin 0.
     """
-    import torch  # for the incomplete gamma function, which numpy lacks
+    import torch  # for the incomplete gamma function, which NumPy lacks
 
     if num_lookups <= 0:
         return (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
@@ -178,13 +178,13 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
     wide = np.geomspace(exact, num_rows, blocks + 1).round()[1:]
     starts = np.unique(np.concatenate([np.arange(1.0, exact + 1), wide, [num_rows + 1.0]]))
     sizes_R = np.diff(starts)
-    # The sum over a block is nearly the integral from half a rank before it to half a rank after it; at the first ranks
-    # the two differ by some percent, so those are taken as they are.
+    # The sum over a block is nearly the integral from half a rank before it to half a rank after it; for the first
+    # ranks the two differ by some percent, so these are summed exactly.
     weights_R = _power_integral(starts[:-1] - 0.5, starts[1:] - 0.5, alpha)
     weights_R = np.where(sizes_R == 1, starts[:-1] ** -alpha, weights_R)
     rates_R = torch.from_numpy(num_lookups * weights_R / weights_R.sum() / sizes_R)
 
-    # P(Poisson(rate) >= n) is the lower incomplete gamma function, accurate also where it is tiny.
+    # P(Poisson(rate) >= n) is the lower incomplete gamma function, which stays accurate for tiny values.
     at_least_RK = torch.special.gammainc(
         torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64)[None], rates_R[:, None].expand(-1, NUM_REUSE_BINS)
     ).numpy()
@@ -195,7 +195,7 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
 
 
 def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
-    """Return the histogram of a random part of a batch's lookups, which is ``share`` of them, above 0."""
+    """Return the histogram of a random share, above 0, of a batch's lookups."""
     if share >= 1:
         return bins
     uniques_K = np.asarray(bins) @ _thinning_matrix(share)
@@ -204,14 +204,14 @@ def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
 
 @lru_cache(maxsize=64)
 def _thinning_matrix(share: float) -> FloatArray:
-    """[K, K] probability that an index of a bin is in each bin of a random part of the lookups; the rest is in none.
+    """Return the probability, [K, K], that an index of a bin is in each bin after random thinning, or else in none.
 
-    An index with count c has a binomial count there. Inside a bin, frequencies fall with the square of the count.
+    An index with count c has a binomial count after thinning. In a bin, frequencies fall with the count's square.
     """
     exact_KK = np.zeros((_EXACT_BINS, NUM_REUSE_BINS))
     counts = np.arange(1, MAX_COUNT_OF_BIN[_EXACT_BINS - 1] + 1)
     bin_of_count = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
-    chances = np.zeros(len(counts) + 1)  # of each count of the part, 0 and up
+    chances = np.zeros(len(counts) + 1)  # of each count after thinning, from 0
     chances[0] = 1.0
     for count, own_bin in zip(counts.tolist(), bin_of_count.tolist(), strict=True):
         chances[1:] = chances[1:] * (1 - share) + chances[:-1] * share
@@ -219,13 +219,13 @@ def _thinning_matrix(share: float) -> FloatArray:
         exact_KK[own_bin] += np.bincount(bin_of_count, weights=chances[1:], minlength=NUM_REUSE_BINS) / count**2
     exact_KK /= np.bincount(bin_of_count, weights=1 / counts**2)[:, None]
 
-    # Higher bins have a few counts each, those in the middle of equal steps of their logarithm, as Poisson variables.
+    # Higher bins are sampled at a few counts, midpoints of equal steps of the logarithm, as Poisson variables.
     octaves_K1 = np.array([1] * (NUM_REUSE_BINS - 1 - _EXACT_BINS) + [OCTAVES_OF_LAST_BIN])[:, None]
     steps_KS = 2.0 ** (octaves_K1 * (np.arange(_STEPS) + 0.5) / _STEPS)
     counts_KS = np.array(MIN_COUNT_OF_BIN[_EXACT_BINS:])[:, None] * steps_KS
     chances_KSK = poisson_at_least(np.array(MIN_COUNT_OF_BIN, dtype=np.float64), (counts_KS * share)[..., None])
     chances_KSK[..., :-1] -= chances_KSK[..., 1:]
-    weights_KS = 1 / counts_KS  # 1 / count**2, of steps as wide as the count
+    weights_KS = 1 / counts_KS  # 1 / count**2, times a step as wide as the count
     high_KK = (weights_KS[..., None] * chances_KSK).sum(axis=1) / weights_KS.sum(axis=1)[:, None]
     return np.asarray(np.maximum(np.concatenate([exact_KK, high_KK]), 0.0))
 
@@ -234,10 +234,10 @@ _EXACT_BINS, _STEPS = 7, 8
 
 
 def poisson_at_least(counts: FloatArray, rates: FloatArray) -> FloatArray:
-    """Return the probability that Poisson variables of rates above 0 are at least as large as counts of at least 1.
+    """Return the probability that Poisson variables (rates above 0) are at least the counts (at least 1).
 
     This is the regularized lower incomplete gamma function, by its series below the count and by Lentz's continued
-    fraction of the rest above it: NumPy has neither, and a box that only measures has no SciPy.
+    fraction of the rest above it: NumPy has neither, and a machine that only measures lacks SciPy.
     """
     counts, rates = (one.astype(np.float64) for one in np.broadcast_arrays(counts, rates))
     scale = np.exp(counts * np.log(rates) - rates - np.vectorize(math.lgamma)(counts))
@@ -274,12 +274,12 @@ _PRECISION, _TINY = 1e-13, 1e-300
 
 
 def deduplicated_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, float]:
-    """Return the histogram of a batch's lookups where each device sends every distinct index of its samples once.
+    """Return the histogram of a batch if each device sends every distinct index of its samples once.
 
-    Samples are dealt to the devices evenly. The second value is the lookups that are sent of each one.
+    Samples are split evenly among devices. The second value is the share of lookups that are sent.
     """
     shares_K = np.asarray(bins)
-    devices_K = num_devices * (1 - (1 - 1 / num_devices) ** BIN_MEAN_COUNTS)  # that look an index of the bin up
+    devices_K = num_devices * (1 - (1 - 1 / num_devices) ** BIN_MEAN_COUNTS)  # devices that look up an index of the bin
     sent_K = np.searchsorted(MAX_COUNT_OF_BIN, devices_K.round(), side="left")
     histogram = np.bincount(sent_K, weights=shares_K, minlength=NUM_REUSE_BINS)
     return tuple(histogram.tolist()), float(shares_K @ devices_K / (shares_K @ BIN_MEAN_COUNTS))

@@ -1,4 +1,4 @@
-"""The sources that a user may give as "my tables": a table file, a public set, or a sample of traffic.
+"""Sources of a user's tables: a table file, a public set, or a sample of traffic.
 
 ================  =======================================================  =================================
 source            looks like                                               traffic may be given beside it
@@ -9,8 +9,8 @@ DLRM batch file   .pt, .pt.gz                                              no, i
 traffic folder    a folder of .parquet files or of .pt files               no, it is traffic
 ================  =======================================================  =================================
 
-A single Parquet file is a table file. A sample of traffic in one Parquet file stands in a folder of its own, or is
-named as the traffic of a table file.
+A single Parquet file is a table file. A sample of traffic in one Parquet file must be alone in a folder, or be named as
+the traffic of a table file.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.table import Table, check_weight_bits
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
-# Columns that a sample of traffic tells.
+# Columns that a sample of traffic provides.
 _COUNTED = ("pooling_factor", "feature_pooling_factors", "reuse_bins")
 _PRECISION = ("weight_bits", "data_type")
-# Public table sets, one data file each, which says where its numbers come from.
+# Public table sets, one data file each, which cites the source of its numbers.
 _CATALOG = resources.files("evenshard.tables").joinpath("catalog")
 _SUFFIX = ".json"
 
 
 class SourceKind(Enum):
-    """See the table at the top."""
+    """Kind of a source; see the table of the module."""
 
     CATALOG = "public set"
     TABLE_FILE = "table file"
@@ -55,7 +55,7 @@ class SourceKind(Enum):
 
 
 def catalog_names() -> tuple[str, ...]:
-    """Names of the public table sets, in alphabetical order."""
+    """Return the names of the public table sets, sorted."""
     files = (entry.name for entry in _CATALOG.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
@@ -65,10 +65,10 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
 
     Args:
         batch_size: samples per batch of the reuse histograms.
-        embedding_dim: dim of every table; None keeps the one that the data file states.
+        embedding_dim: dim of every table; None keeps the dim of the data file.
 
     Raises:
-        BadConfig: an unknown name, an impossible number, or a dim for a set that publishes its own dim for each table.
+        BadConfig: an unknown name, an impossible number, or a dim for a set with a published dim per table.
     """
     check_ranges(batch_size=batch_size)
     if embedding_dim is not None:
@@ -92,9 +92,9 @@ def _read_set(name: str) -> dict[str, Any]:
 
 
 def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | None) -> tuple[Table, ...]:
-    """Make a table of each column: ``num_rows`` by column, ``hotness`` (1 where left out), one ``embedding_dim``.
+    """Make a table of each column: ``num_rows`` by column, ``hotness`` (default 1), one ``embedding_dim``.
 
-    It is not published how often such a batch repeats an index: the reuse histogram is the stated default.
+    Index reuse of these batches is not published, so the reuse histogram is the stated default.
     """
     rows_of: dict[str, int] = content["num_rows"]
     hotness: list[int] = content.get("hotness", [1] * len(rows_of))
@@ -108,7 +108,7 @@ def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | N
 def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, ...]:
     """Make the tables of groups, each with its own dim; indices follow a power law, which gives the reuse histogram.
 
-    A shared group has one table for all hotnesses of its list, any other group one table for each.
+    A shared group has a single table for all hotnesses of its list, any other group one table per hotness.
     """
     alpha = float(content["power_law_alpha"])
     tables: list[Table] = []
@@ -122,10 +122,11 @@ def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, 
 
 
 def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:
-    """Tells by name and suffix, and whether it is a folder; nothing is opened. None if it is nothing of the kind."""
+    """Tell the kind of a source by name, suffix and existence as a folder, without reading it; None if unknown."""
     if str(source) in catalog_names():
         return SourceKind.CATALOG
-    # Before the suffix, as Spark writes folders called sample.parquet. An empty path would be the present folder.
+    # Before the suffix, because Spark writes folders called sample.parquet. An empty path would be the working
+    # directory.
     if str(source) and Path(source).is_dir():
         return SourceKind.TRAFFIC_FOLDER
     name = Path(source).name
@@ -143,19 +144,19 @@ def tables_from(
     default_pooling_factor: float = 1.0,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet:
-    """The user's tables, with a stated default wherever the source is silent.
+    """Read the user's tables, with a stated default for each missing value.
 
     Args:
-        source: see the table at the top.
-        batch_size: samples per batch that the reuse histograms shall hold for.
+        source: see the table of the module.
+        batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
-            that it does not hold keep what they have; what it holds beyond the tables is not read.
-        embedding_dim: dim of all tables: required with a sample of traffic alone, allowed with a public set that has
-            one dim for all.
-        weight_bits: 4, 8, 16 or 32, in place of what the source says; None keeps that.
-        default_pooling_factor: lookups per sample where neither file nor traffic tells.
-        columns: columns of the table file and of the traffic that are called otherwise, each with ours or that of its
-            feature; empty to leave it out.
+            missing in the sample keep their values; other traffic is not read.
+        embedding_dim: dim of all tables: required for a sample of traffic alone, allowed for a public set with the same
+            dim for all.
+        weight_bits: 4, 8, 16 or 32, overrides the source; None keeps its precision.
+        default_pooling_factor: lookups per sample if neither file nor traffic has them.
+        columns: our name, or the feature's, of each renamed column of the table file and the traffic; empty to leave a
+            column out.
 
     Raises:
         BadConfig: no such source, or settings that contradict it.
@@ -165,7 +166,7 @@ def tables_from(
     if embedding_dim is not None:
         check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
-        check_weight_bits(weight_bits)  # before a long sample is counted
+        check_weight_bits(weight_bits)  # before counting a long sample
     match kind_of_source(source):
         case SourceKind.CATALOG:
             table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
@@ -190,9 +191,9 @@ def tables_in_python(
     default_pooling_factor: float = 1.0,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet | None:
-    """Read a data frame or a list of dicts, with the columns of a table file, as ``tables_from`` reads that file.
+    """Read a data frame or a list of dicts, with the columns of a table file, as ``tables_from`` does.
 
-    None where it is neither.
+    Return None for any other type.
     """
     records = _records_of(tables)
     if records is None:
@@ -212,7 +213,7 @@ def _records_of(tables: Any) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy's numbers and arrays to Python's."""
+    """Convert NumPy numbers and arrays to Python's."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -224,15 +225,15 @@ def complete_tables(
     columns: Mapping[str, str] | None = None,
     source: str = "tables",
 ) -> TableSet:
-    """Put the figures of a sample of traffic into tables, and their weights into the precision that is asked for.
+    """Fill in the figures of a sample of traffic, and set the requested precision of the weights.
 
     Args:
-        traffic: a sample; tables that it does not hold stay as they are.
+        traffic: a sample; tables missing in it stay unchanged.
         source: name of the tables' source, for errors.
 
     Raises:
-        BadConfig: two tables of one name, or neither source nor traffic has one of ``columns``.
-        BadFile: the sample cannot be read, contradicts the tables, or holds none of them.
+        BadConfig: two tables have the same name, or neither source nor traffic has one of ``columns``.
+        BadFile: the sample cannot be read, contradicts the tables, or has none of them.
     """
     if traffic is not None:
         table_set = _count_lookups(table_set, traffic, batch_size, columns)
@@ -245,14 +246,14 @@ def complete_tables(
 def _count_lookups(
     table_set: TableSet, traffic: str | PathLike[str], batch_size: int, columns: Mapping[str, str] | None
 ) -> TableSet:
-    from evenshard.tables.traffic import tables_from_traffic  # 20 ms, and most requests have no sample
+    from evenshard.tables.traffic import tables_from_traffic  # takes 20 ms, and most requests have no sample
 
     found = tables_from_traffic(traffic, batch_size, table_set.tables, columns=columns)
     counted = {table.name for table in found.tables}
-    # Only of a table that is not in the sample does it leave the pooling factor open.
+    # The sample leaves the pooling factor open only for a table that it lacks.
     counted -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
     before = [one for one in table_set.assumptions if one.table not in counted or one.column not in _COUNTED]
-    # "As given" would be untrue of a value that the file did not give either.
+    # "As given" would be wrong for a value that the file lacks, too.
     open_before = {(one.table, one.column) for one in before}
     after = [one for one in found.assumptions if (one.table, one.column) not in open_before]
     position = {table.name: number for number, table in enumerate(found.tables)}
@@ -265,10 +266,10 @@ def _count_lookups(
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
-    """The tables in another precision; a data type of so many bits stays.
+    """Set another precision; a data type of this number of bits is kept.
 
     Raises:
-        BadConfig: none of 4, 8, 16 and 32 bits.
+        BadConfig: not 4, 8, 16 or 32 bits.
     """
     check_weight_bits(weight_bits)
     tables = tuple(
@@ -296,7 +297,7 @@ def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[s
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
-    """Reject Parquet without a table file's columns before all of it is read."""
+    """Reject a Parquet file without a table file's columns before all of it is read."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -304,7 +305,7 @@ def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
     try:
         columns = set(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError):
-        return  # load_tables says what is wrong
+        return  # load_tables reports the problem
     if columns and not columns & {*KNOWN_COLUMNS, *COLUMN_ALIASES, *given}:
         problem = f"holds none of a table file's columns ({', '.join(TABLE_COLUMNS)})"
         remedy = (

@@ -1,4 +1,4 @@
-"""An embedding table, as far as its placement is concerned.
+"""Embedding tables, with the properties that affect their placement.
 
 A *pool* is a tuple of tables with distinct names. Pools come from ``files.py`` (the user's own file), ``sources.py``
 (public table sets), ``generator.py`` (the DLRM 2021 statistics), ``dlrm_batch.py`` (a recorded batch of lookups) and
@@ -18,15 +18,15 @@ from evenshard.base.knobs import MAX_TABLE_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.tables.reuse import NUM_REUSE_BINS
 
-# Data types of weights, and the bits of each; the usual one of so many bits first.
+# Data types of weights and their bits; the default of each number of bits first.
 DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
-# The data type that is meant where only the bits are known.
+# The data type that is assumed if only the bits are known.
 USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
-# Ways to pool the lookups of a bag, in TorchRec's words. With none, every lookup's embedding is an output.
+# Poolings of the lookups of a bag, in TorchRec's words. With none, every lookup's embedding is an output.
 POOLINGS = (SUM, MEAN, SEQUENCE)
-# Shares of a table's rows for which ``miss_ratios`` are counted.
+# Shares of a table's rows at which ``miss_ratios`` are counted.
 LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 MAX_FEATURES = 10_000
 MAX_ROW_SHARES = 4_096
@@ -34,30 +34,29 @@ MAX_ROW_SHARES = 4_096
 
 @dataclass(frozen=True)
 class Table:
-    """One embedding table and how a training batch reads it.
+    """An embedding table and its lookups in a training batch.
 
     Attributes:
         name: unique within a pool.
         num_rows: number of embeddings (TorchRec: ``num_embeddings``).
         embedding_dim: length of one embedding.
         pooling_factor: mean lookups per sample, a float (0.3 and 12.7 are common in real traffic).
-        reuse_bins: 17 shares, adding up to 1, of the UNIQUE indices of a batch that are looked up
-            (0,1], (1,2], (2,4], ... (16384,32768], >32768 times; None if not counted.
-            They hold for the batch size of the task the table is used in.
+        reuse_bins: 17 shares, adding up to 1, of the UNIQUE indices of a batch that are looked up (0,1], (1,2], (2,4],
+            ... (16384,32768], >32768 times; None if not counted. They hold for the batch size of the table's task.
         weight_bits: 4, 8, 16 or 32 bits per weight.
-        data_type: one of ``DATA_TYPES``; empty for the usual one of so many bits.
+        data_type: one of ``DATA_TYPES``; empty for the default of this number of bits.
         pooling: one of ``POOLINGS``.
-        is_weighted: every lookup has a weight of its own.
-        feature_names: the features that look the table up, columns of its traffic; empty for one called as the table.
-        feature_pooling_factors: mean lookups per sample of each feature, where several look the table up. They add up
-            to ``pooling_factor``; each feature has a bag and an output of its own. Empty for one feature.
-        is_deduplicated: a device sends each distinct index of its samples once (TorchRec: ``use_index_dedup``).
+        is_weighted: True if every lookup has its own weight.
+        feature_names: the features that look the table up, columns of its traffic; empty for one with the table's name.
+        feature_pooling_factors: mean lookups per sample of each feature, if several look the table up. They add up to
+            ``pooling_factor``; each feature has its own bag and output. Empty for one feature.
+        is_deduplicated: True if a device sends each distinct index of its samples once (TorchRec: ``use_index_dedup``).
         module: path of its collection in a model; tables of different modules share no kernel call.
-        row_shares: shares of the lookups, adding up to 1, that go to equal runs of rows in their order, as counted in
+        row_shares: shares of the lookups, adding up to 1, that go to equal, successive runs of rows, as counted in
             traffic; None if not counted: lookups are assumed to be even over the rows.
-        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``LOAD_FACTORS`` of the
-            rows misses, as counted in traffic; None if not counted: ``locality.miss_ratio`` is a bound. They hold for
-            the batch size of the task the table is used in, as ``reuse_bins`` do.
+        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``LOAD_FACTORS`` of the rows misses,
+            as counted in traffic; None if not counted: ``locality.miss_ratio`` is a bound. They hold for the batch size
+            of the table's task, like ``reuse_bins``.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Table:
     miss_ratios: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
-        """Text that tells measurements apart. Later fields are left out while they have their usual value."""
+        """Return text that identifies a table's measurements; newer fields are left out at their default."""
         shown = {
             one.name: getattr(self, one.name)
             for one in fields(self)
@@ -87,51 +86,51 @@ class Table:
 
     @property
     def dtype(self) -> str:
-        """One of ``DATA_TYPES``."""
+        """Return the data type, one of ``DATA_TYPES``."""
         return self.data_type or USUAL_DATA_TYPES[self.weight_bits]
 
     @property
     def is_sequence(self) -> bool:
-        """Whether every lookup's embedding is an output, as in TorchRec's ``EmbeddingCollection``."""
+        """Return True if every lookup's embedding is an output, as in TorchRec's ``EmbeddingCollection``."""
         return self.pooling == SEQUENCE
 
     @property
     def collection(self) -> tuple[str, bool, bool]:
-        """What the tables of one TorchRec collection share: its path, whether they are sequences, or weighted."""
+        """Return the key of the table's TorchRec collection: its path, and if it has sequences or weights."""
         return self.module, self.is_sequence, self.is_weighted
 
     @property
     def feature_lookups(self) -> tuple[float, ...]:
-        """Mean lookups per sample of each feature."""
+        """Return the mean lookups per sample of each feature."""
         return self.feature_pooling_factors or (self.pooling_factor,)
 
     @property
     def num_features(self) -> int:
-        """Features that look the table up."""
+        """Return the number of features that look the table up."""
         return len(self.feature_lookups)
 
     @property
     def outputs_per_sample(self) -> float:
-        """Embeddings that a sample gets of the table: one for each feature, or one for each lookup of a sequence."""
+        """Return the embeddings per sample: one for each feature, or one for each lookup of a sequence."""
         return self.pooling_factor if self.is_sequence else float(self.num_features)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the weights."""
+        """Return the memory of the weights."""
         return self.num_rows * self.embedding_dim * self.weight_bits // 8
 
     def with_fields(self, **values: object) -> Table:
-        """Return a copy with other values of some fields: ``dataclasses.replace``, five times as fast."""
+        """Return a copy with other values of some fields, five times as fast as ``dataclasses.replace``."""
         found = object.__new__(Table)
         vars(found).update(vars(self), **values)
         return found
 
     def problem(self) -> str | None:
-        """Says in one clause what makes this table impossible, or None. Called where data enters."""
+        """Describe in one clause why this table is impossible, or return None; for data from outside."""
         return next(self.problems(), None)
 
     def problems(self) -> Iterator[str]:
-        """Everything that makes this table impossible, a clause each."""
+        """Yield each reason why this table is impossible, as a clause."""
         if not isinstance(self.name, str) or not self.name:
             yield "name is empty"
         elif any("\ud800" <= character <= "\udfff" for character in self.name):
@@ -206,22 +205,22 @@ class Table:
 
 
 def check_weight_bits(weight_bits: int) -> None:
-    """Raises BadConfig for a number of bits that no data type has."""
+    """Raise BadConfig for a number of bits that no data type has."""
     if weight_bits not in WEIGHT_BITS:
         raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
 
 
 def check_dims(embedding_dims: Sequence[int]) -> None:
-    """Raises BadConfig where there is no dim to draw from."""
+    """Raise BadConfig if there is no dim, or an impossible one."""
     if not embedding_dims or min(embedding_dims) < 1:
         raise BadConfig(f"embedding_dims is {list(embedding_dims)}. List at least one dim, each at least 1.")
 
 
-# Fields that texts and files leave out where they are as usual, by name, and what is usual.
+# Default values of the fields that texts and files leave out at their default, by name.
 LATER_FIELDS = {one.name: one.default for one in fields(Table)[6:]}
 
 
 def duplicate_name(tables: Sequence[Table]) -> str | None:
-    """The first name that two tables of a pool share, or None."""
+    """Return the first name that two tables of a pool share, or None."""
     counts = Counter(table.name for table in tables)
     return next((name for name, count in counts.items() if count > 1), None)

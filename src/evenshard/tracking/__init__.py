@@ -5,11 +5,11 @@
     runs            runs of stages: metrics, files, datasets and models that they log
     records         runs as plain values: of a stage, and of its loop
     tags            origin of runs and models: commit, settings, libraries, hardware, cost datasets
-    descriptions    what MLflow's pages say of experiment, runs and models, with links
+    descriptions    descriptions of experiment, runs and models on MLflow's pages, with links
     registry        registered models: folders become versions, versions become folders
     pyfunc          registered models as MLflow serves them
-    run_files       a file for each run, which MLflow is told from, kept until it answers
-    client          MLflow's client: addresses, time limits of requests, errors, the file where there is no server
+    run_files       a file for each run, kept until it is logged to MLflow
+    client          MLflow's client: addresses, time limits of requests, errors, the file if there is no server
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """

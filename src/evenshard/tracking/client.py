@@ -1,7 +1,7 @@
-"""MLflow's client: addresses, a time limit for each request, errors, and the SQLite file where there is no server.
+"""MLflow's client: addresses, a time limit for each request, errors, and the SQLite file without a server.
 
-MLflow makes the tables of that file in dozens of steps, in the file itself, and cannot go on where it was killed in one
-of them. So a file that is missing is made in a folder beside it and linked into its place: whole, or not at all.
+MLflow creates the tables of that file in place in dozens of steps, and cannot recover if it is killed in one of them.
+So a missing file is created in a folder next to it and linked into place atomically.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from evenshard.base.retry import with_retries
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
-# Variable of MLflow: how often it repeats a request by itself.
+# Variable of MLflow with its number of retries of a request.
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins.
+# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. The user's settings take
+# precedence.
 TIMEOUTS = {
     RETRIES: "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "AWS_MAX_ATTEMPTS": "2",  # boto3 uploads in threads that Python waits for when it ends
+    "AWS_MAX_ATTEMPTS": "2",  # boto3 uploads in threads, and Python waits for them at exit
 }
-# Codes of MLflow's answers to a wrong question.
+# Codes of MLflow's answers to a wrong request.
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
-# Statuses below 500 that another try may mend, and errors that none mends.
+# Statuses below 500 that a retry may fix, and errors that no retry fixes.
 TRY_AGAIN = (408, 425, 429)
 _NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
-# Most characters of a refusal, which ends with the remedy.
+# Most characters of a refusal message, which ends with the remedy.
 _LONGEST_REFUSAL = 800
-# Errors of SQLite that another try does not mend.
+# Errors of SQLite that a retry does not fix.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# Pauses before each further try of a write: each is refused only if another process has written something new.
+# Pauses before each retry of a write, which is refused only if another process has written in the meantime.
 _AT_ONCE = (0.0,) * 4
 
 
 def tracking_uri() -> str:
-    """Return the address for runs. A variable without a value is none, as where a ConfigMap has the key alone."""
+    """Return the address for runs. An empty variable counts as unset, as with a ConfigMap that only has the key."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
 def address() -> str:
-    """Return the address for runs without a password, as messages and files name it."""
+    """Return the address for runs without a password, for messages and files."""
     return without_credentials(tracking_uri())
 
 
@@ -69,7 +70,7 @@ def connect() -> Any:
     Raises:
         BadConfig: if an address is not valid.
         TrackingFailed: if its SQLite file cannot be used.
-        Exception: MLflow, SQLAlchemy and requests raise dozens of kinds where no server answers.
+        Exception: MLflow, SQLAlchemy and requests raise dozens of types if no server answers.
     """
     require_package("mlflow")
     from mlflow import MlflowClient
@@ -84,12 +85,12 @@ def connect() -> Any:
 
 
 def with_time_limits(uri: str) -> str:
-    """Return the address of a database with time limits of its driver where the user has set none; others unchanged.
+    """Add the driver's time limits to a database address if the user set none; others are unchanged.
 
-    A PostgreSQL whose machine is gone is noticed; for one that is frozen with its connection open, libpq has no limit.
+    They detect a PostgreSQL whose machine is gone; libpq has no limit for a frozen one with an open connection.
     """
     dialect, _, driver = uri.partition("://")[0].partition("+")
-    limit_s = max(2, round(request_timeout_s()))  # libpq knows no shorter one
+    limit_s = max(2, round(request_timeout_s()))  # libpq's minimum
     if dialect == "postgresql" and driver in ("", "psycopg", "psycopg2"):
         limits = {"connect_timeout": limit_s, "keepalives_idle": limit_s, "tcp_user_timeout": 1000 * limit_s}
     elif dialect == "mysql" and driver in ("", "pymysql", "mysqldb"):
@@ -104,7 +105,7 @@ def with_time_limits(uri: str) -> str:
 
 
 def _try_database(uri: str) -> None:
-    """Connect once: MLflow itself would try for two minutes to reach a database that is away."""
+    """Connect once, because MLflow itself would retry a missing database for two minutes."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(uri)
@@ -115,7 +116,7 @@ def _try_database(uri: str) -> None:
 
 
 def _check(uri: str) -> None:
-    """Raise BadConfig for an address that requests would split within the password, and show parts of."""
+    """Raise BadConfig for an address that requests would split inside the password and partly show."""
     scheme, _, rest = uri.partition("://")
     if scheme not in ("http", "https"):
         return
@@ -139,11 +140,11 @@ def experiment_name() -> str:
 
 
 def require_mlflow(what: str, instead: str = "") -> None:
-    """Raise BadConfig where there is no MLflow yet and the client would make an empty one.
+    """Raise BadConfig if there is no MLflow yet and the client would create an empty one.
 
     Args:
         what: subject of the search, for the message.
-        instead: another remedy, such as ", or name a model's folder".
+        instead: an additional remedy, such as ", or name a model's folder".
     """
     if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
         raise BadConfig(
@@ -157,24 +158,24 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
     """Set short timeouts within the block, and log no retries.
 
     Args:
-        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 always holds.
+        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 always applies.
     """
     values = TIMEOUTS if max_retries is None else {**TIMEOUTS, RETRIES: str(max_retries)}
     chosen = os.environ.keys() - ({RETRIES} if max_retries == 0 else set())
     with (
         quiet("urllib3.connectionpool", logging.ERROR),
-        quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
-        # MLflow reads its settings from the environment alone
+        quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors include a traceback
+        # MLflow reads its settings only from the environment
         environment({name: value for name, value in values.items() if name not in chosen}),
     ):
         yield
 
 
 def in_one_piece() -> AbstractContextManager[None]:
-    """Delay SIGTERM until after the block where the client works on a database itself; with a server, do not.
+    """Delay SIGTERM to the end of the block if the client uses a database directly, not a server.
 
     An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
-    20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is away may take minutes.
+    20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is down may take minutes.
     """
     return nullcontext() if tracking_uri().startswith(("http:", "https:")) else sigterm_waits()
 
@@ -192,7 +193,7 @@ def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """True if a call was wrong, so that it would be refused again."""
+    """Return True if a call was wrong, so that it would be refused again."""
     if isinstance(error, _NEVER_MENDED):
         return True
     status = _status_of(error)
@@ -200,13 +201,13 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the status of a server's answer, or of MLflow's code; None where there was no answer."""
+    """Return the status of a server's answer, or of MLflow's code; None without an answer."""
     from mlflow.exceptions import MlflowException
 
     said: Any = error
     if isinstance(error, MlflowException):
-        return int(said.get_http_status_code())  # 500 where there was no answer
-    response = getattr(said, "response", None)  # of requests an object, of boto3 a mapping
+        return int(said.get_http_status_code())  # 500 without an answer
+    response = getattr(said, "response", None)  # an object in requests, a mapping in boto3
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     status = getattr(response, "status_code", response)
@@ -214,46 +215,46 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what went wrong as a clause for a log line.
+    """Summarize an error as a clause for a log line.
 
-    Of a chain of errors about a connection, it is the system's error. A refusal keeps MLflow's remedy.
+    For a chain of connection errors, it is the system's error. A refusal keeps MLflow's remedy.
     """
     if isinstance(error, EvenshardError):
         return str(error).rstrip(".")
     root = root_of(error)
     if isinstance(root, OSError) and root.strerror:
         return root.strerror
-    if isinstance(root, sqlite3.Error | TimeoutError):  # which SQLAlchemy and requests bury below their own advice
+    if isinstance(root, sqlite3.Error | TimeoutError):  # which SQLAlchemy and requests hide below their own advice
         return reason_of(root)
     return reason_of(error, _LONGEST_REFUSAL) if is_refusal(error) else reason_of(error)
 
 
 def describe_miss(error: BaseException, unreached: str) -> str:
-    """Return a sentence about a failed call to MLflow; its verb is ``unreached`` unless MLflow refused the call."""
+    """Describe a failed call to MLflow in a sentence; its verb is ``unreached`` unless MLflow refused the call."""
     what = "refuses to log" if is_refusal(error) else unreached
     return f"MLflow {what} at {address()} ({first_line(error)}). The stage goes on"
 
 
 @contextmanager
 def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
-    """Ask MLflow with short timeouts, and raise its errors as one line.
+    """Run requests to MLflow with short timeouts, and convert their errors to one line.
 
     Args:
         server: its address.
         problem: MLflow's failure, such as "did not answer"; its own message is added.
         remedy: advice if the request was wrong.
-        about: subject of the question.
+        about: subject of the request.
 
     Raises:
         BadConfig: if MLflow has no such object, or this user may not see it.
-        TrackingFailed: for all other errors, which another try may mend.
+        TrackingFailed: for all other errors, which a retry may fix.
     """
     try:
         with short_timeouts():
             yield
     except EvenshardError:
         raise
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of types
         where = f"{about}: MLflow" if about else "MLflow"
         said = f"{where} at {without_credentials(server)} {problem} ({first_line(error)})"
         if getattr(error, "error_code", "") in CALLERS_FAULT:
@@ -262,7 +263,7 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
 
 
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Make an object that another process may be making too: the second one finds it made."""
+    """Create an object that another process may create at the same time; the second process finds it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -273,17 +274,17 @@ def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
 
 
 def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Write a tag or parameters that other processes may be writing too.
+    """Write a tag or parameters that other processes may write at the same time.
 
-    MLflow looks whether they are there, and adds those that are not. Of two that add one at once the second is refused
-    by the database, and finds it there when it asks again.
+    MLflow adds the missing ones. If two processes add one at the same time, the database refuses the second, which
+    finds it on a retry.
     """
     with_retries(call, _AT_ONCE, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
 
 
 @contextmanager
 def usable_file(uri: str) -> Iterator[None]:
-    """Make the file of an address if it is missing, and raise TrackingFailed if the block finds it damaged."""
+    """Create the file of an address if it is missing, and raise TrackingFailed if the block finds it damaged."""
     path = sqlite_file(uri)
     try:
         if path is not None and not path.exists():
@@ -307,16 +308,16 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def _make(path: Path) -> None:
-    """Make the file. If several processes do so at once, the first to finish has made it."""
+    """Create the file. If several processes do so at once, the first to finish wins."""
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    with suppress(FileNotFoundError), atomic_path(path) as draft:  # which finds no draft to put over the file
+    with suppress(FileNotFoundError), atomic_path(path) as draft:  # raised if there is no draft to move into place
         draft.mkdir()
         store = SqlAlchemyStore(f"sqlite:///{draft}/new.db", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
         store.engine.dispose()
-        for ending in ("-journal", "-wal", "-shm"):  # of a file that was deleted: SQLite would believe them of this one
+        for ending in ("-journal", "-wal", "-shm"):  # of a deleted file: SQLite would apply them to this one
             path.with_name(f"{path.name}{ending}").unlink(missing_ok=True)
-        with suppress(OSError):  # made by another process; or the disk knows no links, and MLflow makes it in its place
+        with suppress(OSError):  # created by another process; or the disk has no links, and MLflow creates it in place
             os.link(draft / "new.db", path)
         shutil.rmtree(draft)

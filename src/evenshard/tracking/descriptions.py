@@ -1,7 +1,7 @@
 """Descriptions of experiment, runs and models on MLflow's pages, written when each is made.
 
-The links begin with # and hold wherever the server is. They open the pages for models: a browser that has not been
-there shows those for chats ("GenAI"), which know no runs.
+The links begin with # and work at any address of the server. They open the pages for models: a browser that has not
+visited them shows those for chats ("GenAI"), which have no runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from evenshard.tracking.tags import COSTS_SHA256, PARENT_TAG
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
-# Pages of MLflow before 3.17 then show runs, charts and models, and not what is for chats.
+# Pages of MLflow before 3.17 then show runs, charts and models, not the menu for chats.
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
-# Query in an address of MLflow's pages that shows the menu for models, in 3.17 whatever the kind is.
+# Query in an address of MLflow's pages that shows the menu for models, in 3.17 for any kind.
 FOR_MODELS = "workflowType=machine_learning"
-# Address of the documentation as `make docs` builds it, for links to it.
+# Address of the documentation from `make docs`, for links to it.
 DOCS = "EVENSHARD_DOCS"
 _OURS = "**evenshard**"
 MODELS = {
@@ -31,7 +31,7 @@ MODELS = {
 
 
 def experiment_id(client: Any) -> str:
-    """Return the id of the experiment that runs go to, which is made and described if that is missing."""
+    """Return the id of the experiment for runs; create and describe it if it is missing."""
     name = experiment_name()
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -62,7 +62,7 @@ def stage_note(experiment_id: str, name: str, about: str, parent_id: str) -> dic
 
     Args:
         about: purpose of a stage, in a sentence.
-        parent_id: id of its loop's run; "" for a run outside of any.
+        parent_id: id of its loop's run; "" for a run outside any loop.
     """
     of = f"stage `{name}` of {_run_link('its loop', experiment_id, parent_id)}" if parent_id else f"`{name}`"
     return {NOTE: _note([f"{of}. {about}".strip()])}

@@ -1,7 +1,7 @@
-"""The prediction of a registered model, tables in and placement out: the code that MLflow stores beside the networks.
+"""Prediction of a registered model, from tables to a placement: the code that MLflow stores with the networks.
 
 ``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it. The
-columns are those of a table file. Each row of the answer says which rows and columns of a table live on which device.
+columns are those of a table file. Each row of the answer assigns rows and columns of a table to a device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
 from evenshard.tracking.pyfunc import output_rows, served_parameters
 
-# Knobs that a policy takes; its rollouts of a task are the same with every seed.
+# Knobs of a policy; its rollouts of a task are the same for every seed.
 _OF_POLICY = {
     *("num_devices", "memory_cap_gb", "reserved_gb", "dense_gb"),
     *("training_pipeline", "batch_size", "optimizer", "seed"),
@@ -39,7 +39,7 @@ _OF_POLICY = {
 
 
 class ServedModel(PythonModel):
-    """``evenshard-cost`` searches as ``evenshard place`` does; ``evenshard-policy`` rolls the policy out."""
+    """Served model: ``evenshard-cost`` searches like ``evenshard place``, ``evenshard-policy`` samples the policy."""
 
     def load_context(self, context: Any) -> None:
         """Read the networks."""
@@ -52,7 +52,7 @@ class ServedModel(PythonModel):
         """Return one row for each part of a table and each device that has it; see ``output_rows``.
 
         Raises:
-            BadInput: if a table or a parameter makes no sense.
+            BadInput: if a table or a parameter is invalid.
             InfeasibleTask: if the tables do not fit.
         """
         arguments = {**served_parameters(), **(params or {})}
@@ -68,7 +68,7 @@ class ServedModel(PythonModel):
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         asked = Knobs.of(arguments)
         num_devices, cap_gb = arguments["num_devices"], asked.memory.memory_cap_gb
-        # A policy does not say which devices it is for.
+        # A policy does not record its devices.
         caps = caps_of(own_memory_gb(DEFAULT_HARDWARE) if cap_gb is None else cap_gb, num_devices)
         reserve = reserve_of(asked.memory.reserved_gb)
         devices = MachineAndMemory(Nodes.one_node(num_devices), caps, DEFAULT_HARDWARE, (), *reserve)

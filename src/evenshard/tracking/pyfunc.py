@@ -1,4 +1,4 @@
-"""A registered model as MLflow serves it: a pyfunc from code, tables in, placement out."""
+"""Registered model in the form that MLflow serves: a pyfunc from code, tables in, placement out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evenshard.tables.records import COLUMN_TYPES, REQUIRED_COLUMNS
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
-# Packages that placing tables needs beside evenshard itself.
+# Packages that placing tables needs, besides evenshard itself.
 REQUIRED = ("torch", "numpy", "pandas", "pydantic", "scipy", "PyYAML", "mlflow")
 
 EXAMPLE = [
@@ -28,14 +28,14 @@ EXAMPLE = [
 
 @dataclass(frozen=True)
 class ServedCode:
-    """The code that answers for a registered model."""
+    """Code that serves a registered model."""
 
-    script: Path  # sets MLflow's model; a copy is stored with the networks
+    script: Path  # sets MLflow's model; stored with the networks
     parameters: Mapping[str, bool | int | float | str | None]  # besides the tables, with defaults
     kinds: Mapping[str, type]  # of the parameters: bool, int, float or str
 
 
-# The hardware is the model's; a server has no files, and nothing to measure on.
+# The hardware is the model's; a server has no files and no device to measure on.
 NOT_SERVED = {
     *("hardware", "default_pooling_factor", "num_measured"),
     *("model", "traffic", "hosts", "embedding_dim", "near", "max_move_gb"),
@@ -49,7 +49,7 @@ def served_code() -> ServedCode:
 
 
 def served_parameters() -> dict[str, Any]:
-    """Return the knobs that a registered model takes, with their defaults: plain values, or None."""
+    """Return the knobs of a registered model with their defaults: plain values, or None."""
     defaults = {knob.name: knob.default for knob in _served_knobs()}
     return {**defaults, "num_devices": DEFAULT_DEVICES}
 
@@ -59,9 +59,9 @@ def _served_knobs() -> tuple[Knob, ...]:
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:
-    """Write the folder that MLflow serves: files of a model's folder, the code that answers, and their requirements."""
-    with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which says that it tries the example
-        warnings.simplefilter("ignore")  # about its own modules, and what it would like our code to be
+    """Write the folder that MLflow serves: files of a model's folder, the serving code, and its requirements."""
+    with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which reports that it tries the example
+        warnings.simplefilter("ignore")  # about its own modules, and type hints in our code
         import mlflow.pyfunc
         from mlflow.models import Model
 
@@ -83,7 +83,7 @@ def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: 
 
 
 def pip_requirements() -> list[str]:
-    """Return the packages of a server; evenshard itself is installed from its wheel, where no package index has it."""
+    """Return the packages of a server; evenshard itself is installed from its wheel if no package index has it."""
     known = [f"evenshard=={__version__}"]
     for package in REQUIRED:
         try:
@@ -94,7 +94,7 @@ def pip_requirements() -> list[str]:
 
 
 def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
-    """Yield the model's answer about a part of a table, for each device that has it; rows and columns end exclusive."""
+    """Yield output rows about a part of a table, one per device; ends of rows and columns are exclusive."""
     for device in part.devices:
         yield {
             "table": part.table,

@@ -1,7 +1,7 @@
 """Runs as plain values that JSON can hold: of a stage, and of its loop, which its stages share.
 
-A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` remembers it. Under
-Kubeflow its run is the one that MLFLOW_RUN_ID names, or the one that all pods of one EVENSHARD_LOOP_ID share.
+A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. Under
+Kubeflow its run is given by MLFLOW_RUN_ID, or shared by all pods with the same EVENSHARD_LOOP_ID.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from evenshard.tracking.tags import origin_tags
 
 PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
-# Begins the id of a loop whose pipeline runs on this machine.
+# Prefix of the id of a loop whose pipeline runs on this machine.
 LOCAL = "local-"
-# Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found.
+# Tag of every run of evenshard, to find a run that an earlier call may have created without an answer.
 KEY_TAG = "evenshard.key"
 # Name, value, time in ms since 1970, step.
 Point = tuple[str, float, int, int]
@@ -36,22 +36,22 @@ class Record:
 
     Attributes:
         start_ms, end_ms: its start and end, ms since 1970.
-        key, tag: value of the tag by which it is found, and that tag.
-        run_id: id of a loop's run that another program has made.
+        key, tag: value and name of the tag that identifies it.
+        run_id: id of a loop's run that another program created.
         is_loop: true for the run of a loop.
-        parent: the run of its loop; None for a run outside of any.
+        parent: the run of its loop; None for a run outside any loop.
         about: its purpose, in a sentence.
-        params: its settings; of a loop, those of all sections that are known.
-        points: values of its metrics; the same point twice is one point.
+        params: its settings; for a loop, all known sections.
+        points: values of its metrics; equal points count once.
         texts: contents of text artifacts, by name.
-        files: files and folders to upload, each with its folder among the artifacts, or None for their top.
+        files: files and folders to upload, each with its folder among the artifacts, or None for the top level.
         datasets: cost datasets; see ``dataset_record``.
         model: folders of a model to register, by the name of the part; empty for none.
         model_tags, model_metrics: lineage and headline metrics of its versions.
         loop_points, loop_tags: metrics and tags for the run of the loop that this stage concludes.
-        status: FINISHED, FAILED or KILLED; "" for a loop that ends with its pipeline.
+        status: FINISHED, FAILED or KILLED; "" for a loop that its pipeline ends.
         outcome: state of the loop's pipeline, from its exit handler.
-        must_exist: true to log nothing where there is no such run.
+        must_exist: true to log nothing if the run does not exist.
     """
 
     start_ms: int
@@ -80,9 +80,9 @@ class Record:
 
     @property
     def has_exit_handler(self) -> bool:
-        """True for a loop that is RUNNING until a pipeline's exit handler ends it, as on a cluster; here, Ctrl-C does.
+        """Return True for a loop that its pipeline's exit handler ends, as on a cluster; locally, Ctrl-C ends it.
 
-        Kubeflow Pipelines runs the handler once: of a run that is tried again, it has ended the loop before.
+        Kubeflow Pipelines runs the handler once, so a retried run finds its loop already ended.
         """
         return self.tag == LOOP_TAG and not self.key.startswith(LOCAL)
 
@@ -93,9 +93,9 @@ def now_ms() -> int:
 
 
 def parent_of(params: Mapping[str, Any], new_loop: bool) -> Record:
-    """Return the loop of a stage that runs now with these settings; ``work/mlflow_parent.json`` remembers a new one."""
+    """Return the loop of a stage with these settings; a new one is stored in ``work/mlflow_parent.json``."""
     if os.environ.get("MLFLOW_RUN_ID") or os.environ.get(LOOP_ID):
-        tags = origin_tags(None)  # a pod knows its own settings alone: their hash is not the loop's
+        tags = origin_tags(None)  # a pod has only its own settings, whose hash is not the loop's
     else:
         tags = origin_tags(params)
         identity = {"uri": address(), "params": params_hash(params)}
@@ -108,7 +108,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Record:
 
 
 def current_parent() -> Record | None:
-    """Return the loop that the last stage here belonged to, or None."""
+    """Return the loop of the last stage in this folder, or None."""
     if injected := os.environ.get("MLFLOW_RUN_ID"):
         return Record(now_ms(), run_id=injected, is_loop=True)
     if loop_id := os.environ.get(LOOP_ID):
@@ -116,7 +116,7 @@ def current_parent() -> Record | None:
     known = _read_parents()
     if not known.get("key"):
         return None
-    # The hash of its settings, and the beginning of its key.
+    # Hash of its settings, and prefix of its key.
     return Record(now_ms(), known["key"], is_loop=True, name=f"loop-{known['params'][:8]}-{known['key'][:4]}")
 
 

@@ -1,7 +1,7 @@
-"""Registered models: a model's folder as a version that MLflow can serve, and back.
+"""Registered models: conversion of a model's folder to a version that MLflow can serve, and back.
 
-Two names: ``evenshard-cost`` is the whole folder, which ``evenshard place --model`` takes; ``evenshard-policy`` is the
-policy with the cost network that it reads. The alias ``champion`` names the version to use.
+Two names: ``evenshard-cost`` is the whole folder, used by ``evenshard place --model``; ``evenshard-policy`` is the
+policy with its cost network. The alias ``champion`` names the version to use.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # torch takes a second to import
     from evenshard.sharders.models import PlacementModel
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
-# The part of a model's folder without which it is no version of a registered model.
+# The required part of a model's folder, by registered model.
 PARTS = {REGISTERED_COST: "cost_model", REGISTERED_POLICY: "policy"}
 CHAMPION = "champion"
-MODEL_ID_TAG = "evenshard.model_id"  # MLflow's own answer leaves it out
+MODEL_ID_TAG = "evenshard.model_id"  # MLflow's answer lacks it
 METRIC_TAG = "evenshard.metric."
 _INSIDE = Path("artifacts", "model")
 _OR_A_FOLDER = ", or name a model's folder"
@@ -49,7 +49,7 @@ class ModelVersion:
     """A version of a registered model.
 
     Attributes:
-        run_id: id of the run that made it; empty where there was none.
+        run_id: id of the run that created it; empty if there was none.
         tags: its lineage and headline metrics; see ``evenshard.tracking.tags``.
     """
 
@@ -61,17 +61,17 @@ class ModelVersion:
 
     @property
     def model_id(self) -> str:
-        """The id of its logged model, such as m-6f2...; empty if there is none."""
+        """Return the id of its logged model, such as m-6f2...; empty if there is none."""
         return self.tags.get(MODEL_ID_TAG, "")
 
     @property
     def uri(self) -> str:
-        """The address for ``evenshard place --model``."""
+        """Return the address for ``evenshard place --model``."""
         return f"models:/{self.name}/{self.version}"
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Its headline metrics."""
+        """Return its headline metrics."""
         known = {key: value for key, value in self.tags.items() if key.startswith(METRIC_TAG)}
         return {key.removeprefix(METRIC_TAG): float(value) for key, value in known.items()}
 
@@ -84,20 +84,20 @@ def ensure_models(
     run_id: str = "",
     client: Any = None,
 ) -> tuple[ModelVersion, ...]:
-    """Return the versions of a model's folder: of evenshard-cost, and of evenshard-policy where it has a policy.
+    """Return the versions of a model's folder: evenshard-cost, and evenshard-policy if it has a policy.
 
-    Existing versions with these weights are used. The others are made, all of them or none: their files are uploaded
-    before the first one is made, and the first one is deleted if MLflow does not take the second.
+    Existing versions with these weights are reused. Missing versions are created, all or none: their files are uploaded
+    before the first is created, and the first is deleted if MLflow rejects the second.
 
     Args:
-        folder: folder of a round of the loop; only the model's parts are taken.
+        folder: folder of a round of the loop; only the model's parts are used.
         tags: the lineage.
         metrics: headline metrics, which become tags of the versions.
-        run_id: id of the run that made it; empty where there was none.
+        run_id: id of the run that created it; empty if there was none.
 
     Raises:
         BadFile: if the folder is not a model.
-        Exception: whatever MLflow raises.
+        Exception: any error of MLflow.
     """
     names = [name for name, part in PARTS.items() if (folder / part).is_dir()]
     with short_timeouts():
@@ -105,7 +105,7 @@ def ensure_models(
         known = {name: _find_version(client, name, folder, run_id) for name in names}
         ready = [
             _upload_model(client, name, folder, code, tags, metrics or {}, run_id)
-            for name in reversed(names)  # evenshard-cost is what others look for: it comes last
+            for name in reversed(names)  # evenshard-cost comes last because other programs wait for it
             if known[name] is None
         ]
         made: dict[str, ModelVersion] = {}
@@ -114,14 +114,14 @@ def ensure_models(
                 made[logged.name] = _ensured_version(client, logged, run_id)
         except BaseException:
             for one in made.values():
-                with suppress(Exception):  # the server that has not taken the other one may not take this either
+                with suppress(Exception):  # the server that rejected the other version may also fail here
                     client.delete_model_version(one.name, one.version)
             raise
     return tuple(known[name] or made[name] for name in names)
 
 
 def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
-    """Return the version with the weights of a model's folder, and make it an output of the run."""
+    """Find the version with the weights of a model's folder, and make it an output of the run."""
     known = _with_files(client, name, folder, run_id)
     if known is None:
         return None
@@ -142,7 +142,7 @@ def _upload_model(
     metrics: Mapping[str, float],
     run_id: str,
 ) -> Any:
-    """Return a logged model with all of its files; one of this run that is half-made is completed."""
+    """Return a logged model with all of its files; complete an unfinished one of this run."""
     from mlflow.entities import LoggedModelStatus
 
     with scratch_folder() as scratch:
@@ -155,7 +155,7 @@ def _upload_model(
         try:
             client.log_model_artifacts(logged.model_id, str(served))
         except BaseException:
-            with suppress(Exception):  # the server that did not take the files may not take this either
+            with suppress(Exception):  # the server that rejected the files may also fail here
                 client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
             raise
         client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
@@ -163,7 +163,7 @@ def _upload_model(
 
 
 def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
-    """Return the version of a logged model, which is made unless a call that got no answer has made it."""
+    """Return the version of a logged model; create it unless an unanswered call already did."""
     name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
     make_once(client.create_registered_model, name, description=model_description(name))
     found = list(client.search_model_versions(f"name = '{name}' AND tags.`{MODEL_ID_TAG}` = '{logged.model_id}'"))
@@ -184,7 +184,7 @@ def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
 
 
 def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
-    """Copy the parts of a registered model, and no other files of its folder; raise BadFile if a part is missing."""
+    """Copy only the parts of a registered model from a folder; raise BadFile if a part is missing."""
     from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY
 
     parts = {REGISTERED_POLICY: (COST_NET, POLICY), REGISTERED_COST: (COST_MODEL,)}[name]
@@ -198,7 +198,7 @@ def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
 
 
 def model_version(uri: str) -> ModelVersion:
-    """Return the version of ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
+    """Look up the version of ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
 
     Raises:
         BadConfig: if there is no such model, alias or version.
@@ -209,7 +209,7 @@ def model_version(uri: str) -> ModelVersion:
         client = connect()
         if alias:
             version = str(client.get_model_version_by_alias(name, alias).version)
-        return _version(client.get_model_version(name, version))  # the one by alias does not name its aliases
+        return _version(client.get_model_version(name, version))  # the version found by alias does not list its aliases
 
 
 def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
@@ -225,21 +225,21 @@ def set_champion(name: str, version: str) -> None:
     """Move the alias ``champion`` to a version; raise BadConfig if there is no such version."""
     with _ask_for_model(f"models:/{name}/{version}"):
         client = connect()
-        client.get_model_version(name, version)  # an alias may name a version that is not there
+        client.get_model_version(name, version)  # an alias may name a missing version
         client.set_registered_model_alias(name, CHAMPION, version)
 
 
 def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
-    """Return the version that was registered last; None where there is none."""
+    """Return the last registered version; None if there is none."""
     with _ask_for_model(name):
         return _last(connect(), f"name = '{name}'")
 
 
 def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """Return the last version with the weights of a model's folder; None where there is none, or no such part.
+    """Return the last version with the weights of a model's folder; None without one, or without the part.
 
     Args:
-        run_id: id of a run whose version comes before those of others.
+        run_id: id of a run whose version takes precedence.
     """
     with _ask_for_model(name):
         return _with_files(connect(), name, folder, run_id)
@@ -260,7 +260,7 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
     Raises:
         BadFile: if the folder is not a model.
-        TrackingFailed: if MLflow cannot be reached, or does not take it.
+        TrackingFailed: if MLflow cannot be reached, or rejects it.
     """
     from evenshard.sharders.models import COST_MODEL, load_model
 
@@ -272,20 +272,20 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
 
 def registered_model(uri: str, hardware: str | None = None) -> PlacementModel:
-    """Load a registered model, named as in ``model_version``; its policy is named where the registry has one.
+    """Load a registered model by the URI of ``model_version``, and the names of its policy if registered.
 
     Raises:
-        BadInput: if there is none, or it is of other hardware.
+        BadInput: if there is none, or it is for other hardware.
         TrackingFailed: if MLflow cannot be reached.
     """
     from evenshard.sharders.models import load_model
 
-    version = model_version(uri)  # an alias may name another one tomorrow
+    version = model_version(uri)  # the alias may move
     registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": uri}
     with download_model(version.uri) as folder:
         try:
             model = load_model(folder, hardware)
-        except BadInput as error:  # the user does not know the folder that it was fetched into
+        except BadInput as error:  # the user does not know the download's folder
             raise BadConfig(str(error).replace(str(folder), version.uri)) from None
         if (
             model.policy is not None
@@ -301,19 +301,19 @@ def _names(version: ModelVersion) -> dict[str, str]:
 
 @contextmanager
 def download_model(uri: str) -> Iterator[Path]:
-    """Yield the folder of a registered model as in ``model_version``, which is removed when the block ends."""
-    of_version = model_version(uri).uri  # says at once what is wrong, where a download would try for minutes
+    """Yield the downloaded folder of a registered model (URI: ``model_version``), removed after the block."""
+    of_version = model_version(uri).uri  # reports a problem at once, where a download would retry for minutes
     with scratch_folder() as folder:
         with _ask_for_model(uri):
             from mlflow.artifacts import download_artifacts
 
             where = {"tracking_uri": tracking_uri(), "registry_uri": registry_uri(), "dst_path": str(folder)}
             got = Path(download_artifacts(of_version, **where))
-        yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
+        yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a version may also be a plain folder
 
 
 def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
-    """Return the last version that a search finds, of this run if there is one; a search leaves its aliases out."""
+    """Return the last version in a search, of this run if there is one; searches omit aliases."""
     known = list(client.search_model_versions(wanted))
     if not known:
         return None
@@ -339,7 +339,7 @@ def _remedy(uri: str) -> str:
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:
-    """Return name, alias and version; one of the last two is empty."""
+    """Split a URI into name, alias and version; one of the last two is empty."""
     rest = uri.removeprefix("models:/")
     name, at, alias = rest.partition("@")
     version = ""
@@ -351,9 +351,9 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
 
 
 def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
-    """Return a logged model to upload into, which is an output of its run if it has one.
+    """Return a logged model to upload into, as an output of its run if it has one.
 
-    One of this run, with these weights, that was not finished is used.
+    An unfinished one of this run with these weights is reused.
     """
     experiment = str(client.get_run(run_id).info.experiment_id) if run_id else experiment_id(client)
     wanted = f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{tags[WEIGHTS_SHA256]}'"
@@ -367,7 +367,7 @@ def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) 
 
 
 def log_output(client: Any, run_id: str, model_id: str) -> None:
-    """Make a logged model an output of a run; MLflow itself refuses one that it is already."""
+    """Make a logged model an output of a run; unlike MLflow itself, accept an existing output."""
     from mlflow.entities import LoggedModelOutput
 
     outputs = client.get_run(run_id).outputs

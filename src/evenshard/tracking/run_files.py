@@ -1,14 +1,14 @@
-"""Run files: a stage writes what it logs as one JSON file, and MLflow gets it from there.
+"""Run files: a stage writes its log as one JSON file, which is then sent to MLflow.
 
 ::
 
     work/mlflow_backlog/20260301T101500-train_cost_2-5f0c.../
-        run.json    the run (``Record``), and for which MLflow, without a password
+        run.json    the run (``Record``), and the address of its MLflow, without a password
         files/      copies of the files and models that it names
 
-A folder appears whole when its run ends, and goes when MLflow has it: at once, or by the next stage that reaches
-MLflow. Each may be sent twice and counts once: runs are found by a tag of their own, metrics carry their time, files
-their place and models the hash of their weights.
+A folder is written atomically when its run ends, and removed when MLflow has it: at once, or by the next stage that
+reaches MLflow. Sending is idempotent: runs are found by their own tag, metrics carry their time, files their path and
+models the hash of their weights.
 """
 
 from __future__ import annotations
@@ -45,23 +45,21 @@ from evenshard.tracking.tags import OUTCOME, PARENT_TAG, REGISTERED_AS, dataset_
 # Variable: the folder of run files.
 BACKLOG = "EVENSHARD_BACKLOG"
 BACKLOG_NAME = "mlflow_backlog"
-# Tag of a run that MLflow has got: from which folder. Other pods may have copies of it.
+# Tag of a logged run with its source folder. Other pods may have copies of the folder.
 LOGGED_TAG = "evenshard.backlog"
-# Metrics that MLflow takes in one call.
+# Most metrics per call of MLflow.
 BATCH = 1000
 _RUN, _FILES = "run.json", "files"
 # MLflow's status of a loop by the state of its pipeline's run.
 ENDED_AS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}
-# MLflow's status of a stage whose process is gone without a word, by the same state; FAILED else.
-#
-# In a run that has succeeded or was stopped, it was ended from outside: another pod has taken its place, or none
-# should.
+# MLflow's status of a stage whose process disappeared, by the same state; FAILED for other states. In a run that
+# succeeded or was stopped, the process was ended from outside: another pod has replaced it, or the run was cancelled.
 LEFT_AS = {"SUCCEEDED": "KILLED", "CANCELED": "KILLED"}
 log = logging.getLogger(__name__)
 
 
 def backlog_folder() -> Path:
-    """Return ``work/mlflow_backlog``, or the folder that EVENSHARD_BACKLOG names."""
+    """Return ``work/mlflow_backlog``, or the folder in EVENSHARD_BACKLOG."""
     return Path(os.environ.get(BACKLOG) or Path("work", BACKLOG_NAME))
 
 
@@ -69,7 +67,7 @@ def write_run(record: Record) -> Path:
     """Write a run's folder, with copies of the files that it names, and return it.
 
     Raises:
-        OSError: if the disk is full, or the folder must not be written.
+        OSError: if the disk is full, or the folder is not writable.
     """
     when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(record.start_ms / 1000))
     folder = backlog_folder() / f"{when}-{record.name or 'loop'}-{time.time_ns():x}"
@@ -91,23 +89,23 @@ def write_run(record: Record) -> Path:
 
 
 def log_backlog(code: Callable[[], ServedCode]) -> int:
-    """Log the runs that this MLflow has missed, the oldest first, until it does not answer.
+    """Log the runs that this MLflow missed, the oldest first, until it stops answering.
 
     Args:
-        code: gives the code that answers for their models.
+        code: returns the serving code of their models.
 
     Returns:
-        The number of runs.
+        The number of logged runs.
     """
     done = 0
     for folder in sorted(path.parent for path in backlog_folder().glob(f"[!.]*/{_RUN}")):
         try:
             done += log_run(folder, code)
-        except (BlockingIOError, FileNotFoundError):  # another process logs it, or has done so
+        except (BlockingIOError, FileNotFoundError):  # another process logs or has logged it
             continue
         except (KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be logged to MLflow (%s). Delete it", folder, reason_of(error))
-        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
             log.warning("%s stays there: MLflow at %s did not take it (%s)", folder, address(), first_line(error))
             if not is_refusal(error):
                 break
@@ -125,7 +123,7 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
 
     Raises:
         ValueError: if its file is damaged, or names files outside of the folder.
-        Exception: MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds.
+        Exception: MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types.
     """
     with _lock_folder(folder):
         told: dict[str, Any] = json.loads((folder / _RUN).read_text())
@@ -151,7 +149,7 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Raise BlockingIOError if another process has the lock. A volume may know no locks."""
+    """Hold a folder's lock; raise BlockingIOError if another process has it. A volume may lack locks."""
     with (folder / _RUN).open() as run:
         try:
             fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,21 +161,21 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def start_run(record: Record) -> None:
-    """Let MLflow show that a run has begun, without a second try.
+    """Show a started run in MLflow, without retries.
 
     Raises:
-        Exception: MLflow, SQLAlchemy and requests raise dozens of kinds.
+        Exception: MLflow, SQLAlchemy and requests raise dozens of types.
     """
     with in_one_piece(), short_timeouts(0):
         _open_run(connect(), record)
 
 
 def _open_run(client: Any, record: Record) -> str:
-    """Return the id of a run, which is made if it is not there, as is its loop; "" where it must exist already."""
+    """Return the id of a run; create it and its loop if missing, or return "" if it must already exist."""
     from mlflow.entities import Param
 
     loop = record if record.is_loop else record.parent
-    if loop is not None and loop.run_id:  # made by another program, perhaps in an experiment of its own
+    if loop is not None and loop.run_id:  # created by another program, possibly in another experiment
         experiment = str(client.get_run(loop.run_id).info.experiment_id)
     else:
         experiment = experiment_id(client)
@@ -192,23 +190,23 @@ def _open_run(client: Any, record: Record) -> str:
 
 
 def ensure_loop(client: Any, experiment: str, loop: Record) -> str:
-    """Return the id of a loop's run, which is made if it is not there; "" where it must exist already."""
+    """Return the id of a loop's run; create it if missing, or return "" if it must already exist."""
     run_id = loop.run_id or find_by_tag(client, experiment, loop.tag, loop.key)
     if not run_id:
         if loop.must_exist:
             return ""
         run_id = _ensure_run(client, experiment, replace(loop, tags={**loop.tags, **loop_note()}))
         if not loop.has_exit_handler:
-            client.set_terminated(run_id, "FINISHED")  # its children tell how it went
+            client.set_terminated(run_id, "FINISHED")  # its children show the outcome
     if loop.params:
         _log_settings(client, run_id, loop)
     return run_id
 
 
 def _ensure_run(client: Any, experiment: str, record: Record) -> str:
-    """Return the id of a run, which is made if there is none; of several made at once, the first.
+    """Return the id of a run; create it if missing. If several were created at once, the first counts.
 
-    A call that got no answer may have made a run, too.
+    An unanswered call may also have created a run.
     """
     key = record.tag, record.key
     if found := find_by_tag(client, experiment, *key):
@@ -222,7 +220,7 @@ def _ensure_run(client: Any, experiment: str, record: Record) -> str:
 
 
 def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
-    """Return the id of the first run with this value of a tag; "" where there is none."""
+    """Return the id of the first run with this value of a tag; "" if there is none."""
     runs = _with_tag(client, experiment, tag, value)
     first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
     return "" if first is None else str(first.info.run_id)
@@ -234,22 +232,22 @@ def _with_tag(client: Any, experiment: str, tag: str, value: str) -> Sequence[An
 
 
 def _log_settings(client: Any, run_id: str, loop: Record) -> None:
-    """Log settings as the loop's parameters, so that loops can be compared; each once, whichever stage is first."""
+    """Log settings as the loop's parameters, for comparisons of loops; each is logged once, by any stage."""
     from mlflow.entities import Param
 
     known = client.get_run(run_id).data
     tags = {**loop.tags, **loop_note()}
-    for key in tags.keys() - known.tags.keys():  # made by a process that knew no more than its name
+    for key in tags.keys() - known.tags.keys():  # created by a process that only had its name
         write_together(client.set_tag, run_id, key, tags[key])
     new = {key: value for key, value in flatten(loop.params).items() if key not in known.params}
     if new:
-        if loop.tag == KEY_TAG and loop.key:  # the file first: the parameters tell that it is there
+        if loop.tag == KEY_TAG and loop.key:  # the file first, because the parameters indicate that it exists
             client.log_dict(run_id, loop.params, "params.yaml")
         write_together(client.log_batch, run_id, params=[Param(key, value) for key, value in new.items()])
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return ``{"loop": {"num_rounds": 3}}`` as ``{"loop.num_rounds": "3"}``."""
+    """Flatten ``{"loop": {"num_rounds": 3}}`` to ``{"loop.num_rounds": "3"}``."""
     flat: dict[str, str] = {}
     for key, value in params.items():
         name = f"{prefix}{key}"
@@ -286,7 +284,7 @@ def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable
         if record.parent is None or not record.parent.has_exit_handler:
             client.set_terminated(parent_id, record.status, record.end_ms)
         elif client.get_run(parent_id).info.status != "RUNNING":
-            # its exit handler has ended it as failed: the pipeline was tried again
+            # the exit handler ended it as failed, and the pipeline was retried
             client.set_tag(parent_id, OUTCOME, "SUCCEEDED")
             _end_with_stages(client, parent_id, "SUCCEEDED")
 
@@ -301,10 +299,10 @@ def _send_values(client: Any, run_id: str, points: Sequence[Point], tags: dict[s
 
 
 def _end_with_stages(client: Any, run_id: str, state: str) -> None:
-    """End a loop, and the stages that no process will end any more.
+    """End a loop, and its stages whose process is gone.
 
     Args:
-        state: SUCCEEDED, FAILED or CANCELED; after any other state the loop has FINISHED if all of its stages have.
+        state: SUCCEEDED, FAILED or CANCELED; for any other state the loop is FINISHED if all of its stages are.
     """
     experiment = client.get_run(run_id).info.experiment_id
     stages = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
@@ -318,7 +316,7 @@ def _end_with_stages(client: Any, run_id: str, state: str) -> None:
 
 
 def _share_with_loop(client: Any, run_id: str) -> None:
-    """Give a loop's run the datasets and the models of a stage, so that its row on MLflow's pages shows them too."""
+    """Copy the datasets and models of a stage to its loop's run, so that MLflow's pages show them in its row."""
     run = client.get_run(run_id)
     parent_id = run.data.tags.get(PARENT_TAG)
     if parent_id is None:

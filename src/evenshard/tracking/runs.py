@@ -1,7 +1,7 @@
 """Runs of stages in MLflow, each the child of its loop's run.
 
-A stage never fails because MLflow is away: MLflow's client tries for a while (``MOST_RETRIES``), then the stage says so
-once and goes on. The file of its run (``run_files``) stays until a later stage reaches MLflow.
+A stage never fails because MLflow is down: its client retries for a while (``MOST_RETRIES``), then the stage warns once
+and continues. The file of its run (``run_files``) is kept until a later stage reaches MLflow.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from evenshard.tracking.tags import (
     origin_tags,
 )
 
-# Tags of a stage that its loop gets too, and those that its models get.
+# Tags of a stage that its loop also gets, and those of its models.
 DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, *DATA_TAGS)
-# Variable: if it is set, a stage whose model MLflow does not take fails.
+# Variable: if it is set, a stage fails if MLflow rejects its model.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-# Retries of a stage's request, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
+# Retries of a stage's request, for MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
-# Messages about servers that are away: a stage has several runs, and says so once.
+# Messages about unreachable servers; a stage has several runs, but warns only once.
 _SAID: set[str] = set()
 log = logging.getLogger(__name__)
 
 
 class StageRun:
-    """A run of a stage, which ``end`` writes to a file and logs from there.
+    """Run of a stage; ``end`` writes it to a file and logs that.
 
     Args:
         record: the run; None logs nothing at all.
@@ -69,12 +69,12 @@ class StageRun:
         self.is_kept = False
 
     def start(self) -> None:
-        """Let MLflow show that it runs. If that fails, it is tried again when the run ends."""
+        """Show the started run in MLflow. If that fails, it is created when the run ends."""
         try:
             if self._logs:
                 start_run(self._record)
                 _SAID.discard(tracking_uri())
-        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
             _say(describe_miss(error, "cannot be reached"), tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
@@ -87,19 +87,19 @@ class StageRun:
         self._record.points += [(name, float(value), now, step) for step, value in enumerate(values)]
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags, which the models that this run registers carry too."""
+        """Set tags of the run, which are also set on the models that it registers."""
         self._record.tags |= {key: str(value) for key, value in tags.items()}
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Upload a file, or a folder with all of its files, when the run ends.
 
         Args:
-            folder: folder of the run's artifacts for the file; None for their top.
+            folder: folder of the run's artifacts for the file; None for the top level.
         """
         self._record.files.append((str(path), folder))
 
     def table(self, name: str, path: Path) -> None:
-        """Log a CSV file as a table, which MLflow's pages show and compare.
+        """Log a CSV file as a table, which MLflow's pages can show and compare.
 
         Args:
             name: name of the table, ending in .json.
@@ -112,7 +112,7 @@ class StageRun:
         self.tags({"mlflow.loggedArtifacts": json.dumps(listed)})  # MLflow's own log_table warns with pandas 3
 
     def costs(self, paths: Sequence[Path], context: str) -> None:
-        """Name the cost datasets that the stage has read or written, and tag the run with their hashes and hardware.
+        """Log the cost datasets that the stage read or wrote, and tag the run with their hashes and hardware.
 
         Args:
             context: benchmark, training or evaluation.
@@ -122,7 +122,7 @@ class StageRun:
             self._record.datasets += [dataset_record(path, context) for path in paths]
 
     def tables(self, path: Path) -> None:
-        """Tag the run with the hash of the tables that it works on."""
+        """Tag the run with the hash of its tables."""
         if self._logs:
             self.tags({TABLES_SHA256: sha256_of(path)})
 
@@ -136,7 +136,7 @@ class StageRun:
 
         Args:
             parts: folders of its networks, by the name of the part.
-            code: code that answers where MLflow serves it.
+            code: code that MLflow serves it with.
             metrics: its headline metrics.
         """
         from evenshard.sharders.models import COST_MODEL
@@ -150,17 +150,17 @@ class StageRun:
         self._record.model_metrics = dict(metrics)
 
     def conclude(self, values: Mapping[str, float]) -> None:
-        """Put the loop's headline metrics and its origin on its own run, so that loops can be compared."""
+        """Log the loop's headline metrics and its origin to the loop's run, so that loops can be compared."""
         self._record.loop_points = _points(values)
         self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED, and log it; if MLflow does not take it, the next stage logs it.
+        """End the run as FINISHED, FAILED or KILLED, and log it; if MLflow rejects it, the next stage retries.
 
-        On a cluster the exit handler ends a run that was killed: its pod has about a second, and its journal needs it.
+        On a cluster the exit handler ends a killed run, because its pod needs its last second for the journal.
 
         Raises:
-            TrackingFailed: if MLflow does not take its model, and EVENSHARD_MUST_REGISTER is set.
+            TrackingFailed: if MLflow rejects its model, and EVENSHARD_MUST_REGISTER is set.
         """
         record, logs, self._logs = self._record, self._logs, False
         if not logs:
@@ -168,7 +168,7 @@ class StageRun:
         if status == "KILLED" and record.parent is not None and record.parent.has_exit_handler:
             return
         record.status, record.end_ms = status, now_ms()
-        # nobody waits for one that was killed
+        # no one waits for a killed run
         self.is_kept = not log_record(record, self._code, 0 if status == "KILLED" else MOST_RETRIES)
         if self.is_kept and record.model and os.environ.get(MUST_REGISTER):
             raise TrackingFailed(
@@ -178,9 +178,9 @@ class StageRun:
 
 
 def log_record(record: Record, code: Callable[[], ServedCode], max_retries: int) -> bool:
-    """Write a run to its file and log it from there; return False if MLflow has not taken it.
+    """Write a run to its file and log it from there; return False if MLflow did not accept it.
 
-    A full disk ends no stage.
+    A full disk does not raise an error.
     """
     kept_in = str(backlog_folder())
     try:
@@ -191,7 +191,7 @@ def log_record(record: Record, code: Callable[[], ServedCode], max_retries: int)
     try:
         log_run(folder, code, max_retries)
         _SAID.discard(tracking_uri())
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
         _say(describe_miss(error, "stopped answering"), tracking_uri())
         when = "the next stage that reaches it logs it"
         when = f"a stage logs it once MLflow at {address()} takes it" if is_refusal(error) else when
@@ -208,7 +208,7 @@ def stage_run(
 
     Args:
         stage: run name, such as ``train_cost_2``.
-        params: all of params.yaml, which identifies the loop; None for a run outside of any.
+        params: all of params.yaml, which identifies the loop; None for a run outside any loop.
         settings: the stage's own settings, logged as the run's parameters.
         about: its purpose, in a sentence, for MLflow's pages.
     """
@@ -217,7 +217,7 @@ def stage_run(
         run.start()
         yield run
         run.end("FINISHED")
-    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM as ``run_stage`` hears it
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM in ``run_stage``
         run.end("KILLED")
         raise
     except BaseException:
@@ -226,17 +226,17 @@ def stage_run(
 
 
 def study_run(study: str, settings: Mapping[str, Any]) -> AbstractContextManager[StageRun]:
-    """Log a study, such as ``bench_mixed``, as a run outside of any loop."""
+    """Log a study, such as ``bench_mixed``, as a run outside any loop."""
     return stage_run(study, None, settings)
 
 
 def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Tag the loop's run with its end, and end the runs of its stages that are still open.
+    """Tag the loop's run with its outcome, and end the open runs of its stages.
 
     Args:
-        state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a run is made where no stage has made one.
+        state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a missing run is created.
         page: address of the pipeline's run, or its id.
-        tasks: names of its tasks by their end: failed, stopped, cached or ran.
+        tasks: names of its tasks by outcome: failed, stopped, cached or ran.
     """
     parent = current_parent()
     if parent is None:

@@ -1,4 +1,4 @@
-"""The origin of a run or model as tags and inputs: code, settings, hardware, libraries, cost datasets."""
+"""Origin of a run or model as tags and inputs: code, settings, hardware, libraries, cost datasets."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.version import __version__
 
 PARENT_TAG = "mlflow.parentRunId"
-# Tag of a run: the model versions that hold its model, as models:/ addresses.
+# Tag of a run: the versions of its registered model, as models:/ addresses.
 REGISTERED_AS = "evenshard.registered"
 STAGE, ROUND = "evenshard.stage", "evenshard.round"
-# Tags of a loop on Kubeflow Pipelines: how it ended; and, with failed, cached or ran behind it, names of its tasks.
+# Tags of a loop on Kubeflow Pipelines: its outcome; and, with the suffix failed, cached or ran, names of its tasks.
 OUTCOME, TASKS = "evenshard.outcome", "evenshard.tasks_"
 COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", "evenshard.version"
 HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
 COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
 SHA256 = "evenshard.model_sha256"
-# Hash of the networks alone: training again what has not changed gives the same, on another commit too.
+# Hash of the networks alone: a repeated training gives the same hash, even on another commit.
 WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
 DEVICE_ERROR = "evenshard.device_error"
 PROGRAM = "evenshard"
-# MLflow keeps no longer digest; the whole hash stands in a tag.
+# MLflow limits a digest to this length; a tag has the whole hash.
 DIGEST_LENGTH = 36
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 
@@ -47,7 +47,7 @@ def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
     commit = _commit()
     tags = {COMMIT: commit, VERSION: __version__, LIBRARIES: _libraries(), **_source()}
     if commit != UNKNOWN:
-        tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")  # which MLflow's pages show
+        tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")  # shown on MLflow's pages
     if params is not None:
         tags[PARAMS_HASH] = params_hash(params)
     return tags
@@ -65,7 +65,7 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def dataset_record(path: Path, context: str) -> dict[str, Any]:
-    """Return a cost dataset as plain values for MLflow, without its rows: it can be logged when the file is gone.
+    """Describe a cost dataset without its rows as plain values, to log it even when the file is gone.
 
     Args:
         context: benchmark, training or evaluation.
@@ -89,7 +89,7 @@ def dataset_record(path: Path, context: str) -> dict[str, Any]:
 
 
 def dataset_input(record: Mapping[str, Any]) -> Any:
-    """Return MLflow's entity of such a record."""
+    """Convert a ``dataset_record`` to MLflow's entity."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     return DatasetInput(Dataset(**record["dataset"]), [InputTag(key, value) for key, value in record["tags"].items()])
@@ -102,7 +102,7 @@ def _column(name: str, kind: str) -> dict[str, object]:
 
 
 def network_tags(folder: Path) -> dict[str, str]:
-    """Return tags of a cost network's training data; none if the folder does not name it."""
+    """Return tags of a cost network's training data; none if its folder lacks them."""
     path = folder / TRAINED_ON
     if not path.exists():
         return {}
@@ -134,7 +134,7 @@ def _libraries() -> str:
 
 
 def _source() -> dict[str, str]:
-    """Return program and user as MLflow's pages show them; no user without a name, as in a container."""
+    """Return program and user in MLflow's format; no user without a name, as in a container."""
     program = Path(sys.argv[0]).name
     tags = {"mlflow.source.name": PROGRAM if program in ("", "-c", "-m", "__main__.py") else program}
     tags["mlflow.source.type"] = "LOCAL"

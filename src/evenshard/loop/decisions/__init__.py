@@ -1,1 +1,1 @@
-"""Decisions after measuring: whether to promote a model, how loops differ, when to retrain."""
+"""Decisions after measuring: promote a model, compare loops, retrain."""

@@ -1,9 +1,8 @@
 """Drift: how far today's tables have moved from those that a model was trained on.
 
-Two things can be wrong with a table. It lies *outside* of a range: the model has seen nothing like it. Or it lies where
-hardly any training table was: a range is as wide as its two most extreme tables. What lies outside counts by its load,
-that is lookups times dim: a table that is hardly read costs hardly anything. What is rare counts by tables, because
-heavy tables are the rare ones of every set.
+A table can drift in two ways. It is *outside* of a training range. Or it is inside, where the training data has hardly
+any table, because a range is set by its two extreme tables. Tables outside count by load, that is lookups times dim,
+because a rarely read table costs little. Rare tables count by number, because heavy tables are rare in every set.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from evenshard.base.messages import printable
 from evenshard.sharders.training_domain import QUANTILES, SeenRange, TrainingDomain, beyond, mean_reuse
 from evenshard.tables.table import Table
 
-# Quantities that are compared, with their names for users.
+# Compared quantities, with their names for users.
 QUANTITIES = {
     "num_rows": "rows",
     "embedding_dim": "dim",
     "pooling_factor": "lookups per sample",
     "reuse": "reuse of an index",
 }
-# Factor within which two tables are alike in a quantity.
+# Two tables are similar in a quantity within this factor.
 NEAR = 1.6
-# A table is rare if fewer of the training tables than this share are like it.
+# A table is rare if fewer than this share of the training tables are similar to it.
 RARE = 0.005
-# Least width of the table that is printed.
+# Minimum width of the printed table.
 _WIDTH = 110
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Smallest, middle and largest; the middle is None where a model does not tell it."""
+    """Smallest, middle and largest value; the middle is None if the model lacks it."""
 
     low: float
     median: float | None
@@ -49,12 +48,12 @@ class QuantityDrift:
     """The drift of one quantity of the tables.
 
     Attributes:
-        name: num_rows, embedding_dim, pooling_factor, or reuse: mean lookups of an index that a batch looks up.
-        trained_on: range of the training tables; None if the model does not state it.
-        now: range of today's tables; None if no table states it.
-        num_outside: tables outside of the range the model was trained on.
-        outside_load_pct: their part of the load, per cent.
-        num_rare: number of the others that are like hardly any training table; None if the model does not state it.
+        name: num_rows, embedding_dim, pooling_factor, or reuse (mean lookups of a looked-up index in a batch).
+        trained_on: range of the training tables; None if the model lacks it.
+        now: range of today's tables; None if no table has it.
+        num_outside: tables outside the training range.
+        outside_load_pct: their share of the load, %.
+        num_rare: number of tables inside with hardly any similar training table; None if unknown.
     """
 
     name: str
@@ -67,14 +66,14 @@ class QuantityDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """The drift of all tables away from a model's training data.
+    """Drift of all tables from a model's training data.
 
     Attributes:
         retrain_due: True if the model does not cover the tables.
-        reasons: why, one clause each; none where no retraining is due.
-        remarks: values unlike the training data that do not matter enough, and facts that the model does not state.
-        outside_load_pct: part of the load in tables outside of any range, per cent.
-        rare_pct: part of the tables that are rare in any quantity, per cent; None where the model does not tell.
+        reasons: reasons to retrain, one clause each; empty if none is due.
+        remarks: tolerated differences from the training data, and facts that the model lacks.
+        outside_load_pct: share of the load in tables outside any range, %.
+        rare_pct: share of tables that are rare in any quantity, %; None if unknown.
     """
 
     retrain_due: bool
@@ -97,8 +96,8 @@ def drift_of(
 
     Args:
         batch_size: today's global batch, samples.
-        num_devices: devices that the tables live on; None leaves devices aside.
-        tolerated_pct: part of the load that may lie outside, and of the tables that may be rare, per cent.
+        num_devices: number of devices of the tables; None skips the check of devices.
+        tolerated_pct: tolerated share of the load outside, and of rare tables, %.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)
@@ -179,14 +178,14 @@ def _check_figure(
 
 
 def _value(name: str, table: Table, batch_size: int) -> float | None:
-    """Return a quantity of a table; None where the table does not state it, or has no lookups."""
+    """Return a quantity of a table; None if the table lacks it, or has no lookups."""
     if name in ("pooling_factor", "reuse") and not table.pooling_factor:
         return None
     return mean_reuse(table, batch_size) if name == "reuse" else float(getattr(table, name))
 
 
 def _share_like(value: float, quantiles: Sequence[float]) -> float:
-    """Return the share of the training tables within a factor ``NEAR``; between quantiles, along the logarithm."""
+    """Return the share of training tables within a factor ``NEAR``, by log-linear interpolation of quantiles."""
     logs = np.log(np.maximum(quantiles, 1e-9))
     ends = np.log(max(value, 1e-9)) + np.log(NEAR) * np.array([-1.0, 1.0])
     below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
@@ -194,7 +193,7 @@ def _share_like(value: float, quantiles: Sequence[float]) -> float:
 
 
 def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
-    """Return the distribution function, without tables of exactly this value ("left") or with them ("right")."""
+    """Return the distribution function, excluding ("left") or including ("right") tables of exactly this value."""
     at = int(np.searchsorted(logs, log_value, side=side))  # type: ignore[call-overload]
     if at == 0:
         return 0.0

@@ -1,7 +1,7 @@
 """Promotion: a comparison on held-out tasks decides whether the alias ``champion`` moves to a candidate.
 
-The first champion needs no comparison. If the alias is moved by another process while models are compared, it stays
-where it was put: the decision was about the champion before.
+The first champion needs no comparison. If another process moves the alias during the comparison, it stays
+there, because the decision was about the earlier champion.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ log = logging.getLogger(__name__)
 
 
 class PromotionOutcome(StrEnum):
-    """The end of a promotion."""
+    """Outcome of a promotion."""
 
     PROMOTED = "promoted"
     ALREADY = "already the champion"
     REFUSED = "refused"
 
 
-# Least width of the table that is printed.
+# Minimum width of the printed table.
 _WIDTH = 120
 _STYLES = {
     PromotionOutcome.PROMOTED: "bold green",
@@ -71,13 +71,13 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Promotion:
-    """A promotion.
+    """Result of comparing a candidate with the champion.
 
     Attributes:
         reason: one clause about the candidate.
         candidate: folder or URI of the candidate.
-        champion, champion_now: models:/name/version of the champion before and after; empty where there is none.
-        decision, comparison: None where nothing was measured.
+        champion, champion_now: models:/name/version of the champion before and after; empty if there is none.
+        decision, comparison: None without measurements.
     """
 
     outcome: PromotionOutcome
@@ -96,7 +96,7 @@ def promote(
     search: SearchConfig,
     lineage: Lineage,
 ) -> Promotion:
-    """Compare the candidate with the champion, move the alias if that is due, and write the report.
+    """Compare the candidate with the champion, move the alias if the candidate wins, and write the report.
 
     Args:
         report: folder of promotion.json and promotion_costs.parquet.
@@ -117,7 +117,7 @@ def promote(
     elif version is not None and version.version == before.version:
         done = replace(done, outcome=PromotionOutcome.ALREADY, reason="there is no other model to compare it with")
     else:
-        held = learned_model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
+        held = learned_model_of(before.uri, None)  # on any hardware, because it places tables today
         if held.digest == model.digest:
             done = replace(done, reason="its files are the champion's")
         else:
@@ -128,7 +128,7 @@ def promote(
                 replace(done, reason=decision.reason, decision=decision, comparison=found), before, version
             )
     write_text(report / PROMOTION_REPORT, json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
-    if done.comparison is not None:  # not before: MLflow may be away when the alias is to move
+    if done.comparison is not None:  # not earlier: MLflow may be down when the alias moves
         (report / JOURNAL).unlink()
     return done
 
@@ -180,7 +180,7 @@ def _compare_with_champion(
 
 
 def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
-    """Promote if the decision says so, unless the alias has been moved meanwhile."""
+    """Promote if the decision is positive, unless the alias has moved in the meantime."""
     if done.decision is None or not done.decision.promote:
         return done
     now = champion(REGISTERED_COST)
@@ -192,7 +192,7 @@ def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion
 
 
 def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
-    """Move the alias, and that of the version that is its policy; a folder is registered first."""
+    """Move the alias, also that of the policy's version; register a folder first."""
     if version is None:
         version, policy = register_folder(Path(done.candidate), served_code())
     else:
@@ -223,7 +223,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
 
 
 def print_promotion(promotion: Promotion) -> None:
-    """Print it; colours go to terminals only."""
+    """Print the promotion, in colour only on a terminal."""
     console = plain_console(None, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
     console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)

@@ -1,8 +1,8 @@
-"""The comparison of two models, and the rule of promotion: better, or as good and learned from fewer measurements.
+"""Comparison of two models, and the rule of promotion: faster, or as fast with fewer measurements.
 
-Both place the same held-out tasks, and one run measures both: the differences are paired. What the measuring
-noise alone could cause is not a difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
-regression, and "as good" must exclude one that is worth mentioning (``tolerance_pct``).
+Both place the same held-out tasks, and one run measures both, so the differences are paired. A difference that
+measuring noise explains does not count (docs/decisions/0011). A regression that the 95 % interval includes is possible,
+and "as fast" must exclude regressions above ``tolerance_pct``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CANDIDATE, _CHAMPION = "candidate", "champion"
 
 
 class Verdict(StrEnum):
-    """The verdict of the measurements about the candidate."""
+    """Verdict of the measurements about the candidate."""
 
     BETTER = "better"
     EQUAL = "equal"
@@ -45,9 +45,8 @@ class PairedTask:
     """One held-out task.
 
     Attributes:
-        candidate_ms, champion_ms: measured cost of a step; infinite where there is no placement, or where it ran out of
-            memory.
-        same_placement: both put the same tables together. It was measured once.
+        candidate_ms, champion_ms: measured cost of a step; infinite without a placement, or if it ran out of memory.
+        same_placement: True if both group the tables alike, so that one measurement counts for both.
     """
 
     task_id: str
@@ -58,11 +57,11 @@ class PairedTask:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """The measured placements of two models.
+    """Measured placements of two models.
 
     Attributes:
         tasks: the held-out tasks, in their order.
-        measured: all measurements, controls included. A placement that both chose is there once, as the candidate's.
+        measured: all measurements, controls included. A placement of both models is listed once, as the candidate's.
     """
 
     tasks: tuple[PairedTask, ...]
@@ -83,9 +82,9 @@ def compare_models(
     """Place and measure the test tasks with both models.
 
     Args:
-        split: the train tasks give the controls.
-        journal: keeps every measurement at once; started again with it, the comparison continues.
-        earlier: runs whose controls show the noise between runs.
+        split: test tasks to place, and train tasks for the controls.
+        journal: stores every measurement at once, so that an interrupted comparison continues.
+        earlier: earlier runs, for the noise between runs.
 
     Raises:
         InfeasibleTask: if neither model can place any task.
@@ -116,7 +115,7 @@ def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], sea
 
 
 def _same(ours: Answer, theirs: Answer) -> bool:
-    """True if both keep the same tables together: the tasks' devices are alike, their ids are names."""
+    """Return True if both group the tables alike, because the tasks' devices are interchangeable."""
     if ours.placement is None or theirs.placement is None:
         return False
     return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
@@ -127,14 +126,14 @@ class Decision:
     """A decision about the champion, and its reason in one sentence.
 
     Attributes:
-        candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without one.
-        difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN without one.
-        noise_pct: a mean difference below this is no more than measuring noise.
+        candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without any.
+        difference_pct: paired, % of the champion's mean; below 0 the candidate is faster. NaN without any.
+        noise_pct: a mean difference below this is measuring noise.
         num_common: tasks that both could place.
         num_same: number of those with the same placement.
         num_candidate_missed, num_champion_missed: tasks that each could not place.
-        only_candidate, only_champion: tasks that only one of them could place.
-        candidate_measured, champion_measured: measured placements that each was trained on.
+        only_candidate, only_champion: tasks that only one could place.
+        candidate_measured, champion_measured: measured placements in each training set.
     """
 
     promote: bool
@@ -161,12 +160,12 @@ def decide(
     champion_measured: int,
     tolerance_pct: float = 1.0,
 ) -> Decision:
-    """Return the decision about one candidate.
+    """Decide about a candidate.
 
     Args:
-        tasks: held out; at least one.
+        tasks: held-out tasks, at least one.
         candidate_measured, champion_measured: measured placements that each model was trained on.
-        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
+        tolerance_pct: a candidate is as good if it is at most this much slower, %, with 95 % confidence.
     """
     common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
@@ -197,13 +196,13 @@ def decide(
 def _difference_pct(common: Sequence[PairedTask]) -> Interval:
     if not common:
         return Interval(math.nan, math.nan, math.nan)
-    if all(one.same_placement for one in common):  # nothing is left to chance
+    if all(one.same_placement for one in common):  # no uncertainty
         return Interval(0.0, 0.0, 0.0)
     return Interval.of_difference_pct([one.candidate_ms for one in common], [one.champion_ms for one in common])
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
-    """Return the noise floor of the mean over all common tasks, to which equal placements bring none."""
+    """Return the noise floor of the mean over all common tasks; equal placements add no noise."""
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 

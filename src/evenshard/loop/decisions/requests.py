@@ -1,4 +1,4 @@
-"""The tasks ``place``, ``drift`` and ``watch``: their requests, run on addresses, and their files."""
+"""Tasks ``place``, ``drift`` and ``watch`` of pipelines: their requests, run on addresses, and their files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from evenshard.sharders.catalog import HEURISTICS
 from evenshard.tables.sources import tables_from
 from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save_plan
 
-# Model and plan in use are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no files
-# and no model of TorchRec's.
+# Model and current plan are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no
+# files and no TorchRec model.
 NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "hosts", "near", "constraints"}
 NO_PLAN = "no_plan.txt"
 
@@ -45,7 +45,7 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
     if "near" in request:
         raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
     kinds = [
-        # rules are judged by Rules.of
+        # Rules.of validates rules
         (one.name, Any if one.name in RULES else one.type, field(default=one.default, metadata={"range": one.range}))
         for one in place_knobs()
         if one.name not in NOT_IN_REQUEST
@@ -58,13 +58,13 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
 def place_tables(
     tables: str, model: str | None, request: Mapping[str, Any], in_use: str | None
 ) -> tuple[PlacementAnswer, str]:
-    """Place tables; return the answer, and its difference to the plan in use as Markdown.
+    """Place tables; return the answer, and its difference from the current plan as Markdown.
 
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
         request: arguments of ``evenshard.place``.
-        in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
+        in_use: placement.json or TorchRec plan of the running training, or a folder with either; None for none.
             ``max_move_gb`` needs placement.json.
     """
     arguments = place_arguments(request)
@@ -85,7 +85,7 @@ def place_tables(
 def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
     """Write placement.json and plan.json into their folders, and the page.
 
-    Where TorchRec cannot have this placement, such as for kernels that it lacks, no_plan.txt has the reason.
+    If TorchRec cannot run this placement, for example for lack of kernels, no_plan.txt has the reason.
     """
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,14 +93,14 @@ def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: P
     save_page(answer, page)
     try:
         save_plan(answer, plan / PLAN, compute_device=HardwareName.parse(answer.request.hardware).kind.compute_device)
-    except BadConfig as error:  # the placement is worth having all the same
+    except BadConfig as error:  # the placement is useful without a plan
         log.warning("no plan for TorchRec: %s", error)
         (plan / NO_PLAN).write_text(f"{error}\n")
 
 
 @with_retries
 def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
-    """Compare today's tables with a model's training data; return the drift, and the same as Markdown."""
+    """Compare today's tables with a model's training data; return the drift, also as Markdown."""
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = learned_model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
@@ -120,15 +120,15 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
 def watch_training(
     traces: str, in_use: str, tables: str | None, model_uri: str, request: Mapping[str, Any], observation: Path
 ) -> tuple[Watched, str]:
-    """Decide if a training should move to another placement, and to which; return that, and the same as Markdown.
+    """Decide if and to which placement a training should move; return the decision, also as Markdown.
 
     Args:
         traces: path or S3 address of a trace, an archive, or a folder of them.
-        in_use: placement.json that the training runs with, or a folder with it.
+        in_use: placement.json of the training, or a folder with it.
         tables: today's table file; None for the tables of the placement.
-        model_uri: model that predicts; "" for the model that made the placement.
+        model_uri: model for predictions; "" for the placement's own model.
         request: fields of ``WatchConfig``.
-        observation: folder that gets observation.json and, where the traces can be one, the cost dataset costs.parquet.
+        observation: folder for observation.json and, if the traces allow, the cost dataset costs.parquet.
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
     observation.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def watch_training(
 
 
 def _as_markdown(print_to: Callable[[TextIO], None]) -> str:
-    """Return the output of a command as a block of Markdown, which Kubeflow shows."""
+    """Return the output of a command as a Markdown block, which Kubeflow shows."""
     text = io.StringIO()
     print_to(text)
     lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -1,8 +1,7 @@
-"""A training that runs, watched: what its traces show, what a new placement would save, and whether the move pays.
+"""Decision to move a running training, from its traces and the savings of a new placement.
 
-Predictions are of a model, and the traces say how right it is here: what a step is predicted to save is scaled by what
-a step takes over what was predicted for it. The move pays where that is more, over the steps to come, than
-what the transfer and the restart take.
+The traces calibrate the model: the predicted saving per step is multiplied by the observed step time over the predicted
+one. The move pays if the saving over the remaining steps exceeds the time of the transfer and the restart.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class Watched:
     """A training, and the decision about its placement.
 
     Attributes:
-        comparison: the observation beside the prediction for the placement in use.
+        comparison: the observation and the prediction for the current placement.
         scale: observed step time over the predicted one.
-        old, new: the placement in use, and the best that was found, its devices named so that least moves.
-        difference: between the two, with the times of a step scaled to the observed ones.
-        paid: when the move pays back; None where the best placement is the one in use.
+        old, new: the current placement, and the best one found, with devices numbered to move least.
+        difference: between the two, with step times scaled to the observation.
+        paid: when the move pays back; None if the current placement is best.
         pays: True to make the move.
-        costs_problem: why there is no cost dataset; empty where there is one.
+        costs_problem: why there is no cost dataset; empty if there is one.
     """
 
     observation: ObservedTraining
@@ -59,7 +58,7 @@ class Watched:
 
     @property
     def best(self) -> PlacementAnswer:
-        """The placement to go on with."""
+        """Return the placement to continue with."""
         return self.new if self.pays else self.old
 
 
@@ -75,13 +74,13 @@ def watch(
     """Read the traces of a training's ranks, and decide if another placement of its tables would pay.
 
     Args:
-        in_use: placement.json that it runs with.
+        in_use: placement.json of the training.
         model: model that predicts both placements.
-        tables: today's tables; None for those of the placement in use.
-        costs: the cost dataset to write, where the traces can be one.
+        tables: today's tables; None for those of the current placement.
+        costs: the cost dataset to write, if the traces allow.
 
     Raises:
-        BadInput: if a file cannot be used, or the traces are of another training than the placement.
+        BadInput: if a file cannot be used, or the traces and the placement are of different trainings.
         InfeasibleTask: if today's tables do not fit on the old devices.
     """
     old = load_answer(in_use)
@@ -113,10 +112,10 @@ def replan(
     config: PlaceConfig | None = None,
     tables_from: str | None = None,
 ) -> PlacementAnswer:
-    """Place today's tables on the devices, and by the rules, of an old answer, no worse than it does.
+    """Place today's tables on the devices and by the rules of an old answer, no worse than the old placement.
 
     Raises:
-        InfeasibleTask: if they do not fit there any more.
+        InfeasibleTask: if they no longer fit.
     """
     request = request_now(old.request, tables, batch_size)
     config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
@@ -124,7 +123,7 @@ def replan(
 
 
 def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
-    """Return the old request with today's tables; rules about tables that are gone go with them."""
+    """Return the old request with today's tables, without rules about removed tables."""
     names = {table.name for table in tables.tables}
     return replace(
         old,
@@ -155,9 +154,9 @@ def _observe(
     except BadInput as error:
         if costs is None:
             raise
-        observation, comparison = observe.run(inputs)  # if these are of use at all
+        observation, comparison = observe.run(inputs)  # checks the traces first
         problem = str(error)
-    assert comparison is not None  # with the placement in use
+    assert comparison is not None  # because of the current placement
     return observation, comparison, problem
 
 
@@ -169,7 +168,7 @@ def _scale_times(difference: Difference, scale: float) -> Difference:
 
 
 def verdict_text(watched: Watched) -> str:
-    """Return the decision in one line."""
+    """Format the decision in one line."""
     if watched.pays:
         return f"Replan: the new placement pays over {watched.steps:,} steps."
     if not watched.difference.moves:

@@ -1,1 +1,1 @@
-"""Constants of simulated devices and links, fitted to measurements."""
+"""Calibration: fits the constants of simulated devices and links to measurements."""

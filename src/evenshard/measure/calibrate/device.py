@@ -1,7 +1,7 @@
-"""The free constants of a device model, fitted by least squares to measured times of whole calls and of their kernels.
+"""Calibration of a device model: least squares on the measured times of whole calls and of their kernels.
 
-Measured costs are fitted to half of the shards. The other half says how well the profile predicts shards that the fit
-has not seen; a shard that was measured several times is on one side only.
+Half of the shards are fitted. The other half is held out to report the prediction error; all measurements of one shard
+are on the same side.
 
 Legend: N shards, M = 8 measurable times, P fitted constants.
 """
@@ -30,35 +30,35 @@ from evenshard.tables.table import Table
 CALLS = ("forward", "backward")
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
 
-# E-fold off the start counts like 5 % off one measured time.
+# A constant that moves by a factor of e from its start costs as much as a 5 % error of one measured time.
 PRIOR_WEIGHT = 0.05
 MIN_SHARDS = 20
-OUTLIER = 0.1  # relative errors above this count linearly, no longer by their square
+OUTLIER = 0.1  # relative errors above this count linearly instead of squared
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Absolute errors of predicted against measured times, percent of the measured: median and 90th percentile."""
+    """Absolute relative errors of predicted times, % of the measured times: median and 90th percentile."""
 
     median_percent: float
     p90_percent: float
 
     @staticmethod
     def of(predicted: FloatArray, measured: FloatArray) -> Errors:
-        """Errors of the predictions of measured times above 0, at least one."""
+        """Compute the errors from predicted and measured times; measured times must be positive and not empty."""
         return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and its errors.
+    """A fitted profile and its prediction errors.
 
     Attributes:
-        constants: names of the fitted constants; the others are those of the profile that the fit began from.
-        num_fitted, num_held_out: shards that were fitted, and others.
+        constants: names of the fitted constants; the others keep the values of the starting profile.
+        num_fitted, num_held_out: numbers of fitted and held-out shards.
         before, after: errors of the original and the fitted profile on the held-out shards, by kind of time.
-        at_bound: fitted constants that ended at one of their ``BOUNDS``.
-        hardware, source: of the measurements.
+        at_bound: fitted constants that hit one of their ``BOUNDS``.
+        hardware, source: origin of the measurements.
     """
 
     profile: GpuProfile
@@ -73,7 +73,7 @@ class Calibration:
 
     @property
     def evidence(self) -> Evidence:
-        """Return the errors of the times that the fitted profile predicts worst, as the profile states them."""
+        """Return the errors of the kind of time that the fitted profile predicts worst."""
         worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
         return Evidence(
             points="nonempty shards, forward and backward compute",
@@ -85,9 +85,9 @@ class Calibration:
         )
 
     def save(self, template: str, path: Path) -> None:
-        """Write the fitted profile as YAML; the file appears whole or not at all.
+        """Write the fitted profile as YAML; atomically.
 
-        ``template`` is the profile that the fit began from: a name, or a YAML file. Other constants keep their sources.
+        ``template`` is the starting profile: a name or a YAML file. Constants that were not fitted keep their sources.
 
         Raises:
             BadInput: if the template cannot be read.
@@ -99,11 +99,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class MeasuredShards:
-    """Measured shards, [N], and the optimizer of their backward calls.
+    """N measured shards and the optimizer of their backward calls.
 
     Attributes:
-        times_ms_NM: [N, M] the measured ``SHARD_TIMES``; NaN what was not measured.
-        group_N: [N] the same number where the same tables were measured again.
+        times_ms_NM: [N, M] the measured ``SHARD_TIMES``; NaN if not measured.
+        group_N: [N] an id of the shard's tables; repeated measurements share it.
     """
 
     work: ShardWork
@@ -115,14 +115,14 @@ class MeasuredShards:
         return len(self.group_N)
 
     def select(self, mask_N: npt.NDArray[np.bool_]) -> MeasuredShards:
-        """Some of the shards."""
+        """Return the shards selected by a mask."""
         return replace(
             self, work=self.work.select(mask_N), times_ms_NM=self.times_ms_NM[mask_N], group_N=self.group_N[mask_N]
         )
 
 
 def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
-    """[N, M] from the times by name, each [N] ms; all others were not measured."""
+    """Stack the named times, each [N] ms, to [N, M]; all other times are NaN."""
     result_NM = np.full((num_shards, len(SHARD_TIMES)), np.nan)
     for name, times_N in times_ms.items():
         result_NM[:, SHARD_TIMES.index(name)] = times_N
@@ -130,7 +130,7 @@ def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
 
 
 def predicted_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N, M] the same times by the device model."""
+    """Predict the measurable times [N, M] by the device model."""
     kernels = kernel_times(profile, work, optimizer)
     forward_N, backward_N = forward_ms(profile, work), backward_ms(profile, work, optimizer)
     by_kernel = [getattr(kernels, name) / NS_PER_MS for name in KERNELS]
@@ -143,9 +143,9 @@ def fit_constants(
     free: Sequence[str] = FREE_CONSTANTS,
     prior_weight: float = PRIOR_WEIGHT,
 ) -> tuple[GpuProfile, tuple[str, ...]]:
-    """Return the profile with the constants that fit best, and which of these ended at one of their ``BOUNDS``.
+    """Return the profile with the best-fitting constants, and those of them that hit one of their ``BOUNDS``.
 
-    The fit starts from ``profile``, and stays close to it where the times say nothing (``prior_weight``).
+    The fit starts from ``profile`` and stays close to it where the data is not informative (``prior_weight``).
     """
     from scipy.optimize import least_squares
 
@@ -174,7 +174,7 @@ def fit_constants(
 
 
 def prediction_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, Errors]:
-    """Errors of a profile on measured shards, by what was measured of them."""
+    """Return the errors of a profile on measured shards, by kind of time."""
     predicted_NM = predicted_ms(profile, measured.work, measured.optimizer)
     errors = {}
     for name in SHARD_TIMES:
@@ -186,11 +186,11 @@ def prediction_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str
 
 
 def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:
-    """Fit the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
+    """Fit the free constants of ``profile`` to the measured compute times of all nonempty shards within memory.
 
     Args:
         measured: placements measured on one kind of hardware.
-        seed: of the split into fitted and held-out shards.
+        seed: seed of the split into fitted and held-out shards.
 
     Raises:
         BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
@@ -227,7 +227,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
 
 
 def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:
-    """Every nonempty shard with finite times, as the device model of ``profile`` sees its work."""
+    """Return every nonempty shard with finite times, and its work as input of the device model."""
     groups: dict[tuple[frozenset[Table], int], int] = {}
     shards, times, group_of = [], [], []
     for one in measured:
@@ -240,7 +240,7 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
     if not shards:
         raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
     forward_N, backward_N, both_N = np.array(times).T
-    both_N[np.isfinite(forward_N)] = np.nan  # their sum tells nothing new
+    both_N[np.isfinite(forward_N)] = np.nan  # the sum holds no new information
     times_NM = measured_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
     return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
 

@@ -1,11 +1,11 @@
-"""The speed of the links between these devices: timed collectives of many sizes, and the model fitted to them.
+"""Calibration of the links between these devices: times collectives of many sizes and fits link models to them.
 
-Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs. On several hosts of several devices
-each there are two links: that within a host is timed on all hosts at the same time, that between hosts with all
-devices, which send to those of other hosts alone.
+Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs. With several hosts of several devices
+each there are two links. The link within a host is timed on all hosts at the same time. The link between hosts is timed
+with all devices; each sends only to devices of other hosts.
 
-All-to-alls, even and uneven, say what bytes count for; a curve then says for each collective, and for the devices that
-took part, how its time grows with them. Between hosts there is no curve: other collectives go within hosts as well.
+Even and uneven all-to-alls determine which bytes limit the time. A curve for each collective and number of devices then
+maps bytes to time. There are no curves between hosts, because other collectives also communicate within hosts.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from evenshard.price.link_model import (
 from evenshard.tables.reuse import FloatArray
 
 KB, MB = 1024, 1024**2
-LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth
-# A curve has as few points as bring the mean error of each size below this, or into its noise.
+LEAST_MB = 4 * KB / MB  # with fewer sizes, latency and bandwidth cannot be told apart
+# A curve gets the fewest points that bring the mean error of each size below this limit or within its noise.
 OFF, MOST_POINTS = 0.08, 4
 MOST_SIZES = 18
 
 
 @dataclass(frozen=True)
 class ExchangePoint:
-    """One rank's part in one exchange, and its median duration on this rank.
+    """One rank's part in one all-to-all, and its median duration on this rank.
 
-    Bytes are of the rank's busier direction, the same of the rank where that is most, and sent by all ranks.
+    Bytes are those of the rank's busier direction, the same for the slowest rank, and the total sent by all ranks.
     """
 
     own_bytes: int
@@ -60,20 +60,20 @@ class ExchangePoint:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """The three counts of bytes."""
+        """Return the three byte counts."""
         return self.own_bytes, self.slowest_bytes, self.all_bytes
 
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link model fitted to measured exchanges.
+    """A link model fitted to measured all-to-alls.
 
     Attributes:
-        link: without a source.
+        link: link model, without a source.
         r2: share of the variance of log time, over all points, that the model explains.
-        median_relative_error, p90_relative_error: of the model's times against the measured ones.
-        num_points: (rank, exchange) pairs behind the fit.
-        origin: the machine and devices of the measurement.
+        median_relative_error, p90_relative_error: relative errors of the modelled times.
+        num_points: number of (rank, all-to-all) pairs in the fit.
+        origin: machine and devices of the measurement.
     """
 
     link: Link
@@ -85,14 +85,14 @@ class LinkFit:
 
     @property
     def goodness(self) -> str:
-        """How well the model fits, in one line."""
+        """Summarize the goodness of fit in one line."""
         return (
             f"R2 {self.r2:.3f}, relative error median {100 * self.median_relative_error:.0f} %, 90th percentile "
             f"{100 * self.p90_relative_error:.0f} %, {self.num_points} points"
         )
 
     def text(self) -> str:
-        """What the command prints."""
+        """Format the fit as the output of the command."""
         bandwidths = ", ".join(
             f"{gb_s:.3f} GB/s for {of}"
             for name, of in BANDWIDTHS.items()
@@ -110,12 +110,12 @@ class LinkFit:
 
 
 def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path, LinkFit]:
-    """Measure exchanges between all ranks, fit the link models and save them, on rank 0; the others ``serve``.
+    """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks ``serve``.
 
     Args:
-        out: link profile to write (.yaml), for ``price.link``. Of two tiers, ``_intra`` and ``_inter`` are added to
-            its name.
-        max_mb: largest exchange, MB (1024**2 bytes) that a device sends to the others.
+        out: link profile to write (.yaml), for ``price.link``. With two tiers, the suffixes are ``_intra`` and
+            ``_inter``.
+        max_mb: largest all-to-all: MB (1024**2 bytes) that a device sends to other devices.
 
     Raises:
         BadInput: without torchrun, or if a setting makes no sense.
@@ -162,7 +162,7 @@ def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
     """Measure and fit the link of a tier.
 
     Args:
-        near: devices of a host; all devices if there is one host, or one device in each.
+        near: number of devices per host; all devices with a single host, or with one device per host.
     """
     points = measure_all_to_all(hardware, max_bytes, tier, near)
     fit = fit_link(points)
@@ -202,7 +202,7 @@ def _sizes(max_bytes: int) -> list[int]:
 def measure_all_to_all(
     hardware: CollectiveHardware, max_bytes: int, tier: str = EVERYONE, devices_per_node: int = 0
 ) -> tuple[ExchangePoint, ...]:
-    """Time exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks.
+    """Time even and uneven all-to-alls of doubling sizes, 1 KB to ``max_bytes`` per device, on all ranks.
 
     See ``TimeExchanges`` for the tier.
     """
@@ -218,7 +218,7 @@ def measure_all_to_all(
 
 
 def peers_of(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
-    """The other ranks that a rank exchanges with."""
+    """Return the other ranks that a rank communicates with."""
     node = rank // devices_per_node if devices_per_node else 0
     return [
         other
@@ -228,7 +228,7 @@ def peers_of(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> lis
 
 
 def exchange_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """Return a rank's part in an exchange; the slowest and all bytes are those of the ranks that share its link.
+    """Return a rank's part in an all-to-all; the slowest rank and the total cover the ranks that share its link.
 
     ``values`` are sent by each rank to each of its ``peers``.
     """
@@ -243,7 +243,7 @@ def exchange_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[in
 
 
 def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
-    """Return each rank's bytes relative to the largest sender's: even, rising, mostly the first."""
+    """Return each rank's bytes relative to the largest sender: even, rising, and mostly from the first rank."""
     rising = tuple((rank + 1) / num_ranks for rank in range(num_ranks))
     return ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
 
@@ -254,10 +254,10 @@ def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...
 
 
 def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
-    """Latency and bandwidths with the least squared relative error: small exchanges count as much as large ones.
+    """Fit latency and bandwidths with the least squared relative error, so that all sizes weigh the same.
 
-    None is negative, and a bandwidth that the times do not show is infinite. Where the counts of bytes say the same,
-    as those of two devices do, the own ones explain the times.
+    No constant is negative; a bandwidth without influence on the times is infinite. Where the byte counts are
+    collinear, as between two devices, the rank's own bytes explain the times.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
@@ -291,13 +291,13 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
 
 
 def save_link(fit: LinkFit, name: str, path: Path) -> None:
-    """Writes the fit as a link profile that ``price.link`` reads."""
+    """Write the fit as a link profile that ``price.link`` reads."""
     of_all = f"{name}: {fit.origin}; {fit.goodness}"
     write_link(replace(fit.link, source=of_all), f"fitted by calibrate-link ({fit.goodness})", path)
 
 
 def write_link(link: Link, source: str, path: Path) -> None:
-    """Write a link profile, with one source for its constants; the file appears whole or not at all."""
+    """Write a link profile atomically, with one source for all its constants."""
     import yaml
 
     constants = {name: getattr(link, name) for name in ("latency_us", *BANDWIDTHS, "spans")}
@@ -320,7 +320,7 @@ def _plain(value: object) -> object:
 
 
 def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: FloatArray) -> Curve:
-    """Fit points among [P] moved bytes, and times there, with the least squared relative error; no time falls.
+    """Fit a nondecreasing curve through points among [P] sizes and times, with the least squared relative error.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
@@ -347,7 +347,7 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
 
 
 class _Fit:
-    """Steps of time from point to point; the last is that of each further byte, us."""
+    """Time increments from point to point; the last is the slope beyond, us per byte."""
 
     def __init__(self, points_K: FloatArray, steps_K: FloatArray, residual: float, ratio_P: FloatArray) -> None:
         self.points_K, self.steps_K, self.residual, self.ratio_P = points_K, steps_K, residual, ratio_P
@@ -370,7 +370,7 @@ class _Fit:
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Return whether the mean error of each size is small, or within the noise of its times."""
+        """Return True if the mean error of each size is small, or within the noise of its times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S

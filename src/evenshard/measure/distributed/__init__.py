@@ -1,1 +1,1 @@
-"""Measuring on several devices at once: one process per device, under torchrun."""
+"""Measurement on several devices at once: one process per device, under torchrun."""

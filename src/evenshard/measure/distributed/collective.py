@@ -1,16 +1,16 @@
-"""Measuring with several devices at once: every process of torchrun measures its own shard.
+"""Hardware of several devices at once: every process of torchrun measures its own shard.
 
 Rank 0 leads: it runs the command, hands out jobs (``jobs``) and gathers the answers; the other ranks serve. Data and
-answers travel through the process group (``exchange``). The store of torchrun has the rest::
+answers travel through the process group (``exchange``). The store of torchrun has these keys::
 
-    here/<rank>    this rank has come, with these settings
+    here/<rank>    this rank is ready, with these settings
     leader         rank 0 opens the hardware, or ends without it
-    job/<number>   what to do next; null: nothing any more
-    alive/<rank>   this rank has lost another one, and is well itself
-    asked          rank 0 has read that
+    job/<number>   next job; null: no more jobs
+    alive/<rank>   this rank lost another rank and is healthy itself
+    asked          rank 0 has read alive/<rank>
 
-A process that dies or hangs ends the process group for all ranks, at the latest after its timeout; torchrun ends
-the processes and reports what killed the first. Rank 0 adds which ranks are lost, and while doing what.
+A process that dies or hangs ends the process group for all ranks, at the latest after its timeout; torchrun ends the
+processes and reports the first failure. Rank 0 adds the lost ranks and the job that they were lost in.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ START_S = 60.0
 PLANNING_S = 86_400.0
 MAX_REPORT_S = 6.0
 OPENS, ENDS = "opens", "ends"
-# The pieces of a ``Step`` that are times of a device's cost, too; waiting is counted apart.
+# The phases of a ``Step`` that are also part of a device's cost; waiting is separate.
 TIMED_PIECES = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
 
 
 def world_size() -> int:
-    """Processes that torchrun started; 1 without torchrun."""
+    """Return the number of processes that torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_world_size() -> int:
-    """Processes that torchrun started on this host; 0 without torchrun."""
+    """Return the number of processes that torchrun started on this host; 0 without torchrun."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
 
 
@@ -93,15 +93,15 @@ def _join(start_s: float) -> tuple[Store, int, int]:
 
 
 def _stop() -> None:
-    """End a job on SIGTERM, which torchrun sends when a rank has died, with time to report why."""
+    """End a job on SIGTERM, which torchrun sends when a rank died, early enough to report the reason."""
     ignore_sigterm()
     raise PeerLost("stopped by SIGTERM")
 
 
 def dismiss() -> None:
-    """Lets the other ranks go if rank 0 has not opened the hardware (nothing to measure, bad input).
+    """Release the other ranks if rank 0 never opened the hardware (nothing to measure, bad input).
 
-    Does nothing after that, on other ranks and without torchrun.
+    Does nothing once the hardware was opened, on other ranks, and without torchrun.
     """
     if world_size() > 1 and not is_follower() and not CollectiveHardware.opened:
         with suppress(MeasurementFailed, RuntimeError):
@@ -109,22 +109,22 @@ def dismiss() -> None:
 
 
 class CollectiveHardware:
-    """Several devices at once, with real exchanges; this process is the first of them, and has ``device``.
+    """Several devices with real communication; this process is rank 0 and uses ``device``.
 
-    It waits for the other ranks and connects with them. ``close`` ends them; if this process ends without it, they end
-    as well.
+    It waits for the other ranks and connects to them. ``close`` ends them; they also end if this process exits without
+    it.
 
     Raises:
-        MeasurementFailed: if a rank does not come.
-        BadConfig: if a rank was started with other settings, or exchanges do not take the network that is expected.
+        MeasurementFailed: if a rank does not appear.
+        BadConfig: if a rank was started with other settings, or communication does not use the expected network.
     """
 
-    opened = False  # ever in this process: only then do the other ranks learn from it that they may go
+    opened = False  # in this process: after that the ranks are ended by close()
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
         CollectiveHardware.opened = True
         self._config, self.device = config, device
-        self._in_step = False  # no rank waits for another in the middle of a job
+        self._in_step = False  # True while no rank waits for another inside a job
         self._next_job = 0
         self._kernel_s = 0.0
         self._opened = time.perf_counter()
@@ -146,18 +146,18 @@ class CollectiveHardware:
 
     @property
     def time_share(self) -> TimeShare:
-        """Time in kernels and exchanges, of the slowest rank each time, against wall time since this was opened."""
+        """Return kernel and communication time, of the slowest rank each time, and the wall time since opening."""
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """Measures all shards at once, and the exchanges between them.
+        """Measure all shards at once, and the communication between them.
 
-        A task of one device (a table or shard alone) exchanges nothing: rank 0 measures it while the others wait.
-        If a device runs out of memory there is no exchange: the others' all-to-all and waiting times are 0.
+        A task of one device (a table or shard alone) does not communicate: rank 0 measures it while all others wait. If
+        a device runs out of memory there is no all-to-all: the other devices' communication and wait are 0.
 
         Raises:
-            BadInput: if the task has not one device for each rank, or a shard cannot be run as it is.
-            MeasurementFailed: if a kernel fails, or a rank hangs or dies. After the latter nothing can be measured.
+            BadInput: if the task's devices are not one per rank, or a shard cannot be run.
+            MeasurementFailed: if a kernel fails, or a rank hangs or dies. No measurement is possible after a lost rank.
         """
         if placement.num_devices == 1:
             return self._cost([measure_alone(self._worker, task, placement)], task.task_id)
@@ -173,10 +173,10 @@ class CollectiveHardware:
             )
 
     def measure_together(self, job: PlacementJob, what: str) -> PlacementCost:
-        """Measure a placement by a job that all ranks run at once; ``what`` names its task.
+        """Measure a placement by a job that all ranks run at once; ``what`` names it in errors.
 
         Raises:
-            BadInput: if the machine has not one device for each rank, or the ranks cannot run the job.
+            BadInput: if the machine's devices are not one per rank, or the ranks cannot run the job.
             MeasurementFailed: see ``measure``.
         """
         self._check_size(job.machine.num_devices, what)
@@ -193,7 +193,7 @@ class CollectiveHardware:
     def run_on_all(self, job: RankJob, during: str) -> list[Any]:
         """Run a job on all ranks at once and return their answers, by rank.
 
-        Error messages name the moment by ``during``, such as "measuring train-003".
+        ``during`` describes the job in error messages, such as "measuring train-003".
 
         Raises:
             BadInput: if the ranks cannot run it.
@@ -214,22 +214,22 @@ class CollectiveHardware:
                 raise MeasurementFailed(self._what_happened(error, during)) from error
         self._in_step = True
         with suppress(RuntimeError):
-            self._store.delete_key(f"job/{self._next_job - 1}")  # all ranks have answered it, and it may be large
+            self._store.delete_key(f"job/{self._next_job - 1}")  # all ranks have answered the job, which may be large
         try:
             return [decode_answer(answer, job) for answer in answers]
         except ValueError as error:
             raise MeasurementFailed(f"a rank's answer cannot be read while {during}: {error}. Start again.") from None
 
     def close(self) -> None:
-        """Tells the other ranks to end, and frees the device. The second time it does nothing."""
+        """Tell the other ranks to end, and free the device; idempotent."""
         atexit.unregister(self.close)
         with suppress(PeerLost):
             self._hand_out(None)
             if self._in_step:
-                self._worker.ranks.meet()  # the store may end with this process: the others have read it now
+                self._worker.ranks.meet()  # the store may end with this process, so wait until all ranks have read it
         if self._in_step:
             self._worker.close()
-        leave_group(orderly=self._in_step)  # wakes those that wait for this rank in the middle of a job
+        leave_group(orderly=self._in_step)  # wake ranks that wait for this rank in the middle of a job
         with suppress(RuntimeError):
             self._store.set("asked", "")
         self._in_step = False
@@ -259,7 +259,7 @@ class CollectiveHardware:
 
     def _what_happened(self, error: PeerLost, during: str) -> str:
         ignore_sigterm()
-        leave_group(orderly=False)  # wakes those that wait for this rank
+        leave_group(orderly=False)  # wake ranks that wait for this rank
         lost = list(range(1, self._size))
         deadline = time.monotonic() + _report_s(self._config)
         with suppress(RuntimeError):
@@ -279,9 +279,9 @@ class CollectiveHardware:
 
 
 def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
-    """Return the findings of all ranks as costs, by rank: medians over the steps after ``warmup``."""
+    """Convert the findings of all ranks to costs, by rank: medians over the steps after ``warmup``."""
     timed = [finding.steps[warmup:] for finding in findings]
-    # The last rank at a barrier waits for no other: what it spends there is the barrier's own cost.
+    # The last rank at a barrier waits for no other rank, so its time there is the cost of the barrier itself.
     barriers_ms = [min(step.wait_ms for step in steps) for steps in zip(*filter(None, timed), strict=True)]
 
     def device_cost(steps: Sequence[Step]) -> DeviceCost:
@@ -299,23 +299,23 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
-    """Sum the timed parts of all steps, each on its slowest rank, s."""
+    """Sum the slowest rank's time of each timed phase over all steps, s."""
     together = zip(*filter(None, steps_of_ranks), strict=True)
     slowest_ms = [max(getattr(step, piece) for step in steps) for steps in together for piece in TIMED_PIECES]
     return float(sum(slowest_ms)) / 1e3
 
 
 def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
-    """Run the jobs of these kinds that rank 0 hands out until it closes, on every other rank.
+    """Run jobs of these kinds from rank 0 on every other rank, until rank 0 closes.
 
-    Returns also when another rank is lost: rank 0 tells the user then, and its exit code counts.
+    Also returns when another rank is lost: rank 0 reports it and determines the exit code.
 
     Raises:
-        BadConfig: if CUDA is asked for where there is none.
-        MeasurementFailed: if rank 0 itself hangs or dies, or hands out something else than a job.
+        BadConfig: if CUDA is requested but not available.
+        MeasurementFailed: if rank 0 itself hangs or dies, or sends anything but a job.
     """
     if not config.hardware_name.kind.runs_kernels:
-        return  # a device model needs one process
+        return  # a device model runs in a single process
     device = real_device(config)
     store, rank, size = _join(PLANNING_S)
     store.set(f"here/{rank}", _settings(config))
@@ -325,7 +325,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         worker = Worker(config, Ranks(store, rank, size, device, config.timeout_s))
         number = 0
         while (job := _decode(_read(store, f"job/{number}"), number, kinds, rank, size)) is not None:
-            with on_sigterm(_stop):  # while it waits for a job, it may simply be ended
+            with on_sigterm(_stop):  # while it waits for a job, the process may simply end
                 worker.ranks.gather(encode_answer(job.run(worker)))
             number += 1
         worker.ranks.meet()
@@ -333,7 +333,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         leave_group(orderly=True)
     except PeerLost as error:
         ignore_sigterm()
-        leave_group(orderly=False)  # wakes those that wait for this rank
+        leave_group(orderly=False)  # wake ranks that wait for this rank
         if not _leader_lives(store, rank, 4 * _report_s(config)):
             raise MeasurementFailed(
                 f"rank {rank}: rank 0 hung or died ({error}). Its own output may say why."

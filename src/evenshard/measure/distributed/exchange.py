@@ -1,15 +1,15 @@
-"""The exchange between devices that measure one placement together: real all-to-alls, timed apart from waiting.
+"""Real all-to-alls between devices that measure one placement together, timed apart from waiting.
 
 Every process of torchrun is one device; its rank is the device id. A device pools its tables for the whole global batch
-and sends rank s the pooled embeddings of that one's samples; after the dense part the gradients travel back.
+and sends rank s the pooled embeddings of the samples of rank s; after the dense part the gradients travel back.
 
 ::
 
     | flush, barrier | forward | barrier | all-to-all | barrier | all-to-all back | barrier | backward |
                          timed     wait       timed                  timed                     timed
 
-What a barrier costs is booked nowhere: the last rank to reach it waits for no other, so the shortest wait is the
-barrier's own. Ranks leave a barrier some tens of microseconds apart; that much of waiting stays in the exchanges.
+The cost of a barrier is excluded: the last rank to reach it waits for no other rank, so the shortest wait is the cost
+of the barrier itself. Ranks leave a barrier some tens of microseconds apart; that wait remains in the all-to-alls.
 
 Legend: B samples of the global batch, D values of one device's pooled embeddings of one sample.
 """
@@ -44,14 +44,14 @@ from evenshard.price.costs import OUT_OF_MEMORY
 
 _Result = TypeVar("_Result")
 
-GRADIENT = 1e-3  # what the dense part sends back; the value does not change how long anything takes
+GRADIENT = 1e-3  # constant gradient from the dense part; its value does not change any time
 
 
 class Exchange:
     """The two all-to-alls of pooled embeddings.
 
-    ``received`` holds this rank's samples of every rank's pooled embeddings, flat: rank after rank, each [own samples,
-    D]. ``gradient`` is laid out like it, and sent back.
+    ``received`` is flat: for each rank, its pooled embeddings of this rank's samples, [own samples, D]. ``gradient``
+    has the same layout and is sent back.
     """
 
     def __init__(self, ranks: Ranks, splits: Splits) -> None:
@@ -61,17 +61,17 @@ class Exchange:
         self.gradient = torch.full_like(self.received, GRADIENT)
 
     def send(self, pooled_BD: torch.Tensor) -> None:
-        """Sends this device's pooled embeddings and fills ``received``."""
+        """Send this device's pooled embeddings and fill ``received``."""
         self._ranks.all_to_all(self.received, pooled_BD.detach().view(-1), self._forth)
 
     def send_back(self, gradient_BD: torch.Tensor) -> None:
-        """Sends ``gradient`` and fills the gradient of this device's pooled embeddings."""
+        """Send ``gradient`` and fill the gradient of this device's pooled embeddings."""
         self._ranks.all_to_all(gradient_BD.view(-1), self.gradient, self._back)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Times of one training step on one rank, ms; ``wait_ms`` is the barrier between forward and exchange."""
+    """Times of one training step on one rank, ms; ``wait_ms`` is the barrier before the all-to-all."""
 
     fwd_compute_ms: float
     wait_ms: float
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """Steps of one rank's shard, the warm-up first, or one of PROBLEMS with a reason for people."""
+    """Steps of one rank's shard, including warm-up, or one of PROBLEMS with a reason for the user."""
 
     steps: tuple[Step, ...] = ()
     problem: str = FINE
@@ -91,35 +91,35 @@ class Finding:
 
 
 class Worker:
-    """One process and its device: what it keeps from one job to the next."""
+    """One process and its device, with state that is kept between jobs."""
 
     def __init__(self, config: MeasureConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
 
     @cached_property
     def kernels(self) -> ShardKernels:
-        """Kernels of this device."""
+        """Return the kernels of this device."""
         return ShardKernels(self.config, self.ranks.device)
 
     @cached_property
     def flush(self) -> CacheFlush:
-        """The flush of this device's L2 cache."""
+        """Return the flush of this device's L2 cache."""
         return CacheFlush(self.ranks.device, self.config.keep_cache_warm)
 
     def close(self) -> None:
-        """Frees the device."""
+        """Free the device."""
         if "kernels" in self.__dict__:
             self.kernels.free()
 
 
 def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
-    """Runs this rank's shard in step with the others.
+    """Run this rank's shard in step with the other ranks.
 
-    If a rank runs out of memory there is no exchange: the others then run their shards alone, with all-to-all and
+    If a rank runs out of memory there is no all-to-all: all others then run their shards alone, with all-to-all and
     waiting times of 0.
     """
     finding = Finding()
-    for _ in range(2):  # what earlier shards left behind may have been in the way of the first attempt
+    for _ in range(2):  # memory of earlier shards may cause the first attempt to fail
         finding, worst = run_together(worker, lambda: _steps(worker, task, placement, together=True))
         if worst != OUT_OF_MEMORY:
             return finding
@@ -128,7 +128,7 @@ def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> F
 
 
 def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
-    """Runs this rank's shard without the others."""
+    """Run this rank's shard without the other ranks."""
     finding = attempt(lambda: _steps(worker, task, placement, together=False))
     if finding.problem != OUT_OF_MEMORY:
         return finding
@@ -137,7 +137,7 @@ def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> F
 
 
 def run_together(worker: Worker, steps: Callable[[], tuple[Step, ...]]) -> tuple[Finding, str]:
-    """This rank's finding, and the worst problem of any rank: all of them leave here in step."""
+    """Return this rank's finding and the worst problem of any rank; all ranks return in step."""
     try:
         finding = attempt(steps)
     except OthersStopped as stopped:
@@ -203,7 +203,7 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
 
 
 def time_work(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, float]:
-    """Run the work; return its result and the time that the device took for it, ms."""
+    """Run the work; return its result and its time on the device, ms."""
     watch = Stopwatch(device)
     watch.mark()
     result = work()

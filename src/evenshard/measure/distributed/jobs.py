@@ -1,7 +1,7 @@
-"""The jobs that the processes of one measurement run together; they travel as JSON, as do their answers.
+"""Jobs that the processes of one measurement run together; jobs and answers travel as JSON.
 
-Whoever reaches the port of torchrun's store can write there, so that nothing that comes from it may be run: a job is
-plain data of a known kind, and is checked before anything is done with it.
+Anyone who reaches the port of torchrun's store can write there, so its content is never executed: a job is plain data
+of a known kind, and is validated before use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 WARMUP_PASSES = 1
-# A disturbance hits few repeats of many calls. A pass over exchanges has many calls, one over other collectives few.
+# A disturbance affects few of many calls. A pass of all-to-alls has many calls; a pass of other collectives has few.
 TIMED_PASSES, COLLECTIVE_PASSES = 7, 21
 EVERYONE, IN_NODE, BETWEEN_NODES = "everyone", "in_node", "between_nodes"
 
@@ -40,19 +40,19 @@ class RankJob(Protocol):
     ANSWER: ClassVar[Any]
 
     def check(self, num_ranks: int) -> None:
-        """Raises ValueError if so many ranks cannot run it."""
+        """Raise ValueError if this number of ranks cannot run the job."""
         ...
 
     def run(self, worker: Worker) -> Any:
-        """This rank's part, in step with the others."""
+        """Run this rank's part, in step with the other ranks."""
         ...
 
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """A placement that every rank measures its share of, on a machine with a device for each rank.
+    """A placement of which every rank measures its own device, on a machine with a device per rank.
 
-    Rules and memory of its task make no difference to that.
+    Placement rules and memory of its task have no effect.
     """
 
     tables: tuple[Table, ...]
@@ -63,12 +63,12 @@ class PlacementJob:
 
     @property
     def task(self) -> ShardingTask:
-        """The task that the parts belong to, with enough memory for everything."""
+        """Return the task of the parts, with enough memory for any placement."""
         devices = self.machine.num_devices
         return ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES // devices,) * devices, self.batch_size)
 
     def check(self, num_ranks: int) -> None:
-        """See ``RankJob``."""
+        """Check the job; see ``RankJob``."""
         if not self.tables:
             raise ValueError("a placement has no tables")
         for table in self.tables:
@@ -84,27 +84,27 @@ class PlacementJob:
             raise ValueError(str(error)) from None
 
     def run(self, worker: Worker) -> Finding:
-        """See ``RankJob``."""
+        """Run this rank's part; see ``RankJob``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MeasurePlacement(PlacementJob):
-    """A placement of whole tables, whose lookups are not distributed (``measure_shard``)."""
+    """A placement of whole tables, where each rank looks up the whole batch (``measure_shard``)."""
 
     @property
     def task(self) -> ShardingTask:
-        """The task, in which tables stay whole."""
+        """Return the task, with whole tables."""
         return super().task.as_whole
 
     def check(self, num_ranks: int) -> None:
-        """See ``RankJob``."""
+        """Check the job; see ``RankJob``."""
         super().check(num_ranks)
         if broken := broken_rule(self.task, parts_by_table(self.task, self.parts)):
             raise ValueError(broken)
 
     def run(self, worker: Worker) -> Finding:
-        """See ``RankJob``."""
+        """Run this rank's part; see ``RankJob``."""
         device_of = {part.table: part.device for part in self.parts}
         devices = tuple(device_of[table.name] for table in self.tables)
         return measure_shard(worker, self.task, Placement(devices, self.machine.num_devices))
@@ -112,17 +112,17 @@ class MeasurePlacement(PlacementJob):
 
 @dataclass(frozen=True)
 class TimeExchanges:
-    """Every rank times the same exchanges; the answer is the median duration of each on that rank, ms."""
+    """Times of the same all-to-alls on every rank; the answer is their median durations on that rank, ms."""
 
-    exchanges: tuple[tuple[int, ...], ...]  # for each, how many values every rank sends to each of its peers, by sender
-    # A rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, itself included, all nodes at once; or
-    # ``BETWEEN_NODES``, those of other nodes.
+    exchanges: tuple[tuple[int, ...], ...]  # by all-to-all and sender: values that every rank sends to each peer
+    # A rank's peers: ``EVERYONE``, all ranks with itself; ``IN_NODE``, its node with itself, on all nodes at once; or
+    # ``BETWEEN_NODES``, the ranks of other nodes.
     tier: str = EVERYONE
-    devices_per_node: int = 0  # ranks of a node
+    devices_per_node: int = 0  # number of ranks per node
     ANSWER: ClassVar[Any] = tuple[float, ...]
 
     def check(self, num_ranks: int) -> None:
-        """See ``RankJob``."""
+        """Check the job; see ``RankJob``."""
         if self.tier != EVERYONE and (self.devices_per_node < 1 or num_ranks % self.devices_per_node):
             raise ValueError(f"{num_ranks} ranks do not fill nodes of {brief(self.devices_per_node)}")
         for values in self.exchanges:
@@ -130,7 +130,7 @@ class TimeExchanges:
                 raise ValueError(f"{brief(values)} does not say how many values each of {num_ranks} ranks sends")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
-        """See ``RankJob``."""
+        """Run this rank's part; see ``RankJob``."""
         ranks = worker.ranks
         group, members = None, range(ranks.size)
         if self.tier == IN_NODE:
@@ -158,10 +158,10 @@ class TimeExchanges:
 
 @dataclass(frozen=True)
 class TimeCollectives:
-    """Groups of ranks, all at the same time, gather, scatter sums and reduce; the answer is as of ``TimeExchanges``.
+    """Times of all-gather, reduce-scatter and all-reduce in groups of ranks, all groups at once.
 
-    It has the times of all sizes of an all-gather, then those of a reduce-scatter, then those of an all-reduce. For
-    each size, a rank has so many values in the end of an all-gather, for each of the successive ranks of its group.
+    The answer has the median duration, ms, of every size of all-gather, then of reduce-scatter, then of all-reduce. A
+    size is the number of values that a rank has after the all-gather, for each rank of its group.
     """
 
     values: tuple[int, ...]
@@ -169,14 +169,14 @@ class TimeCollectives:
     ANSWER: ClassVar[Any] = tuple[float, ...]
 
     def check(self, num_ranks: int) -> None:
-        """See ``RankJob``."""
+        """Check the job; see ``RankJob``."""
         if self.ranks_per_group < 1 or num_ranks % self.ranks_per_group:
             raise ValueError(f"{num_ranks} ranks do not fill groups of {brief(self.ranks_per_group)}")
         if not self.values or min(self.values) < 1:
             raise ValueError(f"{brief(self.values)} are no sizes")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
-        """See ``RankJob``."""
+        """Run this rank's part; see ``RankJob``."""
         ranks, size = worker.ranks, self.ranks_per_group
         group = None if size == ranks.size else ranks.node_group(size)
         part, whole = (torch.zeros(most, device=ranks.device) for most in (max(self.values), size * max(self.values)))
@@ -213,17 +213,17 @@ class _Envelope:
 
 
 def encode_job(job: RankJob | None) -> str:
-    """A job as it stands in the store; None: there is nothing more to do."""
+    """Encode a job for the store; None means that there are no more jobs."""
     if job is None:
         return "null"
     return json.dumps(asdict(_Envelope(type(job).__name__, asdict(job))))  # type: ignore[call-overload]
 
 
 def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | None:
-    """Reverses ``encode_job``.
+    """Decode and check a job of ``encode_job``.
 
     Raises:
-        ValueError: if it is anything else, or a job that so many ranks cannot run; one line.
+        ValueError: if the content is not a job, or this number of ranks cannot run it; one line.
     """
     plain = load_json(content)
     if plain is None:
@@ -233,19 +233,19 @@ def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | 
         raise ValueError(f"{brief(envelope.job)} is not a job")
     try:
         job = record_of(kinds[envelope.job], envelope.settings)
-    except BadConfig as error:  # a task that cannot be
+    except BadConfig as error:  # an impossible task
         raise ValueError(str(error)) from None
     job.check(num_ranks)
     return job
 
 
 def encode_answer(answer: Any) -> bytes:
-    """A rank's answer, on its way to rank 0."""
+    """Encode a rank's answer for rank 0."""
     return json.dumps(asdict(answer) if is_dataclass(answer) else answer).encode()  # type: ignore[arg-type]
 
 
 def decode_answer(content: bytes, job: RankJob) -> Any:
-    """Reverses ``encode_answer``.
+    """Decode an answer of ``encode_answer``.
 
     Raises:
         ValueError: if it is not an answer to this job; one line.

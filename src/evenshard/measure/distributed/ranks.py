@@ -1,13 +1,12 @@
-"""The processes of torchrun, connected: barriers at which they agree, and the collectives that they time.
+"""Connected processes of torchrun: barriers with agreement, and timed collectives.
 
-gloo has no reduce-scatter of its own: torch runs an all-reduce in its place, which sends twice as much. Between CPUs
-one is an all-to-all and a sum here, which sends what a reduce-scatter sends.
+gloo has no reduce-scatter of its own: torch runs an all-reduce instead, which sends twice as much. Between CPUs this
+module uses an all-to-all and a sum, which sends as much as a reduce-scatter.
 
-Between nodes NCCL takes InfiniBand or RoCE where a process may use it, else TCP sockets; within one, the other GPU's
-memory or, where that cannot be reached, the host's. It tells only its log: a measurement over the wrong network looks
-like any other. The log has a line for each connection, such as
-``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` or ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read``
-(net.cc, p2p.cc and shm.cc in NVIDIA/nccl's src/transport).
+Between nodes NCCL uses InfiniBand or RoCE if the process may, else TCP sockets; within a node, the peer GPU's memory
+or, if that is unreachable, host memory. Only its log says so: a measurement over the wrong network looks normal. The
+log has a line for each connection, such as ``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` or ``Channel
+00/0 : 0[0] -> 1[1] via P2P/CUMEM/read`` (net.cc, p2p.cc and shm.cc in NVIDIA/nccl's src/transport).
 
 Legend: N ranks of a group.
 """
@@ -39,7 +38,7 @@ from evenshard.price.costs import OUT_OF_MEMORY
 FINE = ""
 INPUT_REFUSED = "bad_input"
 MEASURING_FAILED = "failed"
-# A meeting agrees on the last of these that any rank brings.
+# A meeting agrees on the last of these problems that any rank reports.
 PROBLEMS = (FINE, OUT_OF_MEMORY, INPUT_REFUSED, MEASURING_FAILED)
 
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
@@ -49,7 +48,7 @@ _NETWORK = "NET/"
 
 
 class PeerLost(MeasurementFailed):
-    """Another process hung, died, or broke its connection, after so many seconds: no exchange is possible any more."""
+    """Hang, death or broken connection of another process after some seconds; no communication is possible any more."""
 
     def __init__(self, reason: str, waited_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -57,7 +56,7 @@ class PeerLost(MeasurementFailed):
 
 
 class OthersStopped(Exception):
-    """Another rank cannot go on with this placement; it said so at a meeting, and all ranks are in step."""
+    """Failure of another rank with this placement, reported at a meeting; all ranks are in step."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -73,7 +72,7 @@ class Splits:
 
 
 def samples_of_ranks(batch_size: int, num_ranks: int) -> tuple[int, ...]:
-    """Samples that each rank's dense part trains on: as even as can be, the first ranks take the odd ones."""
+    """Return the number of samples per rank, as even as possible; the first ranks take the remainder."""
     each, odd = divmod(batch_size, num_ranks)
     return tuple(each + (rank < odd) for rank in range(num_ranks))
 
@@ -91,19 +90,19 @@ def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Spl
 
 
 class Ranks:
-    """All processes, connected: gloo for data of CPUs and agreement of the hosts, NCCL for data of GPUs.
+    """All processes, connected by gloo for CPU data and agreement, and by NCCL for GPU data.
 
-    Every method that needs the others raises PeerLost if one of them does not take part within ``timeout_s``.
-    ``networks`` are those that any rank's connections take, on rank 0 alone; see ``networks_in``.
+    Every method that involves other ranks raises PeerLost if a rank does not take part within ``timeout_s``.
+    ``networks`` are the networks of all ranks' connections, on rank 0 only; see ``networks_in``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
-        """Joins the process group, and exchanges a little so that all connections stand before anything is timed."""
+        """Join the process group and communicate once, so that all connections exist before anything is timed."""
         self.rank, self.size, self.device = rank, size, device
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._timeout_s = timeout_s
         self._nodes: dict[int, dist.ProcessGroup] = {}
-        # NCCL's watchdog must not take this process down before it has said which rank is lost.
+        # NCCL's watchdog must not end this process before it has reported the lost rank.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         with nccl_log() as log:
             with self._detect_lost_peer():
@@ -122,22 +121,22 @@ class Ranks:
         }
 
     def meet(self, problem: str = FINE) -> str:
-        """A barrier at which the ranks agree: returns the worst problem that any of them brings.
+        """Wait at a barrier and return the worst problem that any rank reports.
 
-        A rank that cannot go on comes to the barrier that the others wait at next, and brings its problem.
+        A rank that cannot continue goes to the next barrier of the other ranks and reports its problem there.
         """
         if problem == FINE and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the host's barrier says nothing about work that is only queued
+            torch.cuda.synchronize(self.device)  # the host's barrier does not wait for queued work
         worst = torch.tensor([PROBLEMS.index(problem)])
         with self._detect_lost_peer():
             dist.all_reduce(worst, dist.ReduceOp.MAX)
         return PROBLEMS[int(worst)]
 
     def go_on_together(self) -> float:
-        """A barrier of ranks that are fine; returns the time spent at it, ms.
+        """Wait at a barrier without a problem, and return the time spent there, ms.
 
         Raises:
-            OthersStopped: if a rank brings a problem.
+            OthersStopped: if a rank reports a problem.
         """
         came = time.perf_counter()
         worst = self.meet()
@@ -147,7 +146,7 @@ class Ranks:
         return waited_ms
 
     def timed_ms(self, exchanges: Callable[[], None]) -> float:
-        """Duration of collectives, one after the other, on this rank, ms."""
+        """Run collectives in sequence and return their duration on this rank, ms."""
         watch = Stopwatch(self.device)
         with self._detect_lost_peer():
             watch.mark()
@@ -159,13 +158,13 @@ class Ranks:
     def all_to_all_ms(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
     ) -> float:
-        """One all-to-all of flat tensors on the device; returns its duration on this rank, ms."""
+        """Run one all-to-all of flat tensors on the device and return its duration on this rank, ms."""
         return self.timed_ms(lambda: self.all_to_all(received, sent, splits, group))
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Exchanges flat tensors among the ranks of a group, or of all if None. Its callers time it."""
+        """Run an all-to-all of flat tensors in a group, or among all ranks if None; callers time it."""
         dist.all_to_all_single(received, sent, list(splits.received), list(splits.sent), group=group)
 
     def reduce_scatter(self, own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
@@ -178,18 +177,18 @@ class Ranks:
         torch.sum(received.view(-1, own.numel()), dim=0, out=own)
 
     def all_gather(self, buffer: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Fills a flat buffer, [N * own], with those of every rank of a group."""
+        """Fill a flat buffer, [N * own], with ``own`` of every rank of a group."""
         dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group)
 
     def all_reduce(self, summed: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Sums up a tensor over the ranks of a group, in place; None for all."""
+        """Sum a tensor over the ranks of a group, in place; None for all ranks."""
         dist.all_reduce(summed, group=group)
 
     def node_group(self, devices_per_node: int) -> dist.ProcessGroup:
-        """The group of this rank's node; all ranks ask for it at the same time."""
+        """Return the group of this rank's node; all ranks must call this at the same time."""
         if devices_per_node not in self._nodes:
             with self._detect_lost_peer():
-                for first in range(0, self.size, devices_per_node):  # every rank takes part in making every group
+                for first in range(0, self.size, devices_per_node):  # every rank takes part in creating every group
                     members = range(first, first + devices_per_node)
                     group = dist.new_group(list(members), timeout=timedelta(seconds=self._timeout_s))
                     if self.rank in members:
@@ -197,7 +196,7 @@ class Ranks:
         return self._nodes[devices_per_node]
 
     def gather(self, own: bytes) -> list[bytes]:
-        """The ``own`` of each rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
+        """Return ``own`` of all ranks on rank 0, [] on others; bytes, because objects are sent as pickles."""
         with self._detect_lost_peer():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
@@ -223,12 +222,12 @@ class Ranks:
         began = time.monotonic()
         try:
             yield
-        except RuntimeError as error:  # all that torch.distributed raises when a rank is lost
+        except RuntimeError as error:  # the only error of torch.distributed when a rank is lost
             raise PeerLost(reason_of(error), time.monotonic() - began) from error
 
 
 def leave_group(orderly: bool) -> None:
-    """Frees the process group, if there is one; without order, no other rank is waited for."""
+    """Destroy the process group, if there is one; without ``orderly``, do not wait for other ranks."""
     if not dist.is_initialized():
         return
     if not orderly and dist.group.WORLD is not None:
@@ -238,9 +237,9 @@ def leave_group(orderly: bool) -> None:
 
 @contextmanager
 def nccl_log() -> Iterator[Path | None]:
-    """A file that gets NCCL's lines about connections that this process makes inside.
+    """Yield a file with NCCL's log of the connections made inside the block.
 
-    NCCL reads its settings once in a process. Where the user has set NCCL_DEBUG, its log stays theirs: None.
+    Yield None if the user has set NCCL_DEBUG: NCCL reads its settings once per process, and the log is the user's.
     """
     if "NCCL_DEBUG" in os.environ:
         yield None
@@ -265,13 +264,13 @@ def networks_in(log: Path | None) -> set[str]:
 
 
 def link_of(backend: str, networks: Iterable[str]) -> str:
-    """Return the link as a provenance names it: the backend and the networks of all ranks, such as nccl (NET/IB)."""
+    """Return the link name for the provenance: backend and networks of all ranks, such as nccl (NET/IB)."""
     named = ", ".join(sorted(set(networks)))
     return f"{backend} ({named})" if named else backend
 
 
 def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> str | None:
-    """Say why exchanges do not all take the network that was asked for, such as ib or socket; None if they do."""
+    """Explain why not all connections use the expected network, such as ib or socket; None if they do."""
     found = {one for one in networks if one.startswith(_NETWORK) or one == UNKNOWN}
     if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
         return None

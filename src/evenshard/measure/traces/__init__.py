@@ -1,6 +1,6 @@
-"""Kineto traces of a training with FBGEMM modules: what its embedding tables took on each rank."""
+"""Kineto traces of a training with FBGEMM modules: times of the embedding tables on each rank."""
 
-# How every rank records a trace that has all that is read here.
+# How to record a trace with everything that is read here, on every rank.
 RECORDING = """\
 import torch.distributed as dist
 from torch.profiler import profile, schedule

@@ -1,4 +1,4 @@
-"""The collectives of a rank's training steps: the kind of each, and the time that it kept the rank."""
+"""Collectives of a rank's training steps, with kind and duration."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Literal
 from evenshard.measure.traces.kineto import Op, Trace
 
 CollectiveKind = Literal["forward", "backward", "input", "other"]
-# Of embeddings, of their gradients, and of the batch's ids; then all-reduces of dense gradients and the like.
+# Output dist of embeddings and gradients, input dist of ids, and other collectives such as dense all-reduces.
 COLLECTIVES: tuple[CollectiveKind, ...] = ("forward", "backward", "input", "other")
 
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 _AUTOGRAD = "autograd::engine::evaluate_function"
-# TorchRec's autograd functions and labels: all-to-alls of tables and columns, reduce-scatters of rows.
+# TorchRec's autograd functions and labels: all-to-all for table-wise and column-wise, reduce-scatter for row-wise.
 _OF_EMBEDDINGS = re.compile(
     r"All2All_(?:Pooled|Seq)|All2Allv?_(?:Req|ScatterWait)|alltoall_fwd|(?:ReduceScatter(?:Base|V)?|AllGatherBase)_"
     r"|## (?:all2all_(?:pooled|sequence)|reduce_scatter|all_gather)|torchrec::(?:reduce_scatter|all_gather)",
@@ -35,9 +35,9 @@ _QUEUED = {
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective on one rank, microseconds, by the step that queued it.
+    """One collective on one rank, in the step that queued it; times are microseconds.
 
-    Its duration is from the begin of its work to its end, so waiting for the last rank is in it.
+    The duration includes the wait for the last rank.
     """
 
     kind: CollectiveKind
@@ -48,7 +48,7 @@ class Collective:
 
 
 def collectives(trace: Trace) -> list[Collective]:
-    """Return the collectives of a trace, of NCCL on GPUs or gloo on CPUs, in the order in which they were queued."""
+    """Return the collectives of a trace, of NCCL on GPUs or gloo on CPUs, in the order of queueing."""
     found = [
         _collective(trace, one.op, one.start_us, one.duration_us)
         for one in trace.gpu_work
@@ -62,10 +62,10 @@ def _collective(trace: Trace, queued: Op, start_us: float, duration_us: float) -
 
 
 def _on_cpu(trace: Trace) -> Iterator[Collective]:
-    """Yield gloo's collectives: its threads work off those of each name in the order in which they were queued.
+    """Yield gloo's collectives; its threads run those of each name in the order of queueing.
 
-    A collective that was queued before the recording is not in the trace. One that ends after it may be missing, so
-    that more are queued than worked off.
+    A collective that was queued before the recording is left out. One that ends after it may be missing, so that more
+    are queued than run.
     """
     working: dict[str, list[Op]] = defaultdict(list)
     for op in trace.ops:
@@ -73,7 +73,7 @@ def _on_cpu(trace: Trace) -> Iterator[Collective]:
             working[op.name].append(op)
     for name, ops in working.items():
         names = [_QUEUED.get(name, name)]
-        if name == "gloo:all_reduce" and "gloo:reduce_scatter" not in working:  # many versions reduce and scatter so
+        if name == "gloo:all_reduce" and "gloo:reduce_scatter" not in working:  # implements reduce_scatter
             names.append(_QUEUED["gloo:reduce_scatter"])
         queued = [op for op in trace.ops if re.match("|".join(names), op.name)]
         for op, starter in zip(ops, queued if len(queued) >= len(ops) else ops, strict=False):
@@ -100,9 +100,9 @@ class StepCollectives:
     """Times of the collectives of a training step on one rank, microseconds by kind; 0 where it ran none.
 
     Attributes:
-        exchange_us: without waiting where several ranks tell it apart, else with it.
-        waiting_us: waiting for the last rank to arrive; None where one rank alone is known.
-        all_waiting_us: time of the step in which any collective of the rank waits, at most the step; None likewise.
+        exchange_us: communication, without the wait if several ranks are known, else with it.
+        waiting_us: wait for the last rank to arrive; None if only one rank is known.
+        all_waiting_us: time in which any collective of the rank waits, at most the step; None for one rank.
     """
 
     exchange_us: Mapping[CollectiveKind, float]
@@ -113,11 +113,11 @@ class StepCollectives:
 def apart_from_waiting(
     of_ranks: Mapping[int, Sequence[Collective]], steps: Mapping[int, Mapping[int, tuple[float, float]]]
 ) -> dict[int, dict[int, StepCollectives]]:
-    """Return exchange and waiting of every rank in every step: by rank, then by step.
+    """Split collectives into communication and wait, by rank, then by step.
 
-    The last rank to arrive at a collective does not wait: the shortest time that a rank spends in it is the exchange,
-    and the rest is waiting. The clocks of ranks need not agree. ``steps`` has start and end of the training steps that
-    all ranks have recorded, by rank, then by step.
+    The last rank to arrive at a collective does not wait: the shortest time of any rank is the communication, and the
+    rest is wait. The clocks of ranks need not agree. ``steps`` has start and end of the training steps that all ranks
+    have recorded, by rank, then by step.
     """
     groups: dict[tuple[int, int, CollectiveKind], list[Collective]] = defaultdict(list)
     for rank, found in of_ranks.items():
@@ -145,7 +145,7 @@ def apart_from_waiting(
 
 
 def _least_us(of_ranks: Sequence[Sequence[Collective]]) -> list[float] | None:
-    """Return None where ranks have recorded different numbers of collectives."""
+    """Return the shortest time of each collective; None if the ranks recorded different numbers of them."""
     if len({*map(len, of_ranks)}) != 1:
         return None
     return [min(one.duration_us for one in same) for same in zip(*of_ranks, strict=True)]

@@ -1,7 +1,7 @@
-"""What each call of a fused FBGEMM module took in a trace, by class of kernel.
+"""Time of each call of a fused FBGEMM module in a trace, by class of kernel.
 
-The kernels of a call are those that its operators started: the bounds check, the lookup, and the node of the backward
-pass, which also holds the optimizer.
+The kernels of a call are started by its operators: the bounds check, the lookup, and the node of the backward pass,
+which includes the optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evenshard.base.errors import BadFile
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
 from evenshard.price.device_model import KERNELS
 
-# The kernel of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out.
+# The kernel of weighted pooling, for the gradient of ``per_sample_weights``; device models leave it out.
 WEIGHTS_GRADIENT = "weights_gradient"
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
 
@@ -37,13 +37,13 @@ _CLASS_OF_KERNEL: Sequence[tuple[re.Pattern[str], str]] = (
 class FusedCall:
     """One call of a fused FBGEMM module in one training step; times are microseconds.
 
-    What a trace does not say is None: sizes need ``record_shapes=True``.
+    Values that the trace lacks are None; sizes need ``record_shapes=True``.
 
     Attributes:
-        rank: the process.
+        rank: rank of the process.
         gpu: name of its GPU; "" on the CPU.
         step: number of the training step; None without ``prof.step()``.
-        position: of the call among the fused calls of its step, from 0: the same module has the same in every step.
+        position: index of the call in its step, from 0; a module has the same position in every step.
         optimizer: "sgd", "rowwise_adagrad", ... as FBGEMM calls it, or "dense".
         weighted: whether the pooling is weighted (``per_sample_weights``).
         num_tables, batch_size, sum_of_dims, num_lookups: the sizes of the call.
@@ -71,14 +71,14 @@ class FusedCall:
 
 
 def without_calls(path: Path) -> BadFile:
-    """The error of a trace without any call of a fused FBGEMM module."""
+    """Return the error for a trace without any call of a fused FBGEMM module."""
     problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
     what = "Train with TorchRec's or FBGEMM's fused embedding modules, which data_parallel tables have none of"
     return BadFile(path, problem, f"{what}. {HOW_TO_RECORD}.")
 
 
 def fused_calls(trace: Trace) -> list[FusedCall]:
-    """Every call of a fused FBGEMM module in a trace, in the order of time; none on a rank without tables."""
+    """Return the calls of fused FBGEMM modules in a trace, by time; empty on a rank without tables."""
     forward_of: dict[int | None, list[tuple[Op, Op | None]]] = defaultdict(list)
     backward_of: dict[int | None, list[Op]] = defaultdict(list)
     bounds_check: dict[object, Op] = {}
@@ -125,7 +125,7 @@ def _call(
     updating = work.get(id(backward), ()) if backward else ()
     kernels: dict[str, dict[str, float]] = {}
     by_class: list[tuple[str, GpuWork]] = [
-        *(("bounds_check", one) for one in checking if "bounds_check" in one.name),  # not its counter's fill
+        *(("bounds_check", one) for one in checking if "bounds_check" in one.name),  # skip the fill of its counter
         *(("lookup", one) for one in looking_up),
         *((_class_of(one.name), one) for one in updating),
     ]
@@ -133,7 +133,7 @@ def _call(
         times = kernels.setdefault(kind, {})
         times[one.name] = times.get(one.name, 0.0) + one.duration_us
     found = _FORWARD.fullmatch(lookup.name)
-    assert found is not None  # it was found so
+    assert found is not None  # checked by the search
     tables, batch, dims, lookups, weighted = _sizes(lookup, backward)
     return FusedCall(
         rank=trace.rank,
@@ -163,7 +163,7 @@ def _span(work: Sequence[GpuWork]) -> float:
 
 
 def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int | None, int | None, bool | None]:
-    """Tables, batch, sum of dims, lookups, and whether the pooling is weighted.
+    """Return tables, batch, sum of dims, lookups, and True if the pooling is weighted.
 
     In every version of FBGEMM the inputs are: ..., offsets of the dims, sum of dims, largest dim, cumulated rows, their
     bits, indices, offsets, pooling mode, weights of the indices, ...; the two dims are the first pair of plain numbers.

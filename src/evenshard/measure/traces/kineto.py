@@ -1,4 +1,4 @@
-"""Files of ``torch.profiler``: the operators of each thread, and what each of them started on the GPU."""
+"""Reader of ``torch.profiler`` files: the operators of each thread, and the GPU work that each of them started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evenshard.base.messages import reason_of
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
-# Largest size of one trace as JSON; some ten steps have 30 to 100 MB.
+# Largest size of one trace as JSON; ten steps take 30 to 100 MB.
 MAX_TRACE_BYTES = 4 * 2**30
 _OPS = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
@@ -40,11 +40,11 @@ class Op:
     """An operator or an annotation on a thread of the CPU; times are microseconds.
 
     Attributes:
-        parent: the one around it on the same thread.
+        parent: enclosing operator on the same thread.
         input_dims, input_types: sizes and types of its inputs, such as ((1000,), ()) and "long int" or "Scalar"; empty
             in a trace without shapes.
-        scalars: values of inputs that are numbers, as text; empty in older traces.
-        sequence: autograd's number, which the operators of the forward and the backward pass share.
+        scalars: numeric inputs, as text; empty in older traces.
+        sequence: autograd's sequence number, shared by forward and backward.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Op:
 
     @property
     def end_us(self) -> float:
-        """Time at which it ends."""
+        """Return the end time."""
         return self.start_us + self.duration_us
 
     def around(self) -> Iterator[Op]:
-        """The operators around it, the nearest first, itself before them."""
+        """Yield the operator itself, then its enclosing operators, innermost first."""
         op: Op | None = self
         while op is not None:
             yield op
@@ -72,7 +72,7 @@ class Op:
 
 @dataclass(frozen=True)
 class GpuWork:
-    """A kernel, a copy or a fill on the GPU, and the operator that started it."""
+    """A kernel, copy or fill on the GPU, and the operator that started it."""
 
     name: str
     start_us: float
@@ -82,7 +82,7 @@ class GpuWork:
 
     @property
     def end_us(self) -> float:
-        """Time at which it ends."""
+        """Return the end time."""
         return self.start_us + self.duration_us
 
 
@@ -91,15 +91,15 @@ class Trace:
     """One rank's trace.
 
     Attributes:
-        source: its file, with the member of an archive behind it.
-        rank: of ``world_size`` processes; 0 of 1 where the trace does not say.
-        gpu: name of the rank's GPU; "" for a training on the CPU. A training on a GPU may have left no ``gpu_work``.
-        memory_bytes: memory of that GPU; 0 where the trace does not say.
-        backend: of its process group, such as "nccl"; "" where the trace does not say.
-        started_at: begin of its first operator, seconds since 1970 UTC.
-        has_shapes: whether operators say the sizes of their inputs (``record_shapes=True``).
+        source: file name, followed by the member of an archive.
+        rank: rank among ``world_size`` processes; 0 of 1 if the trace lacks it.
+        gpu: name of the rank's GPU; "" for a training on the CPU. A GPU training may lack ``gpu_work``.
+        memory_bytes: memory of that GPU; 0 if unknown.
+        backend: backend of the process group, such as "nccl"; "" if unknown.
+        started_at: start of the first operator, seconds since 1970 UTC.
+        has_shapes: True if operators have the sizes of their inputs (``record_shapes=True``).
         steps: (number, start, end) of each training step, in order; empty without ``prof.step()``.
-        ops, gpu_work: in the order of their start; work that was started before the trace began is left out.
+        ops, gpu_work: ordered by start; work that was started before the trace is left out.
     """
 
     source: str
@@ -115,7 +115,7 @@ class Trace:
     gpu_work: tuple[GpuWork, ...]
 
     def step_at(self, moment_us: float) -> int | None:
-        """The number of the training step at a moment on the CPU, or None."""
+        """Return the number of the training step at a moment on the CPU, or None."""
         found = bisect_right(self._step_starts, moment_us) - 1
         return self.steps[found][0] if found >= 0 and moment_us <= self.steps[found][2] else None
 
@@ -125,10 +125,10 @@ class Trace:
 
 
 def read_traces(path: Path) -> Iterator[Trace]:
-    """The traces of a file, one after the other: .json, .json.gz, or an archive of several (.tar, .tar.gz).
+    """Yield the traces of a .json or .json.gz file, or of an archive of several (.tar, .tar.gz).
 
     Raises:
-        BadFile: if it is missing, torn, or not of ``torch.profiler``.
+        BadFile: if it is missing, torn, or not from ``torch.profiler``.
     """
     for source, content in _contents(path):
         yield _trace(path, source, content)
@@ -168,7 +168,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
             continue
         found = True
         file = archive.extractfile(member)
-        assert file is not None  # it is a file
+        assert file is not None  # a regular member is a file
         content = _content(path, file)
         if begins_gzipped(content):
             with gzip.open(io.BytesIO(content)) as unpacked:
@@ -179,7 +179,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
 
 
 def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """Read in pieces, because a reader sets aside all of the size that it is given."""
+    """Read in chunks, because a single read allocates the size that the file header claims."""
     content = io.BytesIO()
     while piece := file.read(2**20):
         content.write(piece)
@@ -231,7 +231,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
     }
 
     def starter(event: Mapping[str, Any]) -> Op | None:
-        """Find the operator around the launch of the same correlation, or of the same external id without launches."""
+        """Find the operator around the launch of the same correlation id, or the same external id without launches."""
         launch = launches.get(event["args"].get("correlation"))
         if launch is None:
             return None if launches else by_external_id.get(event["args"].get("External id"))
@@ -272,10 +272,10 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
 def _gpu(
     properties: Sequence[Mapping[str, Any]], on_gpu: Sequence[Mapping[str, Any]], names: Sequence[str], backend: str
 ) -> Mapping[str, Any]:
-    """Return properties of the rank's GPU; none for a training on the CPU.
+    """Return the properties of the rank's GPU; empty for a training on the CPU.
 
-    A trace without ``ProfilerActivity.CUDA`` has no work of the GPU. What tells its training from one on the CPU are
-    its collectives, its launches of kernels, or its machine's GPUs where the fused operators are not those of the CPU.
+    A trace without ``ProfilerActivity.CUDA`` has no GPU work. It is still a GPU training if it has NCCL collectives,
+    kernel launches, or GPUs in the machine and fused operators that are not the CPU's.
     """
     unknown = {"name": "unknown GPU"}
     devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
@@ -295,7 +295,7 @@ def _nest_ops(thread: object, events: list[dict[str, Any]]) -> list[Op]:
     for event in events:
         args = event.get("args", {})
         start, duration = _time(event, "ts"), _time(event, "dur")
-        # times may be rounded to microseconds: the end of an operator may lie 1 us behind that of the one around it
+        # rounding to microseconds may put the end of an operator 1 us after the end of its parent
         parent = next((op for op in parent.around() if op.end_us > start), None) if parent else None
         parent = Op(
             name=str(event["name"]),

@@ -1,4 +1,4 @@
-"""The ranks of a training beside each other: where the time of a step goes, and which rank the others wait for."""
+"""Comparison of the ranks of a training: where a step spends its time, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class RankTimes:
     end; on the CPU they are the times of their operators. Modules whose weights an optimizer outside of FBGEMM updates
     (data parallel tables) are left out.
 
-    What the trace does not show is None: a pass of the fused modules, or a kind of collective.
+    A pass of the fused modules, or a kind of collective, that the trace lacks is None.
 
     Attributes:
-        forward_ms, backward_ms: of the fused modules; 0 on a rank without any.
-        exchange_ms: collectives by kind, without the waiting where that is known.
-        waiting_ms: in each kind of collective, for the last rank to arrive; None where this cannot be told apart.
-        all_waiting_ms: time of a step in which any of its collectives waits; None likewise, or where it ran none.
-        num_tables, batch_size, sum_of_dims: of its fused modules together; None in a trace without shapes.
+        forward_ms, backward_ms: time of the fused modules; 0 on a rank without any.
+        exchange_ms: collectives by kind, without the wait if that is known.
+        waiting_ms: wait for the last rank to arrive, by kind of collective; None if unknown.
+        all_waiting_ms: time in which any of its collectives waits; None if unknown or without collectives.
+        num_tables, batch_size, sum_of_dims: totals of its fused modules; None in a trace without shapes.
     """
 
     rank: int
@@ -62,23 +62,23 @@ class RankTimes:
 
     @property
     def phases_ms(self) -> tuple[float | None, ...]:
-        """Embedding work of a step in the order of ``Phases``."""
+        """Return the times of embedding work of a step in the order of ``Phases``."""
         exchange = self.exchange_ms
         return exchange["input"], self.forward_ms, exchange["forward"], exchange["backward"], self.backward_ms
 
     @property
     def compute_ms(self) -> float:
-        """Forward and backward, as far as they were seen."""
+        """Sum the forward and backward times that are known."""
         return _seen_ms((self.forward_ms, self.backward_ms))
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Times that a step would save at most if the embedding tables were spread evenly, ms; None where they are unknown.
+    """Upper bounds of the time that evenly spread embedding tables would save per step, ms; None if unknown.
 
     Attributes:
-        forward_ms, backward_ms: of the slowest rank above the mean.
-        exchanges_ms: communication of embeddings on the widest rank above the mean; None without shapes, too.
+        forward_ms, backward_ms: slowest rank minus the mean.
+        exchanges_ms: embedding communication of the widest rank minus the mean; None without shapes.
     """
 
     forward_ms: float | None
@@ -87,23 +87,23 @@ class Balance:
 
     @property
     def total_ms(self) -> float:
-        """The three together, as far as they were seen."""
+        """Sum the three times that are known."""
         return _seen_ms((self.forward_ms, self.backward_ms, self.exchanges_ms))
 
 
 @dataclass(frozen=True)
 class ObservedTraining:
-    """A training as its traces show it.
+    """A training, as observed in its traces.
 
     Attributes:
-        ranks: those whose traces were given, in their order.
-        step_ms: a training step, the median of the ranks.
-        waits_for: the rank that waits least, which is the last to arrive; None for one rank, or where it is unknown.
+        ranks: the ranks with a trace, in order.
+        step_ms: time of a training step, median of the ranks.
+        waits_for: the rank that waits least, which arrives last; None for one rank, or if unknown.
         balance: None for one rank.
-        optimizer: of its fused modules, as FBGEMM calls it.
-        memory_bytes: of the smallest GPU; 0 where no trace says.
-        started_at: when the first trace began, seconds since 1970 UTC.
-        notes: missing parts of the traces; a sentence or two each.
+        optimizer: FBGEMM's name of the fused optimizer.
+        memory_bytes: memory of the smallest GPU; 0 if unknown.
+        started_at: start of the first trace, seconds since 1970 UTC.
+        notes: missing parts of the traces, one or two sentences each.
     """
 
     ranks: tuple[RankTimes, ...]
@@ -119,17 +119,17 @@ class ObservedTraining:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples that a fused module looks up in a step, of all ranks together; None where no trace says."""
+        """Return the samples that a fused module looks up in a step, of all ranks together; None if unknown."""
         return next((one.batch_size for one in self.ranks if one.batch_size is not None), None)
 
     @property
     def phases(self) -> Phases:
-        """Embedding work of each rank in a step, as far as it was seen, ms."""
+        """Return the known times of each rank's embedding work in a step, ms."""
         return Phases(*np.array([[time_ms or 0.0 for time_ms in one.phases_ms] for one in self.ranks]).T)
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """Predicted times that a rank's trace does not show, such as "rank 0's backward"."""
+        """List the predicted times that a rank's trace lacks, such as "rank 0's backward"."""
         found = []
         for one in self.ranks:
             times = [("forward", one.forward_ms), ("backward", one.backward_ms)]
@@ -140,15 +140,15 @@ class ObservedTraining:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks without a trace."""
+        """Return the ranks without a trace."""
         return tuple(sorted({*range(self.world_size)} - {one.rank for one in self.ranks}))
 
 
 def observe(paths: Sequence[Path]) -> ObservedTraining:
-    """What the traces of one training say.
+    """Observe a training through its traces.
 
     Raises:
-        BadInput: if a file cannot be read, has no training step or no fused module, or is of another training.
+        BadInput: if a file cannot be read, has no training step or fused module, or belongs to another training.
     """
     traced = training_ranks(paths)
     if not any(one.placed_calls for one in traced):
@@ -182,7 +182,7 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """What a rank's trace says of its embedding tables: its calls and collectives; ``trace`` has no events any more."""
+    """Fused calls and collectives of a rank's trace; ``trace`` has its events removed."""
 
     trace: Trace
     calls: Sequence[FusedCall]
@@ -190,15 +190,15 @@ class TracedRank:
 
     @property
     def placed_calls(self) -> Sequence[FusedCall]:
-        """The calls without those of data parallel tables."""
+        """Return the calls without data parallel tables."""
         return [call for call in self.calls if call.optimizer != DENSE]
 
 
 def training_ranks(paths: Sequence[Path]) -> list[TracedRank]:
-    """The ranks of one training in their order. One trace is in memory at a time: each may have a million events.
+    """Read the ranks of one training, in order, with one trace (up to a million events) in memory at a time.
 
     Raises:
-        BadInput: if a file cannot be read, or the traces are not one for each rank of one training with steps.
+        BadInput: if a file cannot be read, or the traces are not one per rank of one training with steps.
     """
     by_rank: dict[int, TracedRank] = {}
     for trace in (trace for path in paths for trace in read_traces(path)):

@@ -1,17 +1,17 @@
-"""AutoShard's cost network (KDD 2022, section 3.2), and the placement MDP that it prices (section 3.3).
+"""AutoShard's cost network (KDD 2022, section 3.2), and the placement MDP with its costs (section 3.3).
 
 The network encodes each table, sums the representations of a shard, and reads the sum with one head. It predicts the
-fused forward and backward compute time of the shard, and nothing of the exchange between devices.
+fused forward and backward compute time of the shard, but no communication.
 
-An environment plays episodes in slots, side by side. One episode places the tables of one task, one per step, in
-descending predicted single-table cost.
+An environment runs episodes in parallel slots. An episode places the tables of one task, one per step, in descending
+predicted single-table cost.
 
 - State: the table to place and the share of the task's tables already placed.
-- Action: a device, seen as the sum of its tables' representations, its predicted compute cost and its used memory.
-- Legal are the devices whose memory still holds the table (``placement.legal_mask``). A table that none of them holds
-  ends the episode. With ``mask_illegal=False``, as published, every device of the task may be chosen.
+- Action: a device, given as the sum of its tables' representations, its predicted compute cost and its used memory.
+- Devices with enough available memory for the table are legal (``placement.legal_mask``). A table without a legal
+  device ends the episode. With ``mask_illegal=False``, as published, every device of the task may be chosen.
 - Reward: none until the end, then the degree of balance, minus the overflow ratio. A dead end gets no balance, only
-  minus the overflow that the table would cause on the freest device, as a share of the largest device's memory.
+  minus the overflow that the table would cause on the emptiest device, as a share of the largest device's memory.
 
 Each table is encoded once. A step changes one device per slot, and only that device is computed again.
 
@@ -32,9 +32,9 @@ from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, balan
 
 
 class AutoShardCostNet(TableNetwork):
-    """Predicts the compute cost of a shard in ms from normalised table features.
+    """Network that predicts the compute cost of a shard in ms from normalised table features.
 
-    Sizes: table MLP 21-128-32, head 32-64-1. The head answers in units of ``cost_scale_ms``, the mean cost of a shard.
+    Sizes: table MLP 21-128-32, head 32-64-1. The head predicts in units of ``cost_scale_ms``, the mean cost of a shard.
     The policy reads the same representations of tables.
     """
 
@@ -45,9 +45,9 @@ class AutoShardCostNet(TableNetwork):
         self.cost_head = mlp(REPRESENTATION_SIZE, 64, 1)
 
     def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
-        """Forward and backward compute of shards in ms, [...] from sums [..., H] of their tables' representations.
+        """Predict forward and backward compute of shards, [...] ms, from summed representations [..., H].
 
-        A shard without tables costs nothing; the network, which has never seen one, is not asked.
+        A shard without tables costs 0 without a call of the network, whose training data has no such shard.
         """
         costs: torch.Tensor = self.cost_head(sums).squeeze(-1) * self.cost_scale_ms
         return costs
@@ -55,7 +55,7 @@ class AutoShardCostNet(TableNetwork):
 
 @dataclass(frozen=True)
 class Observation:
-    """The input of the policy in every slot before a choice; [B, ...], or [U, B, ...] after ``stack``."""
+    """Input of the policy in every slot before a choice; [B, ...], or [U, B, ...] after ``stack``."""
 
     table_BH: torch.Tensor  # representation of the table to place
     step_ratio_B: torch.Tensor  # share of the task's tables already placed, 0 to 1
@@ -63,26 +63,26 @@ class Observation:
     costs_BD: torch.Tensor  # predicted compute of each device, ms; 0 without tables
     used_gb_BD: torch.Tensor  # weights on each device
     device_mask_BD: torch.Tensor  # False for devices the task does not have
-    legal_BD: torch.Tensor  # devices that may be chosen; all of the task's in a slot that has nothing to place
-    fresh_B: torch.Tensor  # True at the first step of an episode, where nothing is remembered
+    legal_BD: torch.Tensor  # devices that may be chosen; all of the task's devices in a slot without a table to place
+    fresh_B: torch.Tensor  # True at the first step of an episode, where the memory is reset
 
     @staticmethod
     def stack(observations: Sequence[Observation]) -> Observation:
-        """One observation with a leading axis over those given."""
+        """Stack observations along a new first axis."""
         names = [field.name for field in fields(Observation)]
         return Observation(*(torch.stack([getattr(one, name) for one in observations]) for name in names))
 
 
 @dataclass(frozen=True)
 class Transition:
-    """The outcome of a step in every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 elsewhere."""
+    """Outcome of a step in every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 before that."""
 
     reward_B: torch.Tensor
     done_B: torch.Tensor
 
 
 class BalanceEnv:
-    """Slots that play tasks of a batch; slot b begins with task b modulo K, and a finished one waits for ``restart``.
+    """Slots that place the tasks of a batch; slot b begins with task b modulo K and waits for ``restart`` at its end.
 
     Attributes:
         position_KT: positions in ``task.tables`` of each task in placing order; padding last.
@@ -116,7 +116,7 @@ class BalanceEnv:
         self.restart(torch.ones(num_slots, dtype=torch.bool), self._slot_B % len(batch.table_BT))
 
     def restart(self, slots_B: torch.Tensor, task_B: torch.Tensor) -> None:
-        """Begins an episode of the given task in each of the marked slots."""
+        """Begin an episode of the given task in each marked slot."""
         self.task_B = torch.where(slots_B, task_B, self.task_B)
         self.active_B = self.active_B | slots_B
         self.step_B = self.step_B.masked_fill(slots_B, 0)
@@ -124,7 +124,7 @@ class BalanceEnv:
             per_device[slots_B] = 0
 
     def observe(self) -> Observation:
-        """Return the observation of every slot as copies, which later steps do not change."""
+        """Return copies of every slot's observation, which later steps do not change."""
         length_B = self._length_K[self.task_B]
         table_B = self._table_KT[self.task_B, self._row_B()]
         return Observation(
@@ -140,7 +140,7 @@ class BalanceEnv:
 
     @torch.no_grad()
     def step(self, device_B: torch.Tensor) -> Transition:
-        """Puts the current table of each active slot on a device."""
+        """Put the current table of each active slot on a device."""
         table_B, size_B = (column[self.task_B, self._row_B()] for column in (self._table_KT, self._size_KT))
         chosen = (self._slot_B, device_B)
         self.used_BD[chosen] += size_B * self.active_B
@@ -162,7 +162,7 @@ class BalanceEnv:
         return Transition(reward_B, done_B)
 
     def _row_B(self) -> torch.Tensor:
-        """Return the step as an index, at most that of the last table."""
+        """Return the step of each slot, clipped to the index of the last table."""
         return self.step_B.clamp(max=self._table_KT.shape[1] - 1)
 
     def _legal_BD(self) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """AutoShard in the loop, and the training of its cost network: mean squared error on measured shards (section 3.2).
 
-What was measured may be shards alone on one device or whole placements: every device with tables is a shard.
+Measurements are single shards or whole placements: every device with tables is a shard.
 
 Legend: N measured placements, S shards, P distinct tables, F features, M shards of a minibatch.
 """
@@ -23,7 +23,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Return the examples of the cost network: every shard that was timed, alone or in a placement; no controls."""
+    """Select the training data of the cost network: every timed shard, alone or in a placement, but no controls."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
 
@@ -37,7 +37,7 @@ def cost_net_round(
 ) -> FittedCostNet[AutoShardCostNet]:
     """Train the cost network for one round, in place, with all shards measured so far.
 
-    The mean cost of the first round's shards is the scale of all later ones. The learning rate falls to 0.
+    The mean cost of the first round's shards is the cost scale of all rounds. The learning rate falls to 0.
     """
     net, data = checkpoint.net, ShardTensors.of(measured, checkpoint.normalizer)
     if checkpoint.is_new:
@@ -51,7 +51,7 @@ def cost_net_round(
 
 @dataclass(frozen=True)
 class ShardTensors:
-    """Measured shards, ready for learning."""
+    """Measured shards as tensors for training."""
 
     features_PF: torch.Tensor  # normalised features of the distinct tables
     holds_SP: torch.Tensor  # 1 where a shard holds a table, float32
@@ -59,9 +59,9 @@ class ShardTensors:
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> ShardTensors:
-        """The shards of measured placements that share one batch size.
+        """Convert measured placements that share one batch size.
 
-        Left out are devices without tables, which cost nothing, and those that ran out of memory, which tell no time.
+        Devices without tables cost nothing and are left out, as are devices that ran out of memory.
         """
         distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         shards = [
@@ -82,7 +82,7 @@ class ShardTensors:
 
 
 def predict_shards(net: AutoShardCostNet, data: ShardTensors, rows_M: torch.Tensor) -> torch.Tensor:
-    """Predicted costs of some of the shards, ms, [M]."""
+    """Predict the costs of the selected shards, ms, [M]."""
     return net.shard_cost(data.holds_SP[rows_M] @ net.encode(data.features_PF))
 
 
@@ -94,7 +94,7 @@ def fit_autoshard_net(
     generator: torch.Generator,
     track: Track = iter,
 ) -> list[float]:
-    """Trains the network in place; returns the mean squared error of every update, in units of the squared cost scale.
+    """Train the network in place; return the mean squared error of every update, in units of the squared cost scale.
 
     The learning rate falls to 0.
     """
@@ -109,7 +109,7 @@ def fit_autoshard_net(
 def _sharder(
     cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
 ) -> AutoShardSharder:
-    """Take the most probable placement alone, as published, whatever ``num_rollouts`` says."""
+    """Build a sharder that returns only the most probable placement, as published; ``num_rollouts`` has no effect."""
     return AutoShardSharder(cost_net, policy, normalizer)
 
 

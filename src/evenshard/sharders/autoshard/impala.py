@@ -1,9 +1,8 @@
 """Training of AutoShard's policy: IMPALA, actors that lag behind a learner, corrected by V-trace (section 3.4).
 
-The published version runs actors in processes of their own. Here all actors are slots of one batch in one process: a
-step of all of them is one product of matrices, the learner is what takes the time, and runs repeat exactly. What
-makes IMPALA off-policy is kept, and made explicit: the actors' weights are the learner's of up to ``sync_every - 1``
-updates ago.
+The published version runs actors in separate processes. Here all actors are slots of one batch in one process: a
+step of all of them is one matrix product, the learner dominates the time, and runs are deterministic. IMPALA stays
+off-policy, explicitly: the actors' weights are the learner's of up to ``sync_every - 1`` updates ago.
 
 Legend: U steps of an unroll, B slots, D devices.
 """
@@ -29,7 +28,7 @@ from evenshard.sharders.training import Track, descend, entropy, set_learning_ra
 
 @dataclass(frozen=True)
 class ImpalaConfig:
-    """Training of the policy; the defaults that are not called our choice are the published ones."""
+    """Training of the policy; defaults are the published values unless marked as our choice."""
 
     num_updates: int = knob(300, "gradient steps, each on one unroll of all slots; our choice")
     num_slots: int = knob(16, "episodes played side by side; our choice")
@@ -53,7 +52,7 @@ class ImpalaConfig:
 class Unroll:
     """Observations and actions of the actors."""
 
-    seen: Observation  # stacked observations, U + 1 steps: the last one is where the next unroll begins
+    seen: Observation  # stacked observations, U + 1 steps: the next unroll begins at the last one
     device_UB: torch.Tensor  # the devices chosen
     acting_log_prob_UB: torch.Tensor  # its log-probability under the actor, over the legal devices
     reward_UB: torch.Tensor  # reward of the step
@@ -62,7 +61,7 @@ class Unroll:
 
 
 class Actors:
-    """Slots that play on and on: a finished one begins another task, drawn at random."""
+    """Slots that play without end: a finished slot begins another task, drawn at random."""
 
     def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
         self._env = env
@@ -75,12 +74,12 @@ class Actors:
         env.restart(everywhere, self._draw_tasks())
 
     def synchronise(self, learner: AutoShardPolicy) -> None:
-        """Takes over the learner's weights."""
+        """Copy the learner's weights."""
         self._policy.load_state_dict(learner.state_dict())
 
     @torch.no_grad()
     def unroll(self, num_steps: int) -> Unroll:
-        """Plays ``num_steps`` steps in every slot, going on where the last unroll stopped."""
+        """Play ``num_steps`` steps in every slot, from the end of the last unroll."""
         memory = self._memory
         observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
         for _ in range(num_steps):
@@ -106,7 +105,7 @@ class Actors:
 
 
 def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of the chosen devices among the legal ones, [U, B]; a last judged step may have no choice."""
+    """Return log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
@@ -115,8 +114,8 @@ def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Ten
 class VTrace:
     """Targets and weights of a learner."""
 
-    target_UB: torch.Tensor  # what the value head should say
-    # What the policy gradient weighs the log-probabilities with; the importance weight is in it.
+    target_UB: torch.Tensor  # targets of the value head
+    # Weights of the log-probabilities in the policy gradient, with the importance weights.
     advantage_UB: torch.Tensor
 
 
@@ -130,7 +129,7 @@ def v_trace(
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
 ) -> VTrace:
-    """Targets and advantages of steps that another policy took, without gradients (IMPALA, arXiv 1802.01561, 4.1).
+    """Compute targets and advantages of off-policy steps, without gradients (IMPALA, arXiv 1802.01561, 4.1).
 
     With log-ratios of 0 the targets are the n-step returns that end in the bootstrap value.
 
@@ -140,8 +139,8 @@ def v_trace(
         discount_UB: gamma, and 0 where the episode ended with the step.
         value_UB: the learner's value before the step.
         bootstrap_B: the learner's value after the last step.
-        clip_rho: highest importance weight of a step's own surprise: what the values converge to.
-        clip_c: highest weight with which later surprises are handed back: how fast they do.
+        clip_rho: highest importance weight of a step's own error; sets the values' fixed point.
+        clip_c: highest importance weight of later errors; sets the speed of convergence.
     """
     ratio_UB = log_ratio_UB.exp()
     rho_UB, c_UB = ratio_UB.clamp(max=clip_rho), ratio_UB.clamp(max=clip_c)
@@ -157,7 +156,7 @@ def v_trace(
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
-    """Policy gradient, squared value error and entropy bonus: sums over the steps and slots, as published."""
+    """Sum policy gradient, squared value error and entropy bonus over the steps and slots, as published."""
     judgement: Judgement = policy(unroll.seen, unroll.memory)
     log_prob_UB = chosen_log_probs(judgement, unroll.device_UB)
     value_UB = judgement.value_UB[:-1]
@@ -186,7 +185,7 @@ def policy_round(
     """Train the policy for one round, in place, on the train tasks that may fit; the learning rate falls to 0.
 
     Returns:
-        The policy, ready for the next round, and the mean reward of every update; NaN where no episode ended.
+        The policy for the next round, and the mean reward of every update; NaN if no episode ended.
 
     Raises:
         InfeasibleTask: if none of the tasks fits its devices.
@@ -215,7 +214,7 @@ def train_impala(
     """Train the policy in place, in an environment of the train tasks.
 
     Returns:
-        Mean reward of the episodes that ended in each update; NaN where none did.
+        Mean reward of the episodes that ended in each update; NaN if no episode ended.
     """
     actors = Actors(env, policy, num_tasks, generator)
     history = []

@@ -29,7 +29,7 @@ Memory = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Judgement:
-    """Logits and value that the policy gives an observation."""
+    """Logits and values of the policy for observations."""
 
     logits_UBD: torch.Tensor  # logits of the devices; -inf where not legal
     value_UB: torch.Tensor  # the expected reward
@@ -37,12 +37,12 @@ class Judgement:
 
 
 class AutoShardPolicy(ScaledNetwork):
-    """One logit per device from what was placed so far and what each device holds; works for any number of either.
+    """Policy with one logit per device, for any number of tables and devices.
 
     State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
     the sum of its tables' representations (frozen, the cost network's) and an embedding 2-64-32 of its predicted cost
-    and used memory. One head 192-128-128-64-1 reads (s, a, s * a) of every device. The value head reads s and the
-    mean and maximum of a over the devices: the state alone does not say what the devices hold.
+    and used memory. One head 192-128-128-64-1 reads (s, a, s * a) of every device. The value head reads s and the mean
+    and maximum of a over the devices, because the state alone lacks the devices' tables.
     """
 
     kind = "autoshard_policy"
@@ -51,7 +51,7 @@ class AutoShardPolicy(ScaledNetwork):
         super().__init__()
         self.lstm = nn.LSTM(REPRESENTATION_SIZE + 1, STATE_SIZE, num_layers=LSTM_LAYERS)
         self.load_mlp = nn.Sequential(mlp(2, 64, REPRESENTATION_SIZE), nn.ReLU())
-        # The head's first layer in two parts: that of the state is the same for all devices of a step.
+        # The head's first layer in two parts: the part for the state is the same for all devices of a step.
         self.head_of_state = nn.Linear(STATE_SIZE, 128)
         self.head_of_device = nn.Linear(2 * STATE_SIZE, 128, bias=False)
         self.head = nn.Sequential(nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), mlp(128, 64, 1))
@@ -59,11 +59,11 @@ class AutoShardPolicy(ScaledNetwork):
 
     @staticmethod
     def blank_memory(num_slots: int) -> Memory:
-        """The memory before the first step."""
+        """Return the memory before the first step."""
         return torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE), torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE)
 
     def forward(self, seen: Observation, memory: Memory) -> Judgement:
-        """Judges U steps of B slots in a row.
+        """Compute logits and values of U successive steps of B slots.
 
         Args:
             seen: stacked observations, [U, B, ...].
@@ -82,7 +82,7 @@ class AutoShardPolicy(ScaledNetwork):
         return Judgement(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
 
     def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
-        """Run the LSTM in one go between the steps where an episode begins, [U, B, S]."""
+        """Run the LSTM over each stretch of steps without an episode start in one call, [U, B, S]."""
         inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
         begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
         cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]
@@ -95,7 +95,7 @@ class AutoShardPolicy(ScaledNetwork):
 
 
 class AutoShardSharder:
-    """Takes the policy's most probable device at every step; nothing is measured."""
+    """Sharder that takes the policy's most probable device at every step; it measures nothing."""
 
     name = "autoshard"
 
@@ -105,10 +105,10 @@ class AutoShardSharder:
         self.normalizer = normalizer
 
     def place(self, task: ShardingTask) -> Placement:
-        """The policy's placement.
+        """Place a task by the policy.
 
         Raises:
-            InfeasibleTask: if a table finds no room.
+            InfeasibleTask: if no device has enough memory for a table.
         """
         require_room(task)
         (answer,) = self._play([task], choose_best)
@@ -117,18 +117,18 @@ class AutoShardSharder:
         return answer
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """One sampled placement per task, for exploring; None where a table finds no room."""
+        """Sample one placement per task, for exploration; None if no device has enough memory for a table."""
         return self._play_feasible(tasks, choose_sampled(generator))
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
-        """Predicted compute of the slowest device of any placement, ms; its exchanges are not predicted."""
+        """Predict compute of the slowest device of any placement, ms, without communication."""
         with torch.no_grad():
             of_tables = self.cost_net.encode(self.normalizer(task.tables, task.batch_size))
             sums = [of_tables[list(positions)].sum(dim=0) for positions in placement.shards() if positions]
             return float(self.cost_net.shard_cost(torch.stack(sums)).max())
 
     def _play_feasible(self, tasks: Sequence[ShardingTask], choose: Choose) -> list[Placement | None]:
-        distinct = {id(task): task for task in tasks}  # a task that is sampled many times is looked at once
+        distinct = {id(task): task for task in tasks}  # encode a task once even if it is sampled many times
         possible = {number for number, task in distinct.items() if is_feasible(task)}
         feasible = [number for number, task in enumerate(tasks) if id(task) in possible]
         placements: list[Placement | None] = [None] * len(tasks)
@@ -153,7 +153,7 @@ class AutoShardSharder:
 
 
 def is_feasible(task: ShardingTask) -> bool:
-    """True if every table fits a device, and all of them together the devices."""
+    """Return True if every table fits a device, and all tables together fit the devices."""
     return reason(task) is None
 
 

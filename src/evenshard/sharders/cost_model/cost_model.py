@@ -1,16 +1,16 @@
-"""The cost model of evenshard's search: convex in a device's load, for more tables and devices than it was trained on.
+"""Cost model of evenshard's search: convex in a device's load; extrapolates to more tables and devices.
 
-Being convex, it gives lower bounds (``bounds/``).
+Convexity makes lower bounds possible (``bounds/``).
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
 Representations are non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they
-take the longest of several additive limits, plus fixed overheads. ``p``, what the passes of the sort take, and ``l``,
-what lanes take that the widest table asks for, jump up and never down. The mean over the ensemble has this form as its
-members have. The network itself stands in ``network.py``.
+take the longest of several additive limits, plus fixed overheads. ``p``, the time of the sort's passes, and ``l``, the
+time of the lanes of the widest table, are step functions that never fall. The mean of the ensemble has this form
+because its members have it. The network itself is in ``network.py``.
 
-All-to-all times need no network: a latency and three counts of bytes over bandwidths, with four fitted numbers.
+All-to-all times need no network: a latency and three byte counts over bandwidths, with four fitted numbers.
 
-What placements cost by the model is told by ``price.py``.
+``price.py`` predicts the costs of placements by the model.
 
 Ours; DreamShard's network (``dreamshard/sharder.py``) is neither convex nor bounded.
 
@@ -43,25 +43,25 @@ from evenshard.tables.table import Table
 KIND = "convex_cost_model"
 
 JUMPS, INPUTS = slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
-LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
+LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables underestimate errors on unseen tables
 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """An all-to-all as a latency and three counts of bytes over bandwidths, as in ``price.link.Link``."""
+    """An all-to-all as a latency and three byte counts over bandwidths, as in ``price.link.Link``."""
 
-    latency_ms: float = 0.0  # time that an exchange takes besides its bytes
-    ms_per_byte: float = 0.0  # of the busier direction of the device itself; the inverse of a bandwidth
-    slowest_ms_per_byte: float = 0.0  # of the busier direction of the device that moves most
-    total_ms_per_byte: float = 0.0  # of all that the devices send
+    latency_ms: float = 0.0  # fixed time of an all-to-all
+    ms_per_byte: float = 0.0  # for the device's own busier direction; an inverse bandwidth
+    slowest_ms_per_byte: float = 0.0  # for the busier direction of the device that moves most
+    total_ms_per_byte: float = 0.0  # for all bytes that the devices send
 
     @property
     def takes_time(self) -> bool:
-        """True if any time is known of it; where no exchange was measured, none is."""
+        """Return True if the all-to-all was measured and takes time."""
         return any(astuple(self))
 
     def link(self, source: str) -> Link:
-        """Return the same as a link, with the source of its numbers."""
+        """Return the same constants as a ``Link`` with this source."""
         own, slowest, shared = (
             1e-6 / one if one > 0 else math.inf
             for one in (self.ms_per_byte, self.slowest_ms_per_byte, self.total_ms_per_byte)
@@ -69,28 +69,28 @@ class ExchangeTime:
         return Link(self.latency_ms * 1e3, source, own, slowest, shared)
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Describe in one clause why the constants are impossible, or return None."""
         fine = all(0 <= number < math.inf for number in astuple(self))
         return None if fine else f"an exchange takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The width of the interval around a prediction: 90 % of the held-out ones lay within ``factor`` deviations.
+    """Width of the interval around a prediction: 90 % of held-out errors lay within ``factor`` deviations.
 
-    A deviation, of the logarithm of the cost, is the members' spread and ``floor`` together, as independent errors.
+    A deviation of log cost combines the members' spread and ``floor``, as independent errors.
     """
 
-    factor: float = 1.645  # deviations to either side
-    floor: float = 0.05  # the error that all members share
+    factor: float = 1.645  # half-width of the interval in deviations
+    floor: float = 0.05  # error that all members share
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
+        """Describe in one clause why the width is impossible, or return None."""
         fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
         return None if fine else f"its intervals are {self.factor:g} deviations of at least {self.floor:g} wide"
 
     def deviation_N(self, spread_N: torch.Tensor) -> torch.Tensor:
-        """[N] deviations of the logarithm of the cost."""
+        """Return the deviations of log cost, [N]."""
         return (spread_N.square() + self.floor**2).sqrt()
 
     def half_width_N(self, spread_N: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ class Calibration:
 
 
 class CostModel(nn.Module):
-    """The times of devices: the network of their compute, their exchanges, and the calibration of intervals."""
+    """Predictor of device times: a network for compute, all-to-all constants, and the calibration of intervals."""
 
     def __init__(
         self, sizes: EnsembleSizes, normalizer: FeatureNormalizer, generator: torch.Generator | None = None
@@ -110,16 +110,16 @@ class CostModel(nn.Module):
 
     @torch.no_grad()
     def represent(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Non-negative representations that add up over a device's tables, [T, H] float32: dims, jumps, inputs."""
+        """Return nonnegative representations, additive over a device's tables: [T, H] float32 (dims, jumps, inputs)."""
         dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
         inputs_TI = self.net.encode(*self.net.table_inputs(tables, batch_size))
         return torch.cat([dims_T1, jump_sums_TJ(tables), inputs_TI], dim=1)
 
     def save(self, path: Path) -> None:
-        """Writes a folder, config.json and state.pt, as a whole or not at all.
+        """Write a folder with config.json and state.pt, atomically.
 
         Raises:
-            TrainingFailed: if its training has diverged; an older folder stays as it was.
+            TrainingFailed: if the training diverged; an existing folder is kept.
         """
         if problem := self.exchange.problem() or self.calibration.problem():
             raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Fit it to other costs.")
@@ -137,10 +137,10 @@ class CostModel(nn.Module):
 
     @staticmethod
     def load(path: Path) -> CostModel:
-        """Reads a folder that ``save`` wrote.
+        """Load a folder of ``save``.
 
         Raises:
-            BadFile: if it is missing, torn, or holds something else.
+            BadFile: if it is missing, torn, or not a cost model.
         """
         with reading_saved(path, "cost model", "Fit the cost model again."):
             content = load_json((path / "config.json").read_bytes())
@@ -168,6 +168,6 @@ class _Config:
 
 
 def log_spread_N(members_KN: torch.Tensor) -> torch.Tensor:
-    """[N] standard deviation of the members' logarithms; 0 for a single member."""
+    """Return the standard deviation of the members' log predictions, [N]; 0 for a single member."""
     logs_KN = members_KN.log()
     return ((logs_KN - logs_KN.mean(dim=0)).square().sum(dim=0) / max(len(logs_KN) - 1, 1)).sqrt()

@@ -1,8 +1,8 @@
 """Training of the cost model: relative errors of single devices, of all measured placements at once.
 
-Each member of the ensemble leaves out one part of the placements. Its errors there, which cost no training data, say
-how wide the intervals must be to hold nine of ten measured costs. A search chooses placements about which a model is
-too optimistic: where choices were measured before the model learned from them, their errors widen the intervals.
+Each member of the ensemble is trained without one part of the placements. Its errors there determine the width of
+intervals that hold nine of ten measured costs. A search prefers placements for which a model is too optimistic: choices
+that were measured before the model was trained on them widen the intervals.
 
 Legend: R devices that held tables and ran, P distinct pairs of table and batch size, K members, N measured placements,
 M rows of a minibatch, Q pairs that these need.
@@ -30,11 +30,11 @@ from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.table import Table
 
-ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
-LEAST_TIME = 1e-4  # share of the mean time: shorter ones count as that
+ROBUST_BEYOND = 0.03  # relative error above which the loss is linear, so that jumps and outliers do not distort the fit
+LEAST_TIME = 1e-4  # share of the mean time; shorter times count as this
 WARM_UP = 0.1  # part of the updates
 COVERAGE = 0.9  # share of the measured costs within an interval
-LEAST_FLOOR = 1e-3  # a model that fits its data exactly is still not sure
+LEAST_FLOOR = 1e-3  # minimum, because a perfect fit to the data is not certain either
 
 
 @dataclass(frozen=True)
@@ -68,28 +68,28 @@ class CostModelFitMetrics:
     """Errors and sizes of a fit."""
 
     losses: tuple[float, ...]  # loss of every update
-    # Median absolute error of the overall costs of placements, each predicted by the one member that did not learn from
-    # it, per cent. An ensemble does a little better; unseen tables are a little harder.
+    # Median absolute error of the overall costs of placements, %, each predicted by the member that was not trained on
+    # it. The ensemble is slightly better; unseen tables are slightly harder.
     held_out_pct_error: float
-    exchange_pct_error: float  # median absolute error of the all-to-all times, per cent; NaN where there are none
-    num_devices: int  # R, measured devices it learned from
+    exchange_pct_error: float  # median absolute error of the all-to-all times, %; NaN without any
+    num_devices: int  # R, measured devices in the training data
 
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Measured devices, ready for learning."""
+    """Measured devices as tensors for training."""
 
-    # Of the P distinct pairs.
+    # For the P distinct pairs.
     tables: tuple[Table, ...]
     batch_sizes: tuple[int, ...]
-    held: torch.Tensor  # (device, pair) of every table that a device holds, device by device
-    # Measured forward and backward compute time and both together, ms; the parts are NaN where only the sum is known.
+    held: torch.Tensor  # (device, pair) of every table on a device, device by device
+    # Measured forward and backward compute time and their sum, ms; the parts are NaN if only the sum is known.
     times_R3: torch.Tensor
-    placement_R: torch.Tensor  # number of the placement, of N, that a device belongs to
+    placement_R: torch.Tensor  # number of the device's placement, below N
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement]) -> DeviceRows:
-        """Rows of all devices that held tables and ran."""
+        """Convert all devices that held tables and ran."""
         pairs = dict.fromkeys((t, one.task.batch_size) for one in measured for t in one.task.tables)
         numbers = {pair: n for n, pair in enumerate(pairs)}
         held: list[tuple[int, int]] = []
@@ -102,11 +102,11 @@ class DeviceRows:
                     times.append((*cost.split_ms, cost.compute_ms))
                     placements.append(number)
         tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
-        times_R3 = torch.tensor(times, dtype=torch.float32)  # whoever measured, as the network
+        times_R3 = torch.tensor(times, dtype=torch.float32)  # float32, as the network
         return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
 
     def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
-        """``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
+        """Return ``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
         positions_of: dict[int, list[int]] = {}
         for position, size in enumerate(self.batch_sizes):
             positions_of.setdefault(size, []).append(position)
@@ -122,10 +122,10 @@ def fit_cost_model(
     config: CostModelFitConfig,
     track: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[CostModel, CostModelFitMetrics]:
-    """Fits a cost model to measured placements, random shards measured alone included.
+    """Fit a cost model to measured placements and single shards.
 
-    They share the batch size unless ``config.across_batches``. The same measurements and config give the same model.
-    On one thread: the matrices are small.
+    All share the batch size unless ``config.across_batches``. The fit is deterministic. It runs on one thread because
+    the matrices are small.
 
     Raises:
         BadConfig: if no device ran.
@@ -156,9 +156,9 @@ def fit_cost_model(
 def held_out_members(
     measured: Sequence[MeasuredPlacement], num_members: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """[N] the member that does not learn from a placement: the same for all placements of a task, if there are enough.
+    """Assign each placement the member that is not trained on it, [N]; one per task if there are enough tasks.
 
-    Placements of one task share their tables; to judge a member by a task it has seen would flatter it.
+    Placements of one task share their tables, so a member would look too good on a task from its training data.
     """
     tasks = {task_id: n for n, task_id in enumerate(dict.fromkeys(one.task.task_id for one in measured))}
     if len(tasks) < num_members:
@@ -175,10 +175,10 @@ def _learn(
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]],
 ) -> list[float]:
-    """Train on robust errors of log forward, backward and total time; a total known alone counts as all three."""
+    """Minimize robust errors of log forward, backward and total time; a total alone stands for all three."""
     net = model.net
     mean_ms_2 = rows.times_R3[:, :2].nanmean(dim=0)
-    # The scale of a part that nowhere is known: the two add up to what is known.
+    # Scale of a part without measurements: the two parts add up to the known total.
     mean_ms_2 = torch.where(mean_ms_2.isnan(), rows.times_R3[:, 2].mean() / 2, mean_ms_2)
     net.time_scale_ms.copy_(mean_ms_2.clamp(min=1e-6))
     unscaled_PA = rows.inputs(net)[1]
@@ -188,7 +188,8 @@ def _learn(
     jumps_PJ = jump_sums_TJ(rows.tables)
     goal_R3 = rows.times_R3.clamp(min=LEAST_TIME * float(net.time_scale_ms.min())).log()
     known_R3 = (~goal_R3.isnan()).float()
-    # Slow devices decide what a placement costs: faster ones than the mean count less, or they would bend the fit.
+    # Slow devices determine the cost of a placement: devices faster than the mean weigh less, or they would distort the
+    # fit.
     total_R = rows.times_R3[:, 2]
     weight_R = (total_R / total_R.mean()).clamp(max=1.0).sqrt()
     learns_RK = held_out_by_R[:, None] != torch.arange(config.num_members)
@@ -220,7 +221,7 @@ def _learn(
 
 
 class _Minibatches:
-    """Tables on the devices of a minibatch, without a matrix of all devices and all tables."""
+    """Sparse table lists of the devices of a minibatch, instead of a matrix of all devices and tables."""
 
     def __init__(self, rows: DeviceRows, only_used: bool) -> None:
         self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
@@ -228,7 +229,7 @@ class _Minibatches:
         self._first_R = self._count_R.cumsum(0) - self._count_R
 
     def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [M, Q] 1.0 where a device holds a pair, and the [Q] numbers of the pairs."""
+        """Return [M, Q] with 1.0 where a device holds a pair, and the [Q] numbers of the pairs."""
         count_M = self._count_R[rows_M]
         row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
         within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
@@ -245,22 +246,22 @@ def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _share_of_rate(progress: float) -> float:
-    """Rise and fall by a cosine, from 0 to 1 to 0."""
+    """Compute the learning rate's factor: it rises from 0 to 1 and falls to 0 along a cosine."""
     if progress < WARM_UP:
         return 0.5 - 0.5 * math.cos(math.pi * progress / WARM_UP)
     return 0.5 + 0.5 * math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))
 
 
 def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, float]:
-    """Latency and times per byte with the least squared relative errors, and their median absolute error in per cent.
+    """Fit latency and times per byte by least squared relative errors; return them and their median absolute % error.
 
-    None is negative; where counts of bytes say the same in these placements, the first of them explains the times.
-    Without any all-to-all time above 0, an exchange takes no time, and the error is NaN.
+    No constant is negative; of collinear byte counts, the first explains the times. Without any all-to-all time above
+    0, the constants are 0 and the error is NaN.
     """
     from scipy.optimize import nnls
 
     rows = [
-        (*num_bytes, 1.0, time_ms)  # where all exchange alike, bytes rather than a latency take the time
+        (*num_bytes, 1.0, time_ms)  # if all devices send alike, bytes rather than the latency explain the time
         for one in measured
         for num_bytes, cost in zip(_device_bytes(one), one.cost.devices, strict=True)
         for time_ms in _exchange_times(one, cost)
@@ -277,7 +278,7 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
 
 
 def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
-    """Return bytes of each device's busier direction, of the busiest device, and of all devices."""
+    """Return the bytes of each device's busier direction, of the busiest device, and of all devices."""
     dims = [float(sum(table.embedding_dim for table in shard)) for shard in one.shards]
     moved = whole_table_bytes(dims, one.task.batch_size)
     slowest, total = float(moved.intra_sent.max()), float(moved.intra_sent.sum())
@@ -297,11 +298,11 @@ def cost_model_round(
     own: Sequence[MeasuredPlacement] = (),
     track: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[CostModel, CostModelFitMetrics]:
-    """One round of the cost model: a new fit, as sure of its own choices as the previous model's choices allow.
+    """Fit the cost model of one round, and widen its intervals by the errors on the previous model's choices.
 
     Args:
-        previous: the model of the round before; None in the first.
-        own: placements that the previous model chose and that were then measured.
+        previous: the model of the previous round; None in the first.
+        own: measured placements that the previous model chose.
     """
     model, metrics = fit_cost_model(measured, config, track)
     if previous is not None:
@@ -315,10 +316,10 @@ def cost_model_round(
 def calibrate(
     model: CostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
 ) -> tuple[Calibration, float]:
-    """Return the widths of intervals by held-out errors, and the median error in per cent.
+    """Calibrate the intervals by held-out errors; return the widths and the median error in %.
 
-    Whole placements count; random shards only where nothing else was measured. A single member errs more than the
-    ensemble does, which makes up for the tables that the other placements share with a held-out one.
+    Whole placements count; single shards only if there are no placements. A single member errs more than the ensemble,
+    which offsets the tables that a held-out placement shares with the training data.
     """
     ran = [number for number, one in enumerate(measured) if one.cost.fits]
     chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
@@ -335,7 +336,7 @@ def calibrate(
 
 
 def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
-    """Widen the intervals of ``model`` to the measured costs of the choices of ``first``, the model before."""
+    """Widen the intervals of ``model`` by the errors of the previous model, ``first``, on its own choices."""
     if not own:
         return
     predicted_N = torch.tensor([one.predicted_ms for one in _predict_measured(first, own)])
@@ -354,9 +355,10 @@ def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
 
 
 def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
-    """Return the deviations by which an interval must be wide to hold a new error nine times in ten.
+    """Return the half-width of an interval, in deviations, that holds a new error nine times in ten.
 
-    Of n errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th of them.
+    All orders of n errors and a new one are equally likely, so it is the 0.9 (n + 1)-th smallest (conformal
+    prediction).
     """
     rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
     return float((errors_N / deviations_N).kthvalue(rank).values)

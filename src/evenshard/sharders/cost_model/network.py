@@ -1,24 +1,24 @@
-"""The network of the cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
+"""Network of the cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
 
-A table is represented by its additive work (``additive_work_TA``), of which a device has the sum over its tables on any
-hardware, and, for each member of the ensemble, by the same work times learned factors of the 21 features: never
-negative. A head reads the sum over a device's tables. Its weights are never negative, and a unit is the largest of
-several pieces and 0, so that it is convex and never falls. Pieces matter: ReLU units with such weights (input-convex
-networks, Amos et al. 2017) can bend only where everything grows, and never learn the larger of two limits.
+A table is represented by its additive work (``additive_work_TA``), which a device sums over its tables on any hardware,
+and, for each member of the ensemble, by the same work times learned factors of the 21 features: never negative. A head
+reads the sum over a device's tables. Its weights are never negative, and a unit is the largest of several linear pieces
+and 0, so that it is convex and never falls. ReLU units with such weights (input-convex networks, Amos et al. 2017) bend
+only where everything grows, and cannot learn the maximum of two limits.
 
-Two things kernels do are not convex. FBGEMM's backward pass sorts the indices of a shard, eight bits of the row number
-at a time, so that with every 8 bits more of rows each lookup costs another pass. And its widest table decides how many
-lanes of a warp all bags, rows and gradients of a shard take. These jumps are added to the head, with a learned weight
-each; times still never fall. Whether a shard has a table wider than a limit is told by how many it has, which adds up.
+Two properties of kernels are not convex. FBGEMM's backward pass sorts the indices of a shard, eight bits of the row
+number at a time, so that every 8 more bits of rows add a pass per lookup. And the widest table determines the lanes of
+a warp for all bags, rows and gradients of a shard. These jumps are added to the head, with a learned weight each; times
+still never fall. The number of tables wider than a limit is additive, and shows if a shard has any.
 
-Every layer is a plain matrix in which a member's units see nothing but its own: one product serves all members. Weights
-are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
-or exponentials of free numbers.
+Every layer is a block-diagonal matrix with a block per member: one product serves all members. Weights are kept legal
+by projection after each training step (``project``), which converged faster than squares, softplus or exponentials of
+free numbers.
 
-Legend: T tables, F = 21 features (A more across batches, one more where hot rows are seen), A = 8 additive quantities,
-K members (in ``additive_work_TA`` 17 reuse bins), L = learned columns of all members, I = A + L inputs of the heads,
-U = head units of all members, O = 2K outputs (member by member: forward, backward), J = 6 sums that decide about jumps:
-rows, and for each limit the tables that are wider.
+Legend: T tables, F = 21 features (A more across batches, one more with hot rows), A = 8 additive quantities,
+K members (in ``additive_work_TA`` 17 reuse bins), L = learned columns of all members, I = A + L inputs of the heads, U
+= head units of all members, O = 2K outputs (member by member: forward, backward), J = 6 sums that determine jumps:
+rows, and for each limit the number of wider tables.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts
 from evenshard.tables.table import Table
 
 QUANTITIES = ("tables", "dims", "lookups", "values", "row_bytes", "grad_bytes", "unique_rows", "unique_bytes")
-LEAST_READ_BYTES = 32  # the least that memory is read in: a row of 8 bytes costs no less than one of 32
+LEAST_READ_BYTES = 32  # smallest unit of memory reads: a row of 8 bytes costs as much as one of 32
 GRAD_BYTES_PER_VALUE = 4  # gradients are FP32
 
 
 def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
-    """[T, A] the quantities of each table in one training step, all at least 0.
+    """Compute the additive quantities of each table in one training step, [T, A], all at least 0.
 
     Tables (1 each), embedding dims, lookups, values to add up (lookups times dim), bytes of the rows looked up, bytes
     of their gradients, distinct rows, and bytes of those. Bytes of rows come in whole sectors.
@@ -55,7 +55,7 @@ def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.float64)
     lookups_T = np.array([table.pooling_factor for table in tables], dtype=np.float64) * batch_size
     bins_TK = raw_features_TF(tables, batch_size)[:, -NUM_REUSE_BINS:]
-    # a histogram from elsewhere may add up to 0.999
+    # a histogram from another source may add up to 0.999
     bins_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
     uniques_T = np.minimum(lookups_T / mean_counts(bins_TK, lookups_T), rows_T)
     row_bytes_T = _whole_sectors(dims_T * bits_T / 8)
@@ -79,16 +79,16 @@ def _whole_sectors(num_bytes_T: FloatArray) -> FloatArray:
 NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")
 PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
-UNKNOWN_HOT_ROWS = 0.5  # share side by side that a table without row_shares is taken to have
-LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # factors see no work below, and logarithms of about 1
-# Rows of a shard from which on the radix sort of its indices takes one more pass.
+UNKNOWN_HOT_ROWS = 0.5  # assumed share of contiguous hot rows of a table without row_shares
+LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # least work that factors distinguish; makes logarithms about 1
+# Rows of a shard from which the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
-# Columns of a table, beyond which all lookups of its shard take more lanes, or a further warp.
+# Columns of a table beyond which all lookups of its shard take more lanes, or another warp.
 WIDTHS = (*LANE_LIMITS, 2 * REQUEST_VALUES, 4 * REQUEST_VALUES)
 NUM_JUMP_SUMS = 1 + len(WIDTHS)
 LANE_WORK = [QUANTITIES.index(name) for name in ("tables", "lookups", "unique_rows")]
-MAX_UNITS = 8192  # most in one layer of all members: the matrices between two layers grow with the square
-LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
+MAX_UNITS = 8192  # widest layer of all members: the matrices between two layers grow with the square
+LEAST_OVERHEAD = 1e-4  # in units of the mean time: keeps predictions above 0 and their logarithm finite
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EnsembleSizes:
     """Sizes of the ensemble.
 
     Raises:
-        ValueError: if one of them is below 1, or the ensemble too wide.
+        ValueError: if a size is below 1, or the ensemble is too wide.
     """
 
     num_members: int = 5  # K
@@ -104,10 +104,10 @@ class EnsembleSizes:
     factors_per_quantity: int = 1  # learned columns of each additive quantity, per member
     head_hidden: int = 4  # hidden units of a member's head
     pieces: int = 8  # linear pieces of a unit
-    # Whether batch sizes differ. What happens once per table and sample then counts by the sample, and the learned
-    # factors depend on the work too: how much of it the caches catch changes with the batch.
+    # True if batch sizes differ. Per-table-and-sample quantities then count by the sample, and the learned factors also
+    # depend on the work, because the share of it that caches catch changes with the batch.
     across_batches: bool = False
-    # Whether the learned factors depend on how many hot rows lie side by side (``locality.py``).
+    # True if the learned factors depend on the share of contiguous hot rows (``locality.py``).
     sees_hot_rows: bool = False
 
     def __post_init__(self) -> None:
@@ -120,10 +120,10 @@ class EnsembleSizes:
 
 
 class ConvexNet(nn.Module):
-    """Compute times of devices, by each member of the ensemble."""
+    """Network of device compute times, one prediction per member of the ensemble."""
 
-    work_scale_A: torch.Tensor  # additive work of a mean device; the heads read multiples of it
-    time_scale_ms: torch.Tensor  # forward and backward time of a mean device; the heads answer in multiples of it
+    work_scale_A: torch.Tensor  # additive work of a mean device, the unit of the heads' inputs
+    time_scale_ms: torch.Tensor  # forward and backward time of a mean device, the unit of the heads' outputs
     own_factors: torch.Tensor
     own_pieces: torch.Tensor
     own_linear: torch.Tensor
@@ -167,10 +167,10 @@ class ConvexNet(nn.Module):
         self.table_bias = nn.Parameter(torch.zeros(table_units))
         self.factor_weight = normal((table_units, factors), 4 * sizes.table_hidden)
         self.factor_bias = nn.Parameter(torch.full((factors,), 0.5))
-        # Pieces differ most where each has its own few inputs: squares of uniform numbers, three times a small mean.
+        # Pieces differ most if each has a few inputs of its own: squares of uniform numbers, three times a small mean.
         shares = torch.rand(self.own_pieces.shape, generator=generator) ** 2
         self.piece_weight = nn.Parameter(shares * 3 / own_inputs)
-        # A mean device has inputs of 1: units begin to count somewhere between an empty device and twice the mean.
+        # A mean device has inputs of 1: units become active between an empty device and twice the mean.
         self.piece_bias = nn.Parameter(torch.rand(len(shares.T), generator=generator) * -2)
         self.output_weight = uniform(self.own_outputs.shape, 0.3 / sizes.head_hidden)
         self.linear_weight = uniform(self.own_linear.shape, 0.5 / own_inputs)
@@ -182,7 +182,7 @@ class ConvexNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Back to the nearest network whose times never fall, are convex but for the jumps, and of one member each."""
+        """Project to the nearest weights with times that never fall, convex except for jumps, and separate members."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
@@ -192,7 +192,7 @@ class ConvexNet(nn.Module):
         self.lane_weight.clamp_(min=0)
 
     def is_convex(self) -> bool:
-        """True if ``project`` would change nothing, but for an overhead below the least."""
+        """Return True if ``project`` would change nothing except an overhead below the least."""
         owned = (
             (self.factor_weight, self.own_factors),
             (self.piece_weight, self.own_pieces),
@@ -208,8 +208,8 @@ class ConvexNet(nn.Module):
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs of ``encode``: normalised features [T, F] and scaled additive work [T, A].
 
-        Across batches, the logarithms of the scaled work follow the features, and so do, where they are seen, the
-        shares of hot rows side by side.
+        Across batches, the features are followed by the logarithms of the scaled work and, if they are inputs, the
+        shares of contiguous hot rows.
         """
         features_TF, work_TA = self.normalizer(tables, batch_size), self.unscaled_work_TA(tables, batch_size)
         work_TA = work_TA / self.work_scale_A
@@ -223,14 +223,14 @@ class ConvexNet(nn.Module):
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """[T, A] float64: the additive work; across batches, tables and dims count once for each sample."""
+        """Return additive work [T, A] in float64; across batches, tables and dims count once per sample."""
         work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
         if self.sizes.across_batches:
             work_TA[:, PER_SAMPLE] *= batch_size
         return work_TA
 
     def encode(self, features_TF: torch.Tensor, work_TA: torch.Tensor) -> torch.Tensor:
-        """Non-negative representations, [T, I]: the work, and the work times each member's learned factors."""
+        """Return non-negative representations, [T, I]: the work, and the work times each member's learned factors."""
         hidden = torch.relu(torch.addmm(self.table_bias, features_TF, self.table_weight))
         factors_TL = nn.functional.softplus(torch.addmm(self.factor_bias, hidden, self.factor_weight))
         repeats = factors_TL.shape[1] // NUM_QUANTITIES
@@ -243,7 +243,7 @@ class ConvexNet(nn.Module):
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
     def mixed_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """[..., X]: the outputs times ``mix_OX``, which is applied to the weights: they are few, devices are many."""
+        """Compute the outputs times ``mix_OX``, [..., X], mixed in the weights because devices far outnumber them."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
@@ -252,18 +252,18 @@ class ConvexNet(nn.Module):
         return smooth + passes + self.lane_ms(inputs[..., LANE_WORK], jump_sums, mix_OX)
 
     def lane_ms(self, lane_work: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """[..., X]: what the lanes that the widest table asks for take of a device's work [..., 3]."""
-        is_wider = (jump_sums[..., 1:] > 0.5).float()  # counts of tables
+        """Compute the time, [..., X], of the lanes of the widest table for a device's work [..., 3]."""
+        is_wider = (jump_sums[..., 1:] > 0.5).float()  # numbers of tables
         return (is_wider[..., None] * lane_work[..., None, :]).flatten(-2) @ (self.lane_weight @ mix_OX)
 
     def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """[..., X]: what the passes of the sort take for a mean device's lookups, with so many rows [...]."""
+        """Compute the time, [..., X], of the sort's passes over a mean device's lookups with ``num_rows`` [...]."""
         passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
         return passes @ (self.pass_weight @ mix_OX)
 
 
 def jump_sums_TJ(tables: Sequence[Table]) -> torch.Tensor:
-    """[T, J] what adds up to say where jumps are: rows, and 1 for each limit that a table is wider than."""
+    """Return additive numbers that determine jumps, [T, J]: rows, and 1 for each limit that a table exceeds."""
     return torch.tensor(
         [[float(one.num_rows), *(float(one.embedding_dim > width) for width in WIDTHS)] for one in tables]
     ).reshape(-1, NUM_JUMP_SUMS)

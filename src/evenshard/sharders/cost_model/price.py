@@ -1,7 +1,7 @@
-"""The price of a learned model: its network in the form that a search evaluates, columns that add up over tables.
+"""Price of a learned model: its network as columns that add up over tables, for fast evaluation in a search.
 
-All calls of a device take what one with all their tables would; launching them takes at least what launching empty ones
-does, one after the other. The network learned from pooled lookups: a sequence is bags of one.
+All calls of a device take as long as one call with all their tables, and at least the launches of as many empty calls
+in sequence. The training data has pooled lookups, so a sequence counts as bags of size 1.
 
 Legend: P tables looked up, N devices, D devices, H columns, M members of the ensemble, U bent units.
 """
@@ -26,17 +26,17 @@ from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, CostModel, l
 from evenshard.sharders.cost_model.network import LANE_WORK, LOOKUPS, NUM_JUMP_SUMS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
 
-ROWS, WIDER = 0, slice(1, NUM_JUMP_SUMS)  # what decides about jumps
-WORK = slice(NUM_JUMP_SUMS, NUM_JUMP_SUMS + len(LANE_WORK))  # what jumps
+ROWS, WIDER = 0, slice(1, NUM_JUMP_SUMS)  # columns that determine jumps
+WORK = slice(NUM_JUMP_SUMS, NUM_JUMP_SUMS + len(LANE_WORK))  # columns that jumps multiply
 LOOKED_UP = WORK.start + LANE_WORK.index(LOOKUPS)
 LINEAR = slice(WORK.stop, WORK.stop + 2)  # forward, backward
 FIRST_PIECE = LINEAR.stop
-MAX_REPRESENTED = 2**14  # tables at a time
+MAX_REPRESENTED = 2**14  # tables per batch
 PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)
 
 
 class LearnedPrice(DevicePrice):
-    """The compute times of a device by the mean of an ensemble (``DevicePrice``); its exchange times are not used."""
+    """Device compute times as the mean of an ensemble (``DevicePrice``); its all-to-all times are not used."""
 
     num_maxima = 0
     is_by_call = False
@@ -60,12 +60,12 @@ class LearnedPrice(DevicePrice):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """True if the training data had tables of both kinds."""
+        """Return True if the training data had tables with and without row shares."""
         return self._model.net.sizes.sees_hot_rows
 
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """[P, H] of tables: what decides about jumps and what jumps, the linear part, and what the bent units see."""
+        """Return the columns of tables, [P, H]: inputs and factors of jumps, linear part, inputs of bent units."""
         lookups = [one.pooled for one in lookups]
         if dims_P is not None:
             lookups = [one.with_dim(dim) for one, dim in zip(lookups, dims_P.tolist(), strict=True)]
@@ -84,27 +84,27 @@ class LearnedPrice(DevicePrice):
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        """[2, N] forward and backward time of single calls with these tables."""
+        """Compute forward and backward time of single calls with these tables, [2, N]."""
         bent = (sums_NH[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums_NH), self.pieces, len(self.output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
         smooth = self.overhead_2 + sums_NH[:, LINEAR] + hidden @ self.output_U2
         return np.asarray((smooth + self.jumps_ms(sums_NH)).T)
 
     def jumps_ms(self, sums_NH: Columns) -> Columns:
-        """Return the time of the passes of the sort, and of the lanes, [N, 2]."""
+        """Compute the time of the sort's passes and of the lanes, [N, 2]."""
         sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
         issued = (sums_NH[:, WIDER, None] > 0.5) * sums_NH[:, None, WORK]
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
         return np.asarray(sums_NH[:, LOOKED_UP, None] * sorts_N2 + lanes_N2)
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[2, N] forward and backward time of devices for all their kernel calls."""
+        """Compute forward and backward time of devices over all their kernel calls, [2, N]."""
         times_2N = np.maximum(times_QGN[:, 0], calls_N * self.empty_ms_2[:, None])
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
     @torch.no_grad()
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
-        """[D, M, 2] forward and backward time of devices that hold these parts, by each member."""
+        """Compute each member's forward and backward time of devices with these parts, [D, M, 2]."""
         net, lookups = self._model.net, [lookup.pooled for one in held for lookup in one.lookups]
         calls_D = np.zeros(num_devices, dtype=np.float32)
         for _, device in {(one.call, one.device) for one in held}:
@@ -128,20 +128,20 @@ class LearnedPrice(DevicePrice):
         return np.asarray(torch.where(calls_D11 > 0, times, torch.zeros(())).numpy(), dtype=np.float64)
 
     def interval(self, members_M: FloatArray) -> float:
-        """Half the 90 % interval of a step, of its logarithm, by how unlike the members are."""
+        """Return the half-width of the 90 % interval of log step time, from the spread of the members."""
         spread_N = log_spread_N(torch.from_numpy(np.asarray(members_M, dtype=np.float32))[:, None])
         return float(self._model.calibration.half_width_N(spread_N))
 
 
 class LearnedBounds(PriceBounds):
-    """Lower bounds of a learned price."""
+    """Lower bounds on a learned price."""
 
     def __init__(self, price: LearnedPrice) -> None:
         super().__init__(price)
         self._price = price
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return the lines that touch the compute times without jumps at these sums."""
+        """Return the tangents of the compute times without jumps at these sums."""
         price = self._price
         bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
         piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
@@ -153,15 +153,15 @@ class LearnedBounds(PriceBounds):
         return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of the radix passes that a table's rows need, and of the lanes of its columns, [2, P]."""
+        """Return the time of the radix passes for each table's own rows, and of the lanes for its columns, [2, P]."""
         return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the passes of the sort that no placement saves, though few tables need them by themselves."""
+        """Return the radix passes that every placement needs, although few tables need them alone."""
         return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
     def launched_ms_2(self, calls: int) -> FloatArray:
-        """Return the time of so many empty calls, [2]."""
+        """Return the time of this number of empty calls, [2]."""
         return np.asarray(calls * self._price.empty_ms_2)
 
 
@@ -169,12 +169,12 @@ price_bounds.register(LearnedPrice, LearnedBounds)
 
 
 class SharedPasses(SharedSteps):
-    """Least time of the passes of the sort on all devices together, as work of tables.
+    """Lower bound on the time of the sort's passes on all devices together, as work of tables.
 
-    A pass is saved on the devices with less than so many rows. Together these have room for that many rows each (all
-    but one of them, if the tables have too many rows for all). The most lookups that fit in there are a knapsack. It
-    holds no more than what room is worth at any price, in lookups for a row, and what tables that fit have of lookups
-    beyond the price of their rows. The price that says most is the density of the table that fills the room.
+    A device with fewer rows than the pass's limit saves it. Such devices have capacity for that many rows each (all
+    devices but one, if the tables have too many rows for all). The most lookups that fit form a knapsack problem. For
+    any price in lookups per row, its optimum is at most the capacity's value plus the value of the fitting tables'
+    lookups beyond the price of their rows. The tightest price is the density of the table that fills the capacity.
 
     Legend: L passes, P tables looked up.
 
@@ -195,14 +195,14 @@ class SharedPasses(SharedSteps):
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
     def works(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of the passes, of tables that need none alone: at most that of all their lookups, [2, P]."""
+        """Return the passes' time for tables that need none alone, at most that of all their lookups, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
         return np.asarray((paid_PL @ self._pass_ms_L2).T)
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Return lookups per row of the table that fills the room, densest first; 0 if all fit."""
+    """Return lookups per row of the table that fills the capacity, densest first; 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
@@ -210,9 +210,9 @@ def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> fl
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
-    """Price placements of whole tables by the model, as the costs that it learned from count: the largest sum.
+    """Build the part costs of whole tables by the model; a cost is the largest sum, as in its training data.
 
-    Its own exchanges are included; these have none of indices.
+    They use the model's own all-to-all times, and no input dist.
     """
     exchange = model.exchange.link("fitted to the exchanges of the training data")
     kind = DeviceKind(price or LearnedPrice(model), float("inf"))
@@ -220,7 +220,7 @@ def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None
 
 
 def predict_whole(model: CostModel, placed: Iterable[tuple[ShardingTask, Placement]]) -> list[PredictedParts]:
-    """Predict placements of whole tables, in their order; those of one task are predicted at once."""
+    """Predict placements of whole tables, in order; those of one task are predicted in one batch."""
     price, jobs = LearnedPrice(model), list(placed)
     numbers_of: dict[ShardingTask, list[int]] = {}
     for number, (task, _) in enumerate(jobs):

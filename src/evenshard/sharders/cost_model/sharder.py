@@ -1,7 +1,7 @@
 """evenshard's own sharder of whole tables: other sharders propose, the cost model predicts, the search improves.
 
-Proposals are the greedy experts and rollouts of a trained policy where there is one. They are among the starts of the
-search (``search.PlanSearch``), and stay in the race, so the answer is never predicted worse than any of them.
+Proposals come from the greedy experts and, if there is one, a trained policy. They are among the starts of the search
+(``search.PlanSearch``) and remain candidates, so the answer is never predicted worse than any of them.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Placements that the search found."""
+    """Placements found by the search."""
 
-    # All placements that were considered, the lowest predicted cost first; the first is the answer.
+    # All considered placements by predicted cost; the first is the answer.
     candidates: tuple[Placement, ...]
-    best: PredictedParts  # the prediction of the answer, with the 90 % interval of the cost model alone
-    lower_bound_ms: float  # no placement that the task allows is predicted to cost less
+    best: PredictedParts  # prediction of the answer, with the 90 % interval of the cost model alone
+    lower_bound_ms: float  # lower bound on the predicted cost of every legal placement
 
 
 class EvenshardSharder:
-    """Places a task with a cost model, with or without a policy. The same arguments give the same placement.
+    """Sharder with a cost model and optionally a policy. It is deterministic.
 
-    (With ``SearchConfig.time_limit_s``, that holds as long as the limit is not reached.)
+    (With ``SearchConfig.time_limit_s``, only if the limit is not reached.)
     """
 
     name = "evenshard"
@@ -67,15 +67,15 @@ class EvenshardSharder:
         self._config = config or SearchConfig()
 
     def place(self, task: ShardingTask) -> Placement:
-        """The placement with the lowest predicted cost that was found.
+        """Return the placement with the lowest predicted cost found.
 
         Raises:
-            InfeasibleTask: if there is no legal placement, or none was found.
+            InfeasibleTask: if there is no legal placement, or the search found none.
         """
         return self.search(task).candidates[0]
 
     def search(self, task: ShardingTask, known: Sequence[Placement] = ()) -> SearchResult:
-        """Return the same with all that is known about it: no worse than any of the legal placements ``known``.
+        """Search, and return all results; the answer is no worse than any legal placement of ``known``.
 
         Raises:
             InfeasibleTask: as ``place``.
@@ -103,7 +103,7 @@ class EvenshardSharder:
         return SearchResult(tuple(candidates), best, bound_ms)
 
     def _rollouts(self, task: ShardingTask) -> list[Placement]:
-        """Keep the legal placements of the policy, which knows memory but no other rule."""
+        """Keep the policy's placements that are legal, because the policy knows no rule except memory."""
         if self._policy is None:
             return []
         sampled = rollouts(self._policy, task, self._config.seed, self._config.num_rollouts)
@@ -119,13 +119,13 @@ def _experts(task: ShardingTask) -> list[Placement]:
     for sharder in expert_sharders():
         try:
             placements.append(sharder.place(task))
-        except InfeasibleTask:  # a dead end of this one
+        except InfeasibleTask:  # this start has no legal placement
             continue
     return placements
 
 
 def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None) -> list[Placement]:
-    """Return the placements without those that differ from an earlier one only in the names of devices of one kind."""
+    """Drop placements that differ from an earlier one only by a permutation of devices of the same kind."""
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:
         names = canonical_devices(one.device_of_table, kinds if kinds is not None else [0] * one.num_devices)

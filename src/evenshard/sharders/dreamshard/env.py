@@ -4,13 +4,13 @@ One episode places the tables of one task, one table per step, in descending pre
 
 - State of a device: the sum of its tables' representations under the policy, and its three predicted costs
   (forward compute, backward all-to-all, backward compute). A device without tables has the zero representation.
-- Action: a device. Legal are the devices of the task whose memory still holds the table (``placement.legal_mask``).
-  Other constraints of a task are not known here: an episode may break them.
+- Action: a device. Devices of the task with enough memory for the table are legal (``placement.legal_mask``).
+  Other constraints of a task are ignored: an episode may violate them.
 - Reward: none until the end, then minus the predicted overall cost.
 
 Each table is encoded once per rollout. A step changes one device of each episode: only that device's
 sum, costs and logit are computed again. There is no loop over episodes or devices, only over steps, and a step does
-nothing that can be done for all steps at once afterwards: what the policy saw is put together only for learning.
+nothing that can be done for all steps at once afterwards: the policy's inputs are collected only for training.
 
 Legend: P distinct tables, B episodes, T steps = tables of the longest task, D devices, H representation size,
 C = 3 predicted costs.
@@ -35,27 +35,27 @@ class CostNet(Protocol):
     """The cost function that drives the MDP."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Table representations, [P, H] from normalised features [P, F]."""
+        """Compute table representations, [P, H], from normalised features [P, F]."""
         ...
 
     def device_costs(self, sums: torch.Tensor) -> torch.Tensor:
-        """Predicted costs of devices in ms, [..., C] from summed representations [..., H]."""
+        """Predict costs of devices in ms, [..., C], from summed representations [..., H]."""
         ...
 
     def overall_cost(self, sums_BDH: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
-        """Predicted overall cost in ms, [B]."""
+        """Predict the overall cost in ms, [B]."""
         ...
 
 
 class Policy(Protocol):
-    """Scores devices for the next table."""
+    """Policy that scores devices for the next table."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Table representations, [P, H] from normalised features [P, F]."""
+        """Compute table representations, [P, H], from normalised features [P, F]."""
         ...
 
     def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """One logit per device, [...] from summed representations [..., H] and predicted costs [..., C]."""
+        """Compute one logit per device, [...], from summed representations [..., H] and predicted costs [..., C]."""
         ...
 
 
@@ -68,18 +68,18 @@ class EpisodeBatch:
     present_BT: torch.Tensor  # False in the padding
     size_BT: torch.Tensor  # bytes
     device_mask_BD: torch.Tensor  # False for devices a task does not have
-    cap_BD: torch.Tensor  # memory of the devices, bytes; less than nothing where a task has no device
+    cap_BD: torch.Tensor  # memory of the devices, bytes; negative for a missing device
 
     @property
     def memory_cap_B(self) -> torch.Tensor:
-        """Memory of the largest device of each task, bytes."""
+        """Return the memory of the largest device of each task, bytes."""
         return self.cap_BD.amax(dim=1)
 
     @staticmethod
     def of(tasks: Sequence[ShardingTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
-        """One episode per task. All tasks must share the batch size, which the reuse features hold for.
+        """Build one episode per task; all tasks must share the batch size, for which the reuse features hold.
 
-        Of the constraints it knows the memory of devices and what tables take of it.
+        Its only constraints are device memory and the size of tables.
         """
         distinct, features_PF = normalizer.of_tasks(tasks)
         longest = max(len(task.tables) for task in tasks)
@@ -107,7 +107,7 @@ class EpisodeBatch:
         )
 
     def repeat(self, episodes: int) -> EpisodeBatch:
-        """``episodes`` episodes of each task, those of one task side by side."""
+        """Repeat each task ``episodes`` times, next to each other."""
         return EpisodeBatch(
             self.features_PF,
             *(
@@ -122,16 +122,16 @@ class Episodes:
     """Choices and costs of B episodes. Steps are in placing order, not in the order of ``task.tables``."""
 
     position_BT: torch.Tensor  # position in ``task.tables`` that was placed at each step
-    table_BT: torch.Tensor  # number of that table among the P distinct ones
-    device_BT: torch.Tensor  # the device it went to; 0 in the padding and from a dead end on
-    taken_BT: torch.Tensor  # True where a table was really placed
-    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless where nothing was placed
+    table_BT: torch.Tensor  # number of that table among the P distinct tables
+    device_BT: torch.Tensor  # the chosen device; 0 in the padding and after a dead end
+    taken_BT: torch.Tensor  # True where a table was placed
+    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless without one
     empty_costs_BC: torch.Tensor  # predicted costs of a device without tables
-    finished_B: torch.Tensor  # False where some table found no legal device
-    predicted_ms_B: torch.Tensor  # predicted overall cost; infinite where the episode did not finish
+    finished_B: torch.Tensor  # False where some table had no legal device
+    predicted_ms_B: torch.Tensor  # predicted overall cost; infinite if the episode did not finish
 
     def placement(self, episode: int, task: ShardingTask) -> Placement:
-        """The placement that a finished episode built."""
+        """Return the placement of a finished episode."""
         assert bool(self.finished_B[episode]), "the episode met a dead end"
         num_tables = len(task.tables)
         device_of_table = torch.empty(num_tables, dtype=torch.int64)
@@ -143,12 +143,12 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 
 def choose_best(logits_BD: torch.Tensor) -> torch.Tensor:
-    """The most probable device of each episode, [B]."""
+    """Choose the most probable device of each episode, [B]."""
     return logits_BD.argmax(dim=1)
 
 
 def choose_sampled(generator: torch.Generator) -> Choose:
-    """Draws devices with the probabilities that the logits stand for (Gumbel-max, exact)."""
+    """Return a chooser that draws devices with the probabilities of the logits (Gumbel-max, exact)."""
 
     def choose(logits_BD: torch.Tensor) -> torch.Tensor:
         uniform_BD = torch.rand(logits_BD.shape, generator=generator).clamp_(min=1e-20)
@@ -159,10 +159,10 @@ def choose_sampled(generator: torch.Generator) -> Choose:
 
 @torch.no_grad()
 def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choose) -> Episodes:
-    """Plays B episodes to their ends at once."""
+    """Play B episodes to their ends at once."""
     cost_repr_PH, policy_repr_PH = cost_net.encode(batch.features_PF), policy.encode(batch.features_PF)
     repr_PH = torch.cat([cost_repr_PH, policy_repr_PH], dim=1)
-    num_tables, own = cost_repr_PH.shape  # the first columns are the cost network's own, the others the policy's
+    num_tables, own = cost_repr_PH.shape  # the first columns are the cost network's, the others the policy's
     nothing_1H = repr_PH.new_zeros(1, repr_PH.shape[1])
     repr_PH = torch.cat([repr_PH, nothing_1H])  # the padding has the last row
     position_BT = placing_order(batch, cost_net.device_costs(cost_repr_PH).sum(dim=-1))
@@ -180,7 +180,7 @@ def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choo
 
     repr_TBH = repr_PH[table_BT.where(present_BT, num_tables).t()]
     chosen, had_room, new_costs = [], [], []
-    with torch.inference_mode():  # a step is a dozen tiny operations: the bookkeeping of gradients would be felt
+    with torch.inference_mode():  # a step is a dozen tiny operations: recording gradients would slow it down
         for repr_BH, size_B1 in zip(repr_TBH.unbind(0), size_BT.t()[..., None].unbind(0), strict=True):
             legal_BD = legal_mask(used_BD, size_B1, cap_BD)
             device_B = choose(torch.where(legal_BD, logits_BD, barred))
@@ -194,7 +194,7 @@ def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choo
             had_room.append(legal_BD.take(slot_B))
             new_costs.append(costs_BC)
 
-    # Nothing counts from the first table on that found no room.
+    # Steps from the first table without a legal device on do not count.
     alive_BT = torch.stack(had_room, dim=1).cummin(dim=1).values
     taken_BT, finished_B = alive_BT & present_BT, alive_BT[:, -1]
     predicted_ms_B = cost_net.overall_cost(sums_SH[:, :own].view(num_episodes, num_devices, own), batch.device_mask_BD)
@@ -211,19 +211,19 @@ def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choo
 
 
 def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Tensor:
-    """Positions of each task by descending predicted single-table cost, padding last, [B, T]."""
+    """Order the tables of each task by descending predicted single-table cost, padding last, [B, T]."""
     cost_BT = single_cost_P[batch.table_BT].masked_fill(~batch.present_BT, -torch.inf)
     return cost_BT.argsort(dim=1, descending=True, stable=True)
 
 
 def went_to_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """True at the device where the table of each step was placed, nowhere if it was not."""
+    """Return True at the device where the table of each step was placed, nowhere if it was not."""
     device_D = torch.arange(batch.device_mask_BD.shape[1])
     return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
 
 
 def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """The devices that each choice was made among."""
+    """Return the legal devices of each choice."""
     size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
     placed_BTD = went_to_BTD(batch, episodes) * size_BT1
     used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
@@ -232,7 +232,7 @@ def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
 
 
 def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """The predicted device costs that the policy saw at each step: those since the device last got a table."""
+    """Return the device costs that the policy saw at each step: those since the device last got a table."""
     known_BUC = torch.cat([episodes.empty_costs_BC[:, None], episodes.new_costs_BTC], dim=1)  # U = 1 + T
     went_BTD = went_to_BTD(batch, episodes)
     step_T1 = torch.arange(1, went_BTD.shape[1] + 1)[:, None]
@@ -243,7 +243,7 @@ def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
 
 
 def replayed_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
-    """The logits of every choice, [B, T, D], with gradients, masked as they were when acting.
+    """Recompute the logits of every choice, [B, T, D], with gradients, masked as when acting.
 
     All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
     Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.

@@ -21,9 +21,9 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Return the examples of the cost network: placements that fit their devices, no controls and no lone shards.
+    """Select the training data of the cost network: feasible placements, without controls and single shards.
 
-    A control would count several times, and a shard alone exchanges nothing; it counts where nothing else was measured.
+    A control would count several times, and a single shard has no communication; shards count if nothing else exists.
     """
     ran = [one for one in measured if one.cost.fits and not one.is_control]
     return [one for one in ran if one.proposed_by != RANDOM_SHARD] or ran
@@ -37,12 +37,12 @@ def cost_net_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> FittedCostNet[DreamShardCostNet]:
-    """One round of the cost network (Algorithm 1): it goes on from the last round's, with all costs measured so far.
+    """Train the cost network for one round (Algorithm 1), from its last checkpoint, on all costs measured so far.
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
-        measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round's is the scale
-            of all later ones.
+        measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round is the scale of all
+            rounds.
         config: its learning rate is that of the first round.
     """
     if checkpoint.is_new:
@@ -58,7 +58,7 @@ def cost_net_round(
 
 @dataclass(frozen=True)
 class CostTensors:
-    """Measured placements, ready for learning."""
+    """Measured placements as tensors for training."""
 
     features_PF: torch.Tensor  # normalised features of the distinct tables
     # 1 where a device holds a table, float32. Summing representations is then one product, however many placements
@@ -73,7 +73,7 @@ class CostTensors:
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> CostTensors:
-        """Tensors of measured placements that share one batch size."""
+        """Convert measured placements that share one batch size."""
         distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         num_devices = max(one.task.num_devices for one in measured)
         holds_NDP = torch.zeros(len(measured), num_devices, len(distinct))
@@ -98,7 +98,7 @@ class CostTensors:
 
 
 def predict(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Predicted device costs [M, D, C] and overall costs [M], ms."""
+    """Predict device costs [M, D, C] and overall costs [M], ms."""
     sums_MDH = data.holds_NDP[rows_M] @ net.encode(data.features_PF)
     return net.device_costs(sums_MDH), net.overall_cost(sums_MDH, data.device_mask_ND[rows_M])
 
@@ -111,16 +111,16 @@ def fit_cost_net(
     generator: torch.Generator,
     track: Track = iter,
 ) -> list[float]:
-    """Trains the network in place; returns the ``cost_loss`` of every update, in units of the squared cost scale."""
+    """Train the network in place; return the ``cost_loss`` of every update, in units of the squared cost scale."""
     return fit_minibatches(
         lambda rows_M: cost_loss(net, data, rows_M), len(data.overall_N), optimizer, config, generator, track
     )
 
 
 def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> torch.Tensor:
-    """Squared errors of the three costs, mean over devices, and of the overall cost, mean over placements.
+    """Compute squared errors of the three costs, mean over devices, and of the overall cost, mean over placements.
 
-    Where forward and backward compute are known as a sum only, the error of the sum stands for theirs.
+    If only the sum of forward and backward compute is known, its error replaces theirs.
     """
     costs_MDC, overall_M = predict(net, data, rows_M)
     mask_MD, measured_MDC = data.device_mask_ND[rows_M], data.costs_NDC[rows_M]

@@ -51,7 +51,7 @@ def policy_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> tuple[Checkpoint[DreamShardPolicy], list[float]]:
-    """One round of the policy (Algorithm 1): it goes on from the last round's, against this round's cost network.
+    """Train the policy for one round (Algorithm 1), from its last checkpoint, on this round's cost network.
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
@@ -78,13 +78,13 @@ def train_policy(
     generator: torch.Generator,
     track: Track = iter,
 ) -> list[float]:
-    """Trains the policy in place, one randomly drawn task per update.
+    """Train the policy in place, on one randomly drawn task per update.
 
     Args:
         tasks: one single-episode batch per train task.
 
     Returns:
-        Mean predicted cost of the finished episodes of every update, ms; NaN where none finished.
+        Mean predicted cost of the finished episodes of every update, ms; NaN if no episode finished.
     """
     set_learning_rate(optimizer, config.learning_rate)
     cost_net = lean_cost_net(cost_net)
@@ -101,7 +101,7 @@ def train_policy(
 
 
 def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entropy_weight: float) -> torch.Tensor:
-    """REINFORCE with standardised returns and an entropy bonus, over the finished episodes.
+    """Compute the REINFORCE loss with standardised returns and an entropy bonus, over the finished episodes.
 
     Log-probabilities are taken over the devices that were legal when acting, no others.
     """

@@ -34,9 +34,9 @@ RESCUE_ROLLOUTS = 64
 
 
 class DreamShardCostNet(TableNetwork):
-    """Predicts per-device and overall cost in ms from normalised table features.
+    """Network that predicts per-device and overall cost in ms from normalised table features.
 
-    Sizes: table MLP 21-128-32, heads 32-64-1. The heads answer in units of ``cost_scale_ms``, the mean overall cost.
+    Sizes: table MLP 21-128-32, heads 32-64-1. The heads predict in units of ``cost_scale_ms``, the mean overall cost.
     """
 
     kind = "dreamshard_cost_net"
@@ -49,12 +49,12 @@ class DreamShardCostNet(TableNetwork):
         self.overall_head = mlp(REPRESENTATION_SIZE, 64, 1)
 
     def device_costs(self, sums: torch.Tensor) -> torch.Tensor:
-        """Forward compute, backward all-to-all and backward compute of devices in ms, [..., C] from sums [..., H]."""
+        """Predict forward, backward all-to-all and backward compute of devices, [..., C] ms, from sums [..., H]."""
         heads = (self.fwd_compute_head, self.bwd_all_to_all_head, self.bwd_compute_head)
         return torch.cat([head(sums) for head in heads], dim=-1) * self.cost_scale_ms
 
     def overall_cost(self, sums_BDH: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
-        """Overall cost of placements in ms, [B]; devices outside the mask do not count."""
+        """Predict the overall cost of placements in ms, [B]; devices outside the mask do not count."""
         outside_BD1 = ~device_mask_BD[..., None]
         worst_BH = sums_BDH.masked_fill(outside_BD1, -torch.inf).amax(dim=1)
         overall_B: torch.Tensor = self.overall_head(worst_BH).squeeze(-1) * self.cost_scale_ms
@@ -62,7 +62,7 @@ class DreamShardCostNet(TableNetwork):
 
 
 class DreamShardPolicy(TableNetwork):
-    """One logit per device from the device's tables and predicted costs; works for any number of either.
+    """Policy with one logit per device from its tables and predicted costs; works for any number of either.
 
     Sizes: table MLP 21-128-32 (summed per device), cost MLP 3-64-32, one shared Linear(64, 1).
     """
@@ -75,27 +75,27 @@ class DreamShardPolicy(TableNetwork):
         self.device_head = nn.Linear(2 * REPRESENTATION_SIZE, 1)
 
     def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Logits of devices, [...] from summed representations [..., H] and predicted costs in ms [..., C]."""
+        """Compute logits of devices, [...], from summed representations [..., H] and predicted costs [..., C] in ms."""
         state = torch.cat([sums, self.cost_mlp(costs / self.cost_scale_ms)], dim=-1)
         logits: torch.Tensor = self.device_head(state).squeeze(-1)
         return logits
 
 
-# Lean forms without gradients for one rollout: calls around the tiny networks took most of the time.
+# Variants without gradients for one rollout, because calls of the tiny networks dominate the time.
 
 
 def lean_cost_net(model: CostNet) -> CostNet:
-    """DreamShard's cost network with fewer calls; any other network as it is."""
+    """Return DreamShard's cost network with fewer calls; any other network unchanged."""
     return _LeanCostNet(model) if isinstance(model, DreamShardCostNet) else model
 
 
 def lean_policy(policy: Policy) -> Policy:
-    """DreamShard's policy with fewer calls; any other policy as it is."""
+    """Return DreamShard's policy with fewer calls; any other policy unchanged."""
     return _LeanPolicy(policy) if isinstance(policy, DreamShardPolicy) else policy
 
 
 class _LeanCostNet:
-    """The three heads in two products."""
+    """DreamShard's cost network with its three heads in two matrix products."""
 
     @torch.no_grad()
     def __init__(self, net: DreamShardCostNet) -> None:
@@ -128,9 +128,9 @@ class _LeanPolicy:
 
 
 class DreamShardSharder:
-    """Follows the policy, and looks at more than one answer.
+    """Sharder that compares several placements of the policy.
 
-    The candidates are the placement that takes the most probable device at every step (the published inference) and
+    The candidates are the placement with the most probable device at every step (the published inference) and
     ``num_rollouts`` sampled ones; the lowest predicted overall cost wins. Nothing is measured.
     """
 
@@ -143,11 +143,11 @@ class DreamShardSharder:
         self._num_rollouts = num_rollouts
 
     def place(self, task: ShardingTask) -> Placement:
-        """The policy's placement.
+        """Place a task by the policy.
 
         Raises:
-            InfeasibleTask: if no rollout finds room for all tables, or if the best one breaks another constraint:
-                the policy knows memory alone.
+            InfeasibleTask: if no rollout fits in memory, or the best one breaks another constraint, because the policy
+                only considers memory.
         """
         require_room(task)
         batch = EpisodeBatch.of([task], self._normalizer)
@@ -168,8 +168,8 @@ class DreamShardSharder:
         return placement
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """One sampled placement per task, for exploring; None where the rollout found no room."""
-        alike = all(task is tasks[0] for task in tasks)  # a task that is sampled many times is looked at once
+        """Sample one placement per task, for exploration; None if the rollout ran out of memory."""
+        alike = all(task is tasks[0] for task in tasks)  # encode a task once even if it is sampled many times
         batch = EpisodeBatch.of(tasks[:1] if alike else tasks, self._normalizer).repeat(len(tasks) if alike else 1)
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
         episodes = rollout(batch, cost_net, policy, choose_sampled(generator))
@@ -179,7 +179,7 @@ class DreamShardSharder:
         ]
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
-        """Predicted overall cost of any placement of a task, ms."""
+        """Predict the overall cost of any placement of a task, ms."""
         with torch.no_grad():
             representations = self._cost_net.encode(self._normalizer(task.tables, task.batch_size))
             sums = representations.new_zeros(task.num_devices, representations.shape[1])

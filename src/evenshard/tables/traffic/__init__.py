@@ -1,4 +1,4 @@
-"""Pooling factors, reuse histograms and miss ratios, counted in one pass over a sample of real lookups."""
+"""Traffic statistics: pooling factors, reuse histograms and miss ratios, counted in one pass over recorded lookups."""
 
 from evenshard.tables.traffic.tables import tables_from_traffic
 

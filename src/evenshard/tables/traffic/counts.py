@@ -1,17 +1,15 @@
-"""Lookups counted window by window, of one batch each: reuse histograms, miss ratios of caches, and runs of rows.
+"""Counts of lookups in windows of one batch: reuse histograms, miss ratios of caches, and runs of rows.
 
-Of the distinct rows of a batch, those that none of the k batches before looked up are missed by an LRU cache that holds
-just what k batches look up. In a sample of W batches, a row's interval is known where it was looked up before; where it
-was not, the interval is known to be longer than the batches that stand before in the sample, nothing else. So only the
-W - k batches with k batches before them count for k.
+An LRU cache for the rows of k batches misses the distinct rows of a batch that none of the previous k batches looked
+up. In a sample of W batches, a row's interval is known if it was looked up before; if it was not, only a lower bound is
+known: the number of earlier batches in the sample. So only the W - k batches with k earlier batches count for k.
 
-Few batches have many before them: k ends where W / 8 are left. Larger caches are not seen at work. The rows that they
-leave out were not looked up for longer and are in the next batch less likely; so the misses are taken to fall with the
-rows left out, in proportion, to none where the cache holds all rows: at most that many under independent lookups.
+Few batches have many earlier ones, so k is limited to leave W / 8. Larger caches are extrapolated. The rows that they
+lack were not looked up for longer and are less likely in the next batch; so the misses are assumed to fall with the
+missing rows, in proportion, to none if the cache has all rows: an upper bound under independent lookups.
 
-Where there are many rows, the last batch of a part of them alone is remembered: of rows whose hash is below a limit,
-which is halved where they become too many. What is counted then counts for so many more (Waldspurger et al., SHARDS,
-2015).
+With many rows, the last batch is remembered only for a random part: rows whose hash is below a limit, which is halved
+when they become too many. Counts are scaled up accordingly (Waldspurger et al., SHARDS, 2015).
 
 Legend: L lookups, U unique rows of one table in one window, K = 17 bins, P pairs of a row and a batch, W batches,
 D intervals in batches.
@@ -31,26 +29,26 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, reuse_bins_of_cou
 from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic.sample import Block, IntArray
 
-# Lookups of one table that are kept as they came; beyond, rows and their counts are kept instead.
+# Lookups of one table that are kept unchanged; beyond, rows and their counts are kept instead.
 COMPACT_AT = 1 << 20
-# Fine enough for parts on 128 devices; each table's shares stand in its file.
+# Fine enough for row-wise shards on 128 devices; each table's shares are stored in its file.
 MAX_RUNS = 256
-# Runs of a table whose rows are not known before all are read; a power of two.
+# Runs of a table with an unknown number of rows; a power of two.
 FIRST_RUNS = 2048
-# Rows remembered of all tables together: 64 MiB, and half as much for what is yet to be counted.
+# Remembered rows of all tables together: 64 MiB, and half as much for pending counts.
 REMEMBERED_ROWS = 1 << 22
-# Most and fewest rows remembered of one table.
+# Most and fewest remembered rows of one table.
 MAX_REMEMBERED, MIN_REMEMBERED = 1 << 16, 1 << 10
 ROWS_AT_A_TIME = 1 << 17
-# One in so many batches has to be left to count for an interval.
+# The share of batches (1 in this many) that an interval needs to count.
 LAST_BATCHES = 8
 
 
 class RowRuns:
-    """Lookups of equal runs of a table's rows; they say how uneven parts by rows are.
+    """Lookups of equal runs of a table's rows, which show the imbalance of row-wise shards.
 
-    Where the rows of the table are not known (None), runs are counted in lengths of powers of two, and their shares are
-    right to an eighth of a run.
+    If the number of rows is unknown (None), runs have lengths of powers of two, and their shares are accurate to an
+    eighth of a run.
     """
 
     def __init__(self, num_rows: int | None) -> None:
@@ -58,7 +56,7 @@ class RowRuns:
         self._counts = np.zeros(FIRST_RUNS if num_rows is None else min(num_rows, MAX_RUNS), dtype=np.int64)
 
     def add(self, rows_L: IntArray, largest: int) -> None:
-        """Lookups of rows, of which ``largest`` is the last; they are within the table."""
+        """Add lookups of rows, all in the table; ``largest`` is the largest row."""
         if self._num_rows is not None:
             runs_L = rows_L * len(self._counts) // self._num_rows
         else:
@@ -69,7 +67,7 @@ class RowRuns:
         self._counts += np.bincount(runs_L, minlength=len(self._counts))
 
     def shares(self, num_rows: int) -> tuple[float, ...] | None:
-        """Shares of the lookups that go to each of 256 equal runs, or to each row of fewer; None without lookups."""
+        """Return the shares of the lookups in each of 256 equal runs, or of each row if fewer; None without lookups."""
         total = int(self._counts.sum())
         if not total:
             return None
@@ -82,20 +80,20 @@ class RowRuns:
 
 
 class ReuseIntervals:
-    """Distinct rows of a table's batches, by how many batches ago they were looked up last.
+    """Distinct rows of a table's batches, by the number of batches since their last lookup.
 
-    The last batch of ``max_rows`` rows is remembered.
+    The last batch is remembered for ``max_rows`` rows.
     """
 
     def __init__(self, max_rows: int = MAX_REMEMBERED) -> None:
         self._max_rows = max_rows
         self._distinct_W: list[int] = []
-        self._halvings = 0  # of the limit to hashes
-        self._count_D = np.zeros(1, dtype=np.int64)  # distinct rows of all batches by interval, or the least it can be
+        self._halvings = 0  # of the limit for hashes
+        self._count_D = np.zeros(1, dtype=np.int64)  # distinct rows of all batches by interval, or its lower bound
         self._forget()
 
     def add(self, rows_U: IntArray) -> None:
-        """The distinct rows of the next batch."""
+        """Add the distinct rows of the next batch."""
         for start in range(0, rows_U.size, ROWS_AT_A_TIME):
             rows_P = rows_U[start : start + ROWS_AT_A_TIME]
             rows_P = rows_P[self._is_remembered(rows_P)]
@@ -106,21 +104,21 @@ class ReuseIntervals:
         self._distinct_W.append(rows_U.size)
 
     def finish(self) -> None:
-        """Counts what is pending, and forgets the rows."""
+        """Count pending rows, and forget all rows."""
         self._count()
         self._forget()
 
     def miss_ratios(self, num_rows: int) -> tuple[float, ...] | None:
-        """Miss ratios of caches of ``LOAD_FACTORS`` of the rows; None without two batches, or without lookups."""
+        """Return miss ratios of caches with ``LOAD_FACTORS`` of the rows; None without two batches or any lookup."""
         num_batches, num_distinct = len(self._distinct_W), sum(self._distinct_W)
         if num_batches < 2 or not num_distinct:
             return None
         depth = num_batches - -(-num_batches // LAST_BATCHES)
-        missed = _sums_from(self._count_D, depth + 2)[1:]  # by batches held, 0 to depth: with a longer interval
-        looked_up = _sums_from(self._distinct_W, depth + 1)  # in batches with so many before them
+        missed = _sums_from(self._count_D, depth + 2)[1:]  # with a longer interval, by cached batches, 0 to depth
+        looked_up = _sums_from(self._distinct_W, depth + 1)  # in batches with that many earlier ones
         ratios = np.minimum(missed / np.maximum(looked_up, 1), 1.0)
         ratios[0] = 1.0
-        ratios = np.maximum.accumulate(ratios[::-1])[::-1]  # a larger cache misses no more; what it seems to is chance
+        ratios = np.maximum.accumulate(ratios[::-1])[::-1]  # a larger cache has no more misses, except by chance
         held = np.concatenate([[0.0], np.cumsum(ratios)[:-1]]) * num_distinct / num_batches
         held = np.minimum(held, num_rows)
         found = np.interp(np.array(LOAD_FACTORS[:-1]) * num_rows, [*held, num_rows], [*ratios, 0.0])
@@ -141,7 +139,7 @@ class ReuseIntervals:
             return
         rows_P, batches_P = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
         self._pending, self._num_pending = [], 0
-        # Behind what is remembered, so that of equal rows it comes first, and then the batches in their order.
+        # After the remembered rows, so that of equal rows these come first, then the batches in order.
         rows_P, batches_P = np.concatenate([self._rows, rows_P]), np.concatenate([self._last, batches_P])
         is_new = np.arange(rows_P.size) >= self._rows.size
         order_P = np.argsort(rows_P, kind="stable")
@@ -160,7 +158,7 @@ class ReuseIntervals:
 
 
 def remembered_rows(num_tables: int) -> int:
-    """Rows whose last batch is remembered, of each of so many tables."""
+    """Return the number of rows per table whose last batch is remembered, for this number of tables."""
     return min(max(REMEMBERED_ROWS // max(num_tables, 1), MIN_REMEMBERED), MAX_REMEMBERED)
 
 
@@ -187,11 +185,11 @@ class TableCounts:
         columns: columns of the sample that are its features.
         num_lookups: lookups of each column in the whole sample.
         largest_row: largest row that was looked up, -1 if none was.
-        unique_K: unique rows of all full windows together by the number of lookups in their window, bin by bin. Their
-            shares are the mean histogram of the windows, each weighted by its number of unique rows. So weighted, the
-            mean lookups per unique row that the histogram implies are those of the sample; in the plain mean, a
-            window of one hot row would count as much as one of a thousand cold rows.
-        rest_K: the same of the incomplete last window.
+        unique_K: unique rows of all full windows by the number of lookups in their window, in bins. Their shares are
+            the mean histogram of the windows, weighted by numbers of unique rows. This makes the mean lookups per
+            unique row of the histogram that of the sample; in the plain mean, a window of one hot row would count as
+            much as one of a thousand cold rows.
+        rest_K: the same for the incomplete last window.
     """
 
     def __init__(
@@ -207,7 +205,7 @@ class TableCounts:
         self._clear()
 
     def add(self, column: str, rows_L: IntArray, path: Path) -> None:
-        """Lookups of a column in the present window.
+        """Add lookups of a column in the current window.
 
         Raises:
             BadFile: a row number is negative or beyond the table.
@@ -232,7 +230,7 @@ class TableCounts:
             self._compact()
 
     def close_window(self, is_full: bool) -> None:
-        """Counts the present window and starts the next."""
+        """Count the current window and start the next."""
         self._compact()
         if is_full:
             self.intervals.add(self._rows_U)
@@ -266,14 +264,14 @@ class TableCounts:
 
 
 class WindowedCounts:
-    """Cuts successive blocks into windows of ``batch_size`` samples, across the borders of blocks and files."""
+    """Counts over windows of ``batch_size`` samples, across the borders of blocks and files."""
 
     def __init__(self, tables: Sequence[TableCounts], batch_size: int) -> None:
         self._tables, self._batch_size = tables, batch_size
         self._filled = 0
 
     def add(self, block: Block, path: Path) -> None:
-        """Raises BadFile for an impossible row number."""
+        """Add a block; raise BadFile for an impossible row number."""
         start = 0
         while start < block.num_samples:
             end = min(block.num_samples, start + self._batch_size - self._filled)
@@ -287,7 +285,7 @@ class WindowedCounts:
                 self._close(is_full=True)
 
     def finish(self) -> None:
-        """Counts the incomplete last window, apart from the others, and forgets the rows."""
+        """Count the incomplete last window separately, and forget the rows."""
         if self._filled:
             self._close(is_full=False)
         for table in self._tables:

@@ -1,4 +1,4 @@
-"""The columns of a sample that are features: called as the user says, without dense, label and time columns."""
+"""Selection of a sample's feature columns, with the user's names, without dense, label and time columns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TIME_WORDS = {"timestamp", "ts", "datetime", "date", "time"}
 
 
 def sort_of_integers(name: str, only_0_and_1: bool) -> str | None:
-    """Tell from its name what a column with one whole number a sample is; None for row numbers.
+    """Classify a column with one integer per sample by its name; None for row numbers.
 
-    Names such as ``I7`` or ``int_3`` are dense, ``label`` or, of 0 and 1 alone, ``is_click`` a label, ``event_time`` a
+    Names such as ``I7`` or ``int_3`` are dense, ``label`` or, if 0 or 1, ``is_click`` are labels, ``event_time`` is a
     time.
     """
     words = re.split(r"[\W_]+", name.lower())
@@ -36,11 +36,11 @@ def sort_of_integers(name: str, only_0_and_1: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Features:
-    """The features of a sample; a ``Sample`` whose names are those of features.
+    """Features of a sample; a ``Sample`` of feature columns only.
 
     Attributes:
-        left_out: the columns that are none, and why.
-        missed: columns that the user maps, and that are not there.
+        left_out: other columns, and the reasons.
+        missed: columns that the user maps but the sample lacks.
     """
 
     sample: Sample
@@ -50,26 +50,26 @@ class Features:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The features."""
+        """Return the names of the features."""
         return tuple(self.column_of)
 
     @property
     def unlike_features(self) -> Mapping[str, str]:
-        """None: only features are left."""
+        """Return an empty mapping: all columns are features."""
         return {}
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """See ``Sample.survey``."""
+        """Return the survey; see ``Sample.survey``."""
         found = self.sample.survey([self.column_of[name] for name in names])
         return replace(found, num_lookups={name: found.num_lookups[self.column_of[name]] for name in names})
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
-        """See ``Sample.blocks``."""
+        """Yield blocks; see ``Sample.blocks``."""
         for block in self.sample.blocks(part, [self.column_of[name] for name in names], max_samples):
             yield replace(block, lookups={name: block.lookups[self.column_of[name]] for name in names})
 
     def notes(self, source: Path) -> Iterator[str]:
-        """Says which columns are left out, and how to keep one."""
+        """Name the columns that are left out, and explain how to keep one."""
         if not self.left_out:
             return
         sorts = {sort: [name for name, why in self.left_out.items() if why == sort] for sort in self.left_out.values()}
@@ -79,16 +79,16 @@ class Features:
 
 
 def features_of(source: Path, sample: Sample, columns: Mapping[str, str], wanted: Collection[str] | None) -> Features:
-    """Tell the features of a sample from its other columns.
+    """Select the features of a sample from its columns.
 
     Args:
-        source: what the user calls the sample.
+        source: the sample's name in errors.
         columns: the user's names for columns; an empty one leaves a column out.
-        wanted: features of the tables that are known; None makes a table of each. A column that looks like no feature
-            is one where it is wanted, or named in ``columns``.
+        wanted: features of the known tables; None makes a table of each. A column that does not look like a feature is
+            still one if it is wanted, or named in ``columns``.
 
     Raises:
-        BadConfig: if a column is called as no feature is, or two are called the same.
+        BadConfig: if a column is mapped to an unknown feature, or two have the same name.
         BadFile: if no column is a feature.
     """
     here = [column for column in sample.names if column in columns]

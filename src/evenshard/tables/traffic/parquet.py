@@ -1,7 +1,7 @@
 """Traffic in Parquet files: one row per sample, one column per table.
 
-A column holds lists of row numbers, or one row number per sample. A null and an empty list mean no lookups. What other
-columns look like, ``ParquetSample.unlike_features`` says.
+A column holds lists of row numbers, or one row number per sample. A null and an empty list mean no lookups. Other
+columns are listed by ``ParquetSample.unlike_features``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from evenshard.base.messages import brief, cut, reason_of
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 
-# Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
+# Pages are decoded from a buffer of this size. Without it, or with pyarrow's pre-buffering, whole column chunks of a
 # row group are held in memory.
 READ_BUFFER_BYTES = 1 << 20
 _REMEDY = "A column must hold row numbers or lists of them; write it again or remove it."
 
 
 class ParquetSample:
-    """See ``Sample``.
+    """Sample in Parquet files; see ``Sample``.
 
     Raises:
         BadFile: the first file is torn or has no column.
@@ -43,7 +43,7 @@ class ParquetSample:
             self.unlike_features = _unlike_features(self.names, file)
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """See ``Sample.survey``."""
+        """Survey the files; see ``Sample.survey``."""
         parts: list[Part] = []
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in self._paths:
@@ -59,7 +59,7 @@ class ParquetSample:
         return Survey(num_samples, num_lookups, tuple(parts))
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
-        """See ``Sample.blocks``."""
+        """Yield blocks; see ``Sample.blocks``."""
         with _open_parquet(part.path) as file:
             try:
                 for batch in file.iter_batches(max_samples, row_groups=[part.row_group], columns=list(names)):
@@ -93,7 +93,7 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
 
 
 def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
-    """Return columns that hold no row numbers, by their type, or by name and values."""
+    """Return columns without row numbers, by their type, or by name and values."""
     found = {}
     for name in names:
         kind = file.schema_arrow.field(name).type
@@ -110,7 +110,7 @@ def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
 
 
 def _only_0_and_1(name: str, metadata: Any) -> bool:
-    """Read a column's statistics, which most writers give."""
+    """Check a column's statistics, which most writers store, for a range of 0 to 1."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
     ranges = [one.statistics for one in columns if one.path_in_schema == name]
@@ -118,13 +118,13 @@ def _only_0_and_1(name: str, metadata: Any) -> bool:
 
 
 def _value_type(kind: Any) -> Any:
-    """Return the type of the values of a column, whether they stand in lists or alone."""
+    """Return the type of a column's values, or of its lists' values."""
     return kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
 
 
 def _check_type(path: Path, name: str, kind: Any) -> None:
     value = _value_type(kind)
-    # A column of nothing but nulls or empty lists is written without a type of its own.
+    # A column with only nulls or empty lists is written without a specific type.
     if pt.is_integer(value) or pt.is_null(value):
         return
     hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
@@ -136,7 +136,7 @@ def _num_values(file: Any) -> dict[str, int]:
     metadata, names = file.metadata, set(file.schema_arrow.names)
     column_of_leaf: list[str | None] = []
     for number in range(metadata.num_columns):
-        path = metadata.schema.column(number).path  # "ads" or "ads.list.element"; the name may hold dots of its own
+        path = metadata.schema.column(number).path  # "ads" or "ads.list.element"; the name itself may have dots
         while path and path not in names:
             path = path.rpartition(".")[0]
         column_of_leaf.append(path or None)

@@ -1,4 +1,4 @@
-"""Files of recorded lookups: their tables, a first look at their sizes, and blocks of samples; and ``.pt`` files.
+"""Interface of recorded lookups: tables, a survey of sizes, and blocks of samples; and ``.pt`` files.
 
 Legend: B samples of a block, L lookups of one table in a block.
 """
@@ -31,7 +31,7 @@ class TableLookups:
 
     @staticmethod
     def of_lengths(rows: IntArray, lengths: npt.NDArray[Any]) -> TableLookups:
-        """The lookups by the [B] number of lookups of each sample."""
+        """Build the lookups from the number of lookups of each sample, [B]."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return TableLookups(rows, offsets)
@@ -39,7 +39,7 @@ class TableLookups:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some successive samples, with their lookups by table name."""
+    """Successive samples, with their lookups by table name."""
 
     num_samples: int
     lookups: dict[str, TableLookups]
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of samples that is read as one step of the progress bar; a row group of Parquet, or a file."""
+    """Range of samples that is one step of the progress bar; a row group of Parquet, or a file."""
 
     path: Path
     row_group: int = 0
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """Sizes that are known before the lookups are read; a null or an empty list may count as one lookup."""
+    """Sizes known before the lookups are read; a null or an empty list may count as one lookup."""
 
     num_samples: int
     num_lookups: dict[str, int]
@@ -63,28 +63,28 @@ class Survey:
 
 
 class Sample(Protocol):
-    """Files of recorded lookups. Every file holds the same tables."""
+    """Files of recorded lookups; all have the same tables."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables, in the order of the first file."""
+        """Return the tables, in the order of the first file."""
         ...
 
     @property
     def unlike_features(self) -> Mapping[str, str]:
-        """Names that look like something else than a feature, and what: dense, label or time."""
+        """Return names that do not look like features, with their kind: dense, label or time."""
         ...
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """Looks at all files without reading the lookups.
+        """Survey all files without reading the lookups.
 
         Raises:
-            BadFile: a file is torn, does not hold the tables of the first, or a named table is of a wrong type.
+            BadFile: a file is torn, lacks the tables of the first, or a named table has a wrong type.
         """
         ...
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
-        """The samples of a part, in order, at most ``max_samples`` at a time, with the named tables only.
+        """Yield the samples of a part, in order, in blocks of at most ``max_samples``, with the named tables only.
 
         Raises:
             BadFile: the part is torn or its values contradict each other.
@@ -93,7 +93,7 @@ class Sample(Protocol):
 
 
 def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str], first: Path) -> None:
-    """Raises BadFile unless a file holds exactly the tables of the first file."""
+    """Raise BadFile unless a file has exactly the tables of the first file."""
     missing = [name for name in expected if name not in set(names)]
     extra = [name for name in names if name not in set(expected)]
     if missing or extra:
@@ -108,20 +108,20 @@ class TorchSample:
     If the only file is gzipped, ``unpacked`` is the copy to read.
 
     Raises:
-        BadFile: the first file is torn or holds something else.
+        BadFile: the first file is torn or has other content.
     """
 
     def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
         self._paths, self._unpacked = tuple(paths), unpacked
         self._begins: dict[Path, list[int]] = {}
         self.names = self._load(self._paths[0]).names
-        self.unlike_features: Mapping[str, str] = {}  # such a file holds lookups alone
+        self.unlike_features: Mapping[str, str] = {}  # these files have only lookups
 
     def _load(self, path: Path) -> DlrmBatch:
         return mapped_batch(path, self._unpacked or path)
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """See ``Sample.survey``."""
+        """Survey the files; see ``Sample.survey``."""
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in progress(self._paths, "looking at the files"):
             batch = self._load(path)
@@ -134,7 +134,7 @@ class TorchSample:
         return Survey(num_samples, num_lookups, tuple(map(Part, self._paths)))
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
-        """See ``Sample.blocks``."""
+        """Yield blocks; see ``Sample.blocks``."""
         whole = self._load(part.path)
         number_of = {name: whole.names.index(name) for name in names}
         begins = {name: self._begins[part.path][number] for name, number in number_of.items()}
@@ -147,8 +147,8 @@ class TorchSample:
             for name, number in number_of.items():
                 lengths_B = batch.lengths[number, first:last].long()
                 begin, end = begins[name], begins[name] + int(lengths_B.sum())
-                # A copy, since a view would keep the whole file mapped.
+                # A copy, because a view would keep the whole file mapped.
                 rows = batch.indices[begin:end].long().numpy().copy()
                 lookups[name], begins[name] = TableLookups.of_lengths(rows, lengths_B.numpy()), end
-            del batch  # what was touched stays in memory as long as the file is mapped, so each block maps it again
+            del batch  # touched pages stay in memory while the file is mapped, so each block maps it again
             yield Block(last - first, lookups)

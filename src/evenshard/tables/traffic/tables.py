@@ -1,10 +1,10 @@
-"""Tables from a sample of traffic: fills in pooling factors, reuse, shares of rows, miss ratios, or makes the tables.
+"""Tables from a sample of traffic: fills in their figures (pooling, reuse, row shares, miss ratios), or makes them.
 
-A column of the sample is a feature. A table has the columns of its ``feature_names``, or the one of its own name.
+A column of the sample is a feature. A table has the columns of its ``feature_names``, or the column of its own name.
 
-The histogram belongs to a batch size (docs/decisions/0002), so the sample is cut into windows of that many successive
-samples, from file to file. All tables' lookups of one window may be too many to hold at once; then the tables are read
-in groups, one after the other, and each group reads its own part of the files only.
+A histogram holds for one batch size (docs/decisions/0002), so the sample is cut into windows of that many successive
+samples, across files. If the lookups of all tables in one window exceed memory, the tables are read in groups in turn,
+and each group reads only its part of the files.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from evenshard.tables.traffic.counts import TableCounts, WindowedCounts, remembe
 from evenshard.tables.traffic.features import features_of
 from evenshard.tables.traffic.sample import Sample, Survey, TorchSample
 
-# Expected lookups of one window in the tables that are read together: 128 MiB.
+# Expected lookups of one window in a group of tables: 128 MiB.
 GROUP_LOOKUPS = 1 << 24
-# Expected lookups and samples that are read at a time.
+# Expected lookups and samples per block.
 BLOCK_LOOKUPS = 1 << 21
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
 
@@ -45,24 +45,23 @@ def tables_from_traffic(
     embedding_dim: int | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet:
-    """Count a sample of traffic, and put its figures into tables.
+    """Count a sample of traffic, and fill its figures into tables.
 
-    Pooling factors are lookups per sample of the whole sample, of each feature its own; shares of rows are of the whole
-    sample too. Histograms are those of windows of ``batch_size`` samples; an incomplete last window counts only for
-    tables that no full one reads. Miss ratios of caches need two full windows (``counts``). A table that is never
-    looked up has pooling factor 0 and no histogram.
+    Pooling factors are lookups per sample of the whole sample, per feature; shares of rows are also of the whole
+    sample. Histograms are those of windows of ``batch_size`` samples; an incomplete last window counts only for tables
+    that no full window reads. Miss ratios of caches need two full windows (``counts``). A table that is never looked up
+    has pooling factor 0 and no histogram.
 
     Args:
-        source: a folder of Parquet files or of ``.pt`` files, read in the order of their names, or one such file.
-        tables: the tables that get the figures; those without traffic stay as they are, traffic without a table is not
-            read. None makes tables of all that the sample holds, with as many rows as the largest index tells, 32 bits
-            and ``embedding_dim``.
-        columns: features by their columns, where these are called otherwise; empty to leave a column out. A column that
-            is named here is a feature whatever it looks like.
+        source: a folder of Parquet files or of ``.pt`` files, sorted by name, or a single file.
+        tables: tables to fill; those without traffic stay unchanged, traffic without a table is not read. None makes a
+            table of each feature, with rows up to its largest index, 32 bits and ``embedding_dim``.
+        columns: feature of each renamed column; empty to leave a column out. A column that is named here is always a
+            feature.
 
     Raises:
-        BadConfig: settings that contradict each other or make no sense.
-        BadFile: the sample cannot be read, contradicts itself or the tables, or holds no sample or none of the tables.
+        BadConfig: settings that are invalid or contradict each other.
+        BadFile: the sample cannot be read, contradicts itself or the tables, or has no sample or none of the tables.
     """
     source = Path(source)
     check_ranges(batch_size=batch_size)
@@ -97,10 +96,10 @@ def tables_from_traffic(
 
 @contextmanager
 def _opened_sample(source: Path) -> Iterator[Sample]:
-    """Yield the files of a folder in the order of their names, or a single file.
+    """Yield the files of a folder, sorted by name, or a single file.
 
-    Names that start with a dot or an underscore (Spark's ``_SUCCESS``) do not count. A gzipped file is unpacked into
-    the temporary folder and removed from there at the end.
+    Names that start with a dot or an underscore (Spark's ``_SUCCESS``) are ignored. A gzipped file is unpacked into the
+    temporary folder and removed at the end.
     """
     if source.is_file() and source.name.endswith(".pt.gz"):
         with unpack_file(source) as file:
@@ -131,7 +130,7 @@ def _parquet_sample(paths: Sequence[Path]) -> Sample:
 
 
 def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
-    """Return None where each column makes a table."""
+    """Return the features of tables; None if each column makes a table."""
     if tables is None:
         return None
     return frozenset(name for table in tables for name in (table.name, *table.feature_names))
@@ -151,7 +150,7 @@ def _tables_to_count(source: Path, sample: Sample, tables: Sequence[Table] | Non
     columns = {column for own in features.values() for column in own}
     in_sample = set(sample.names)
     for name, own in features.items():
-        # Features that the sample does not tell apart stand in a column of their table.
+        # Features that the sample does not separate are in a column with the table's name.
         if not in_sample & set(own) and name in in_sample and name not in columns:
             features[name] = (name,)
     num_rows = {table.name: table.num_rows for table in tables or ()}
@@ -184,7 +183,7 @@ def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], ba
 
 
 def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> list[list[TableCounts]]:
-    """Group tables whose lookups of a mean window fit into ``GROUP_LOOKUPS`` together."""
+    """Group tables whose lookups of a mean window fit into ``GROUP_LOOKUPS``."""
     window_samples = min(batch_size, survey.num_samples)
     groups: list[list[TableCounts]] = []
     room = 0.0
@@ -218,8 +217,8 @@ def _fill_figures(
     total = int(counts.unique_K.sum())
     if total:
         return replace(table, reuse_bins=tuple((counts.unique_K / total).tolist()))
-    # Fewer samples than a batch come back to fewer rows. The histogram is moved only as far as a whole batch's lookups
-    # need to fit into the rows at all.
+    # Fewer samples than a batch repeat rows less. The histogram is tilted only as far as a whole batch's lookups need
+    # to fit into the rows.
     rest_K = tuple((counts.rest_K / np.sum(counts.rest_K)).tolist())
     reuse_bins = feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size, base=rest_K)
     text = f"those of {num_samples % batch_size} samples; a batch of {batch_size} comes back to rows more often"
@@ -230,9 +229,9 @@ def _fill_figures(
 def _feature_lookups(
     table: Table, counts: TableCounts, num_samples: int, assumptions: list[Assumption]
 ) -> tuple[float, ...]:
-    """Count lookups per sample, or take the given ones where the sample lacks the feature."""
+    """Count lookups per sample, or keep the given ones if the sample lacks the feature."""
     counted = {column: number / num_samples for column, number in counts.num_lookups.items()}
-    if not set(counted) & set(table.feature_names):  # one column for all features
+    if not set(counted) & set(table.feature_names):  # a single column for all features
         (together,) = counted.values()
         given = sum(table.feature_lookups)
         return tuple(together * (one / given if given else 1 / table.num_features) for one in table.feature_lookups)
