@@ -16,8 +16,8 @@ class DeviceGroup:
     """Devices of one kind with consecutive ids.
 
     Attributes:
-        hardware: name such as simulated:h100.
-        num_devices: number of devices.
+        hardware: such as simulated:h100.
+        num_devices: how many.
     """
 
     hardware: str
@@ -29,15 +29,15 @@ class Nodes:
     """Hosts, devices and links.
 
     Attributes:
-        num_devices: devices on all hosts.
-        devices_per_node: devices on each host.
+        num_devices: on all hosts.
+        devices_per_node: on each host.
         nodes_per_domain: hosts whose devices share the fast link.
-        intra: link within a domain, a name of ``price.link``; empty for the hardware's own.
-        inter: link between domains; empty if there is only one domain.
-        groups: kinds of devices; empty if all devices are the same.
-        host_bytes: memory of each host that tables may use; empty for none.
+        intra: link within a domain, as ``price.link`` names it; empty for that of the hardware.
+        inter: link between domains; empty where there is one domain.
+        groups: kinds of devices, where they are not all of one kind.
+        host_bytes: memory of each host that tables may take, by its number; empty for none.
         host_gb_s: bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown.
-        ssd_bytes: SSD space of each host that tables may use; empty for none.
+        ssd_bytes: what tables may take of each host's SSDs, by its number; empty for none.
         ssd_gb_s: bandwidth of a host's SSDs, 10**9 bytes per second, which its devices share; 0 if unknown.
     """
 

@@ -39,7 +39,7 @@ class Storage:
 
     ::
 
-        fused                device memory; the only one for replicas
+        fused                device memory, where replicas live alone
         fused_uvm_caching    host memory, with a cache in device memory
         fused_uvm            host memory, read and written by the device over its link to the host
         key_value            SSD, with a cache in device memory

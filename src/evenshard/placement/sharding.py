@@ -154,7 +154,7 @@ REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class Communication:
-    """Data types of embeddings and their gradients in communication (TorchRec: qcomms)."""
+    """Data types in which embeddings and their gradients travel (TorchRec: qcomms)."""
 
     forward: str = "fp32"  # for outputs
     backward: str = "fp32"  # for their gradients

@@ -62,9 +62,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class DeviceError:
-    """Error of a simulated device: the 90th percentile over ``points`` held-out measurements.
+    """Error of a simulated device: nine of ten held-out measurements, so many points, are predicted with a smaller one.
 
-    ``points`` is 0 if nothing confirms the profile.
+    Points are 0 where nothing confirms the profile.
     """
 
     percent: float = UNCONFIRMED_PERCENT
