@@ -144,7 +144,7 @@ VALUE_BYTES = 4
 PREFETCH_INPUTS = 7
 # Bytes per row, to map it to its table; bytes per cached row, for its index and last use.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
-# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
+# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal indices.
 WORKSPACE_BYTES = 40
 
 
@@ -235,7 +235,7 @@ def part_memory(
 def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
     storage = part.storage
     per_row, per_weight = STATE_NUMBERS[optimizer]
-    # A replica is trained by a dense optimizer, whose states are as precise as the weights.
+    # A dense optimizer trains replicas; its states have the precision of the weights.
     state_bytes = own.weight_bits // 8 if len(part.devices) > 1 else STATE_BYTES
     of_rows = own.num_rows * per_row * state_bytes
     of_weights = own.num_rows * own.embedding_dim * per_weight * state_bytes
@@ -262,7 +262,7 @@ def _input_bytes(table: Table, samples: float) -> float:
 
 @dataclass(frozen=True)
 class SampleMemory:
-    """Bytes that every device holds for its own samples, wherever the tables are."""
+    """Bytes that every device holds for its own samples, for any placement of the tables."""
 
     inputs: int = 0  # of all batches in flight, before they are sent to the tables' devices
     received: int = 0  # embeddings of all tables, or their gradients

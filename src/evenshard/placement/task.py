@@ -35,7 +35,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.tables.table import MEAN, Table
 
-# Name of a task that is not one of many.
+# Name of a task that is not part of a set.
 TASK_ID = "placement"
 
 

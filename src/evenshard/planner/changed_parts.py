@@ -36,7 +36,7 @@ from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.model import Model
 from evenshard.tables.table import MEAN
 
-# Other choices, by the position of the table.
+# New choices, by the position of the table.
 Changes = Mapping[int, Choice]
 
 

@@ -77,7 +77,7 @@ class Renaming:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table whose shape differs, such as "num_rows 100 -> 200": its weights cannot move."""
+    """A table whose shape differs, such as "num_rows 100 -> 200", so that its weights cannot move."""
 
     table: str
     what: str

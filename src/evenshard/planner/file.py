@@ -33,7 +33,7 @@ FILE_VERSION: Literal[4] = 4
 
 
 class FileRecord(BaseModel):
-    """A record of the file's own: fields that it does not know are refused."""
+    """A record of the file itself; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 

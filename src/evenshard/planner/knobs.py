@@ -169,7 +169,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class TableSources:
-    """Facts about the tables beside their file."""
+    """Information about the tables in addition to their file."""
 
     columns: Mapping[str, str] | None = knob(
         None,
@@ -196,7 +196,7 @@ class TableSources:
 
 @dataclass(frozen=True)
 class TableRules:
-    """Rules of single tables, by name, as a person writes them down; ``evenshard.planner.rules`` reads them."""
+    """Rules of single tables, by name, as a user writes them; ``evenshard.planner.rules`` parses them."""
 
     pinned: Mapping[str, int | Sequence[int]] | None = knob(
         None, "the device, or devices, that a table may live on", flag="--pin"
@@ -308,7 +308,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The knobs of ``evenshard.what_if``: machines, prices, and the work of a step besides its embeddings."""
+    """The knobs of ``evenshard.what_if``: machines, prices, and the parts of a step other than embeddings."""
 
     hardware: Sequence[str] = knob(
         (),

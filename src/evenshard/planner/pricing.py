@@ -237,7 +237,7 @@ def interval_factors(
     devices: Sequence[PredictedDevice],
     alone_ms: Sequence[float],
 ) -> tuple[float, float]:
-    """Return the divisor of an interval's lower end and the factor of its upper end; 1 and 1 in the training range.
+    """Return the factors that widen an interval's lower and upper ends (divisor, factor); 1 in the training range.
 
     The cost model's own interval applies within the training range. Beyond it, times are assumed to change at most in
     proportion to rows, dims, lookups, weight bits, batch, and devices (for the exchange). So a model that is right at
@@ -264,7 +264,7 @@ def interval_factors(
 def hot_rows_factors(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[float, float]:
-    """Return the divisor of an interval's lower end and the factor of its upper end for tables without traffic.
+    """Return the factors that widen an interval's ends (divisor, factor) because of tables without traffic.
 
     They are the change of the prediction if all hot rows of these tables are adjacent, or none.
     """

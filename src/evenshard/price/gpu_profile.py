@@ -42,7 +42,7 @@ CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """A GPU under FBGEMM's fused table-batched embedding.
+    """The constants of a GPU that runs FBGEMM's fused table-batched embedding.
 
     Attributes:
         link: name of the link between such devices, in ``price/link.py``.

@@ -58,7 +58,7 @@ def constants_by_rules(
     fitted: Mapping[str, Mapping[str, float]],
     speed: Callable[[Mapping[str, float]], float] = speed_of,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Compute the constants of a profile that its data sheet lacks, and list the ones that scale with the data sheet.
+    """Compute the constants of a profile that its data sheet lacks, and list those that scale with the data sheet.
 
     ``fitted`` has all constants of the profiles to learn from, by name.
     """

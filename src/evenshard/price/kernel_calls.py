@@ -5,7 +5,7 @@ separate calls for weighted lookups; replicated tables use a dense call. Whole p
 with one part, and rows on a node as a grid of one column, so that they share the call (``evenshard.torchrec``). A part
 is looked up as one table per feature that it pools. Bags are the samples of each feature, also for a sequence, where
 every lookup is an output: FBGEMM's kernels run over samples either way, and TorchRec's dedup of a sequence's indices
-distributes the remaining ones evenly to the same bags.
+distributes the remaining indices evenly to the same bags.
 
 A price (``DevicePrice``) gives each looked-up table a row of columns. Most columns add up over the tables of a kernel
 call; for the last few, the maxima, a call has the largest. A call's times are a function of its sums, and a device's

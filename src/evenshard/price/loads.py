@@ -126,7 +126,7 @@ class _KindLoads:
             self.next_SL[sum_E[first_Z]] = np.where(is_shared_ZL, largest_EL[first_Z], below_ZL)
 
     def changed_sums(self, sum_Z: Indices, first_Z: Indices, row_E: Indices, sign_E: Indices) -> Columns:
-        """Return sums after their additions and removals."""
+        """Return sums after additions and removals of cells."""
         count_Z, columns_EH = np.diff(first_Z, append=len(row_E)), self.columns_PH[row_E]
         more_EH = sign_E[:, None].astype(columns_EH.dtype) * columns_EH
         sums_ZH = self.sums_SH[sum_Z]

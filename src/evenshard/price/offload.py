@@ -45,7 +45,7 @@ UPDATE_SHARE = 0.89
 FIND_NS_PER_LOOKUP = 0.79
 CACHED_UPDATE_NS_PER_LOOKUP = 0.07
 
-# Assumed.
+# Assumptions.
 LINE_BYTES = 64  # cache line of host memory: the least bytes of a read
 PROCESSOR_GB_S = 51 * 1.024**3  # if the host's bandwidth is unknown: TorchRec's constant for host memory
 SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs; TorchRec's constant

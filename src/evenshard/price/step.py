@@ -57,7 +57,7 @@ def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices that are alike: their price, bytes per ns of their memory for dense gradients, and their host."""
+    """A kind of equal devices: their price, bytes per ns of their memory for dense gradients, and their host."""
 
     price: DevicePrice
     bytes_per_ns: float

@@ -16,7 +16,7 @@ from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval,
 from evenshard.price.hardware import is_simulated
 from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
 
-# The change that groups make to training, whatever they save.
+# Reminder that groups change the training result.
 STEPS_OF_THEIR_OWN = (
     "between two averages each group takes steps of its own from its share of the batch, so that a learning rate and "
     "AdaGrad's sums mean something else than in one group; arXiv 2508.03854 makes up for it with a momentum-scaled "

@@ -54,7 +54,7 @@ MOST_WIDTHS = 1_000
 
 @dataclass(frozen=True)
 class Options:
-    """[G, W] of the options of all groups: work of all devices together, of the slowest piece alone, and memory."""
+    """Options of all groups, [G, W]: work of all devices together, of the slowest piece alone, and memory."""
 
     total_GW: FloatArray
     alone_GW: FloatArray
@@ -357,7 +357,7 @@ class WholePieces:
             return float("inf")
         if excess_FM[best, price] <= 0 or not len(self.cuts.options):
             return float(excess_FM[best, price])
-        # Cuts by columns may be uneven.
+        # Recompute with uneven cuts by columns, which are cheaper.
         numbers_W = np.where(is_allowed_W, numbers_FW[best], np.inf)
         share_FU = self.cut_FU * (1 + self.cuts.of_tables(self.once_W)[:, None] / room) / room
         parts_FU = np.where(share_FU <= 1 + _ROUNDING, FUNCTIONS[best](np.minimum(share_FU, 1.0)), np.inf)

@@ -93,7 +93,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """Placements that use exactly some classes, with volumes in some ranges; ``alone_W`` times the longest piece."""
+    """All placements with exactly these classes and volumes in these ranges; ``alone_W`` times the longest piece."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -138,7 +138,7 @@ class _Bounds:
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
         longest_W += self._replicas_W + longest_offload_W + values_W * costs.exchange_slopes[1]
-        # Alone on its device, a piece may be all that is exchanged.
+        # A piece alone on its device may be the only communication.
         self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
         self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
         self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)

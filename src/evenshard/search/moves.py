@@ -1,4 +1,4 @@
-"""Bytes that placements under search move from an earlier placement, within a bound.
+"""Bytes that the placements of a search move from an earlier placement, within a limit.
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 

@@ -22,7 +22,7 @@ DEVICES_PER_ARGMIN = 8
 # Additions to the keys of devices with pieces of other widths, without enough memory, and forbidden by rules; any work
 # is far below them.
 FAR, NO_MEMORY, FORBIDDEN = 1e5, 1e6, 1e12
-# Added to the work of options with faults, ms.
+# Penalty for options with faults, ms.
 FAULT = 1e6
 
 
@@ -66,7 +66,7 @@ class GreedyPlacer:
             every = np.ones(self._devices, dtype=bool)
             allowed = (group.allowed_D for group in space.groups)
             self.allowed_GD = np.array([every if one is None else one for one in allowed])
-        # [R, P] pieces of each rule of tables that stay apart.
+        # Masks of the pieces in each rule of tables that stay apart, [R, P].
         rules = sorted({rule for group in space.groups for rule in group.apart})
         group_A = table.group_O.repeat(table.count_O)
         self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The optimizer of each of FBGEMM's names (``EmbOptimType``).
+# Maps FBGEMM's names (``EmbOptimType``) to optimizers.
 OPTIMIZER_OF = {fbgemm: name for name, one in OPTIMIZERS.items() for fbgemm in one.fbgemm_names}
 # Assumed for unknown optimizers: no known optimizer has a larger state.
 UNKNOWN = "adam"

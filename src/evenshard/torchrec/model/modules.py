@@ -182,7 +182,7 @@ def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterat
     return visit("", model)
 
 
-# Of a running model ---------------------------------------------------------------------------------------------------
+# Running models -------------------------------------------------------------------------------------------------------
 
 
 def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
