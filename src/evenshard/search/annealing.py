@@ -38,8 +38,8 @@ OVERFLOW, OVERFLOW_GROWTH = 3.0, 10.0
 UNUSUAL = 1e-3
 # Most changes of one chain per batch; of all chains together, provided each has at least the last number.
 MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
-# A large change is tried in the given number of chains after so many batches and small changes; less often from
-# MANY_GROUPS on, because it places groups one by one.
+# Large changes are tried on CHAINS_PER_LARGE chains every BATCHES_PER_LARGE batches or CHANGES_PER_LARGE small changes;
+# less often from MANY_GROUPS on, because they place groups one by one.
 CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 1, 1024, 400
 
 

@@ -53,7 +53,7 @@ TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
 MOST_PLACED = 2**15
 # Penalty for relative overflow of memory, relative to the placement's cost, to rank starts.
 OVERFLOW = 3.0
-# Starts for which collections with MEAN tables are also cut by rows, and such collections that are cut alone.
+# Starts to cut collections with MEAN tables by rows in, collections that are cut alone, and best results that are kept.
 BESIDE_MEANS, MOST_ALONE, BEST_IN_ROWS = 8, 3, 4
 _Value = TypeVar("_Value")
 # A kind of cut, and the number of costliest uncut tables that it applies to, None for all.

@@ -43,9 +43,9 @@ CANDIDATES, RETURNING = 8, 3
 RUNGS = (1 / 64, 1 / 16, 1 / 4, 1.0)
 # Chains that continue from the best placement within the previous bound.
 COPIES = 2
-# Most rounds in which all groups of a placement may return home.
+# Number of rounds to return all groups of a placement, each an equal share of the groups.
 RETURN_ROUNDS = 32
-# Number of the first run, distinct from the random numbers of the unbounded search.
+# Number of the first run, whose random numbers the unbounded search does not use.
 FIRST_RUN = 16
 # Phases of annealing, see ``annealing.PHASES``: placements stay near the starts, which are good.
 PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
