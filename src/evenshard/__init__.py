@@ -5,8 +5,8 @@
     import evenshard
 
     answer = evenshard.place("tables.yaml", num_devices=8, memory_cap_gb=64)
-    answer.parts             # which columns of which table live on which device
-    answer.predicted_ms      # what a step waits for
+    answer.parts             # rows and columns of each table by device
+    answer.predicted_ms      # step time of the embeddings
     evenshard.save_answer(answer, "placement.json")
 
 The core answers a request; each package imports only from those before it (import-linter)::
@@ -29,7 +29,7 @@ Operations measure and learn::
     kubeflow     the loop on Kubeflow Pipelines
     cli          the command line
 
-``api`` holds ``place`` and ``what_if``. It stands between the two halves, as it can measure candidates.
+``api`` has ``place`` and ``what_if``. It is between the two halves, because it can measure candidates.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from evenshard.report.answer import PlacementAnswer, load_answer
     from evenshard.tables.table import Table
 
-# Looked up when they are first used: torch takes more than a second to import, and `evenshard --help` needs none of it.
+# Imported on first use: importing torch takes more than a second, and `evenshard --help` does not need it.
 _HOMES = {
     "BadInput": "evenshard.base.errors",
     "EvenshardError": "evenshard.base.errors",

@@ -1,6 +1,6 @@
 """The functions ``evenshard.place`` and ``evenshard.what_if``, which answer as the commands do.
 
-``evenshard.planner.knobs`` declares its knobs. What is heavy is imported when a placement is asked for.
+``evenshard.planner.knobs`` declares their knobs. Heavy modules are imported on the first call.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evenshard.tables.table import Table
     from evenshard.torchrec.model.modules import Collections
 
-# Moments at which a candidate is measured: what disturbs one moment does not decide.
+# Number of moments at which a candidate is measured, so that a disturbance of one moment does not decide.
 VISITS = 3
 
 
@@ -44,23 +44,23 @@ def place(
 ) -> "PlacementAnswer":
     """Decide how each embedding table is sharded, and which of its rows and columns are on which device.
 
-    Ctrl-C ends the search with the best placement until then, once there is one; a note of the answer says so.
+    Ctrl-C ends the search with the best placement so far, if there is one; a note of the answer says so.
 
     Args:
-        tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
+        tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, local or on S3
             (s3://bucket/tables.parquet); or ``Table``s, a ``pandas.DataFrame`` or a list of dicts with the columns of a
             table file; or TorchRec's ``EmbeddingBagCollection`` or ``EmbeddingCollection``, a model with some, or a
             list of their configurations.
         knobs: the fields of ``Machine``, ``Memory``, ``Training``, ``Sharding``, ``TableSources``, ``TableRules``,
-            ``Search`` and ``InUse``, each by its own name; several may be given as one of these instead.
+            ``Search`` and ``InUse``, each by its own name; several may be given as one of these classes.
         progress: called with the predicted time of the best placement so far, ms, and the share of the search that is
             done, 0 to 1.
 
     Returns:
-        The placement, with its predicted times, how sure they are, and a lower bound. The same arguments give the same.
+        The placement, with its predicted times, their uncertainty, and a lower bound. Deterministic.
 
     Raises:
-        BadInput: if an argument cannot be used; the message says what to do.
+        BadInput: if an argument cannot be used; the message tells how to fix it.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
     from evenshard.planner.hosts import devices_of
@@ -197,22 +197,22 @@ def what_if(
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
     **knobs: Any,
 ) -> "WhatIfAnswer":
-    """Place the same tables on every kind of hardware with every number of devices and every size of memory.
+    """Place the same tables on every combination of hardware, number of devices and size of memory.
 
-    Where a machine cannot hold the tables, its option says what is missing. Where one value for all or one for each
-    kind of hardware may be given, the latter is a mapping such as {"h100": 12, "a100": 25}.
+    If the tables do not fit a machine, its option says what is missing. Arguments with one value for all or one for
+    each kind of hardware take a mapping such as {"h100": 12, "a100": 25} for the latter.
 
     Args:
         tables: as for ``evenshard.place``.
         knobs: the fields of ``WhatIf``, each by its own name, and those of ``evenshard.place`` that hold for every
             machine (``shared_knobs``), as ``place`` takes them.
-        progress: goes through a list and shows how far it is, such as ``tqdm``.
+        progress: iterates over a list and shows its progress, such as ``tqdm``.
 
     Returns:
-        The options, each with times, costs and memory, and which are the cheapest and the fastest.
+        The options, each with times, costs and memory, and the cheapest and fastest of them.
 
     Raises:
-        BadInput: if an argument cannot be used; the message says what to do.
+        BadInput: if an argument cannot be used; the message tells how to fix it.
     """
     from evenshard.planner.what_if.answer import answer_what_if
 

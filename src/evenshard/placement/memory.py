@@ -1,26 +1,26 @@
-"""The memory that a part of a table takes of a device, its host and the SSD, and that every device takes besides.
+"""The memory that a part of a table takes of a device, its host and the SSD, and the memory that every device needs.
 
-Optimizers and training pipelines (TorchRec's ``TrainPipeline*``) stand here, as far as they decide about memory.
+This module defines optimizers and training pipelines (TorchRec's ``TrainPipeline*``) as far as they affect memory.
 
-Counted of a part, on each of its devices, for B samples of the global batch:
+Counted for a part, on each of its devices, for B samples of the global batch:
 
-- weights, and the state of the optimizer, as FBGEMM keeps them: FP32, beside the weights, but states of one number a
-  row in device memory wherever the weights are;
-- of a cache: its rows, 16 bytes for each of them, 4 for every row of the table; and of a pipeline that prefetches, what
-  that holds meanwhile;
-- inputs: indices, lengths and offsets of all samples, weights of lookups; of as many batches as are on the way;
-- outputs, and of those that an all-to-all sends, the buffer that is sent;
-- of a replica: its dense gradient, twice, as backward makes it and as DistributedDataParallel keeps it; gradient and
+- weights, and the optimizer state as FBGEMM keeps it: FP32, in the same memory as the weights. Row-wise states are
+  always in device memory;
+- for a cache: its rows, plus 16 bytes for each, and 4 for every row of the table; with a prefetching pipeline, also the
+  inputs that the prefetch holds;
+- inputs: indices, lengths and offsets of all samples, weights of lookups; for every batch in flight;
+- outputs, and for outputs that an all-to-all sends, the send buffer;
+- for a replica: its dense gradient, twice, because backward and DistributedDataParallel each hold a copy; gradient and
   states have the data type of its weights.
 
-And of every device, wherever the tables are: inputs of its own samples before they are sent, and what it receives of
-all tables for its own samples.
+Counted for every device, wherever the tables are: inputs of its own samples before they are sent, and the outputs of
+all tables that it receives for its own samples.
 
-A device's memory peaks at one of five moments of a step (``moments``). Outputs and gradients of the same values do not
-live at once: each is freed when the other side of an exchange has it. All this is what training holds
-(benchmarks/memory_cpu_202611.md); what a GPU's update needs to sort indices is read from FBGEMM's source.
+A device's memory peaks at one of five moments of a step (``moments``). Outputs and their gradients do not exist at the
+same time: each is freed when the other side of an exchange has received it. All terms were checked against training
+(benchmarks/memory_cpu_202611.md), except the workspace for sorting indices on a GPU, which is from FBGEMM's source.
 
-Where a task names no pipeline, weights and states alone count.
+If a task names no pipeline, only weights and states count.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from evenshard.placement.parts import (
 from evenshard.tables.table import Table
 
 Numbers = TypeVar("Numbers", int, npt.NDArray[np.int64])
-STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the weights' precision
+STATE_BYTES = 4  # bytes of a number; FBGEMM keeps states in FP32 for any precision of the weights
 SGD = "sgd"
-# Recommenders train tables with it; taken for tables that come without a model, which would say it.
+# The usual optimizer for tables of recommenders; assumed for tables that come without a model, which would name it.
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
 
 
@@ -59,15 +59,15 @@ DEFAULT_OPTIMIZER = "rowwise_adagrad"
 class Optimizer:
     """An optimizer that FBGEMM fuses with the backward pass of tables."""
 
-    state_numbers: tuple[int, int]  # that it keeps for each row, and for each weight
-    fbgemm_names: tuple[str, ...]  # in ``EmbOptimType``: that of its kernels first, then names with as much state
-    torch_name: str  # class in ``torch.optim`` that keeps as much of a weight
+    state_numbers: tuple[int, int]  # numbers kept for each row, and for each weight
+    fbgemm_names: tuple[str, ...]  # in ``EmbOptimType``: the kernel's own name first, then names with the same state
+    torch_name: str  # class in ``torch.optim`` with the same state per weight
     has_cpu_kernels: bool = False
-    dense_problem: str = ""  # why a dense optimizer may not do the same
+    dense_problem: str = ""  # reason that a dense optimizer is not equivalent
 
 
 _IN_NEITHER = "neither torch.optim nor TorchRec has it"
-# The more an optimizer keeps, the slower its update: the order is that of their times.
+# Sorted by state size, which is also the order of update times.
 OPTIMIZERS = {
     SGD: Optimizer((0, 0), ("EXACT_SGD", "SGD", "NONE"), "SGD", has_cpu_kernels=True),
     "rowwise_adagrad": Optimizer(
@@ -95,17 +95,17 @@ STATE_NUMBERS = {name: one.state_numbers for name, one in OPTIMIZERS.items()}
 
 
 def optimizer_problem(optimizer: str) -> str | None:
-    """Return one clause if this is none of ``OPTIMIZERS``, else None."""
+    """Return the problem, as a clause, of a name that is not in ``OPTIMIZERS``; None if it is."""
     if optimizer in OPTIMIZERS:
         return None
     return f"optimizer is {brief(optimizer)}, which is none of {', '.join(OPTIMIZERS)}"
 
 
 def state_bytes(table: Table, optimizer: str) -> int:
-    """Return the bytes of optimizer state of a table, or of a part, which keeps a state of its own.
+    """Return the bytes of optimizer state of a table or part.
 
     Raises:
-        BadConfig: if the optimizer is none of ``OPTIMIZERS``.
+        BadConfig: if the optimizer is not in ``OPTIMIZERS``.
     """
     if problem := optimizer_problem(optimizer):
         raise BadConfig(f"{problem}. Choose one of these.")
@@ -113,19 +113,19 @@ def state_bytes(table: Table, optimizer: str) -> int:
 
 
 def row_state_bytes(dims: Numbers, optimizer: str) -> Numbers:
-    """Return the bytes of optimizer state of a row with so many columns."""
+    """Return the bytes of optimizer state of a row with ``dims`` columns."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
     return (per_row + per_weight * dims) * STATE_BYTES
 
 
 @dataclass(frozen=True)
 class TrainingPipeline:
-    """A training pipeline."""
+    """The batches that a training pipeline keeps in memory."""
 
-    batches: int  # those whose inputs the tables' devices hold
-    own_batches: int  # those whose inputs a device holds for its own samples
-    leaving_batches: int  # those whose inputs it holds once more, ordered to be sent, during all of a step
-    overlaps_inputs: bool  # whether the exchange of indices runs beside the step before
+    batches: int  # batches whose inputs the tables' devices hold
+    own_batches: int  # batches whose inputs a device holds for its own samples
+    leaving_batches: int  # batches whose inputs it holds again during the whole step, ordered for sending
+    overlaps_inputs: bool  # True if the input dist overlaps the step before
 
 
 PREFETCH, USUAL_PIPELINE = "prefetch", "sparse_dist"
@@ -140,28 +140,28 @@ PIPELINES = {
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 # Bytes of a value of an output or a gradient: FP32.
 VALUE_BYTES = 4
-# Inputs of a batch that a prefetch of cached rows holds meanwhile, as TorchRec counts it: 1, and 6 in bursts.
+# Batches of inputs that a prefetch of cached rows holds, by TorchRec's estimate: 1, and 6 in bursts.
 PREFETCH_INPUTS = 7
-# Bytes of every row, for the table that it belongs to; of every cached one, for its index and when it was last used.
+# Bytes per row, to map it to its table; bytes per cached row, for its index and last use.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
-# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
+# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal indices.
 WORKSPACE_BYTES = 40
 
 
 class PartMemory(NamedTuple):
     """Bytes that a part takes of each of its devices, of its host and of the SSD."""
 
-    weights: int = 0  # in device memory; of a cache, its rows
+    weights: int = 0  # in device memory; for a cache, its rows
     optimizer_state: int = 0  # in device memory
-    cache_state: int = 0  # what a cache needs to find its rows
-    inputs: int = 0  # of all batches on the way
-    outputs: int = 0  # once; the gradients that come back are as large
-    sent: int = 0  # outputs in the buffer of an all-to-all; nothing of rows, whose sums are scattered where they are
+    cache_state: int = 0  # the index of a cache
+    inputs: int = 0  # of all batches in flight
+    outputs: int = 0  # the outputs; their gradients reuse the same size
+    sent: int = 0  # send buffer of an all-to-all; 0 for row shards, whose outputs are reduce-scattered in place
     prefetch: int = 0  # of cached rows
-    dense_gradient: int = 0  # of a replica, as it is kept and as it is made
-    # Inputs besides, while a batch arrives: as received before they are ordered, and FBGEMM's last ones.
+    dense_gradient: int = 0  # of a replica: both copies
+    # More inputs while a batch arrives: the unordered receive buffer, and FBGEMM's previous batch.
     arriving: int = 0
-    returned: int = 0  # gradients of sequences as received, before they are ordered
+    returned: int = 0  # received gradients of sequences, before they are ordered
     workspace: int = 0  # of an update, to sort its indices
     host_weights: int = 0
     host_state: int = 0
@@ -169,18 +169,18 @@ class PartMemory(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Memory of a device while outputs are exchanged, as searches count it; ``peak_bytes`` has other moments."""
+        """Return the device memory while outputs are exchanged, as searches use it; ``peak_bytes`` has all moments."""
         return sum(_on_device(self))
 
     @property
     def lasting_bytes(self) -> int:
-        """Memory of a device that is taken during the whole step."""
+        """Return the device memory that is taken during the whole step."""
         kept: int = sum(getattr(self, name) for name in _LASTING)
         return kept + self.dense_gradient // 2
 
     @property
     def host_bytes(self) -> int:
-        """Memory that the part takes of a host."""
+        """Return the memory that the part takes of a host."""
         return self.host_weights + self.host_state
 
     def __add__(self, other: PartMemory) -> PartMemory:  # type: ignore[override]
@@ -198,10 +198,10 @@ _on_device = attrgetter(*ON_DEVICE_KINDS)
 def part_memory(
     part: TablePart, table: Table, *, num_devices: int, batch_size: int, optimizer: str, pipeline: str
 ) -> PartMemory:
-    """Return the bytes of each kind that a part takes on each of its devices: a constant, and so much for each column.
+    """Return the memory of a part on each of its devices; each kind is a constant plus a number per column.
 
     Args:
-        part: of the table; a replica where it is on all of several devices.
+        part: a part of ``table``; a replica if it is on all of several devices.
         pipeline: one of ``PIPELINES``; empty to count weights and states alone.
     """
     own, is_replica = part_table(part, table), len(part.devices) > 1
@@ -235,7 +235,7 @@ def part_memory(
 def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
     storage = part.storage
     per_row, per_weight = STATE_NUMBERS[optimizer]
-    # A replica is trained by a dense optimizer, whose states are as precise as the weights.
+    # A dense optimizer trains replicas; its states have the precision of the weights.
     state_bytes = own.weight_bits // 8 if len(part.devices) > 1 else STATE_BYTES
     of_rows = own.num_rows * per_row * state_bytes
     of_weights = own.num_rows * own.embedding_dim * per_weight * state_bytes
@@ -254,7 +254,7 @@ def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
 
 
 def _input_bytes(table: Table, samples: float) -> float:
-    """Bytes of the inputs in one batch: a length and an offset per bag, an index and perhaps a weight per lookup."""
+    """Return the input bytes of a batch: a length and an offset per bag, an index and perhaps a weight per lookup."""
     bags = samples * table.num_features
     of_lookup = INDEX_BYTES + LOOKUP_WEIGHT_BYTES * table.is_weighted
     return samples * table.pooling_factor * of_lookup + bags * (LENGTH_BYTES + OFFSET_BYTES)
@@ -262,29 +262,29 @@ def _input_bytes(table: Table, samples: float) -> float:
 
 @dataclass(frozen=True)
 class SampleMemory:
-    """Bytes that every device holds for its own samples, wherever the tables are."""
+    """Bytes that every device holds for its own samples, for any placement of the tables."""
 
-    inputs: int = 0  # of all batches on the way, before they are sent to the tables' devices
-    received: int = 0  # embeddings of all tables, or the gradients that go back
-    leaving: int = 0  # inputs besides, ordered to be sent
-    ordered: int = 0  # of the gradients, those that an all-to-all sends, which are ordered before
-    sliced: int = 0  # those of them that are cut out of the gradients of all tables, where these travel in several ways
+    inputs: int = 0  # of all batches in flight, before they are sent to the tables' devices
+    received: int = 0  # embeddings of all tables, or their gradients
+    leaving: int = 0  # copy of the inputs, ordered for sending
+    ordered: int = 0  # gradients ordered for an all-to-all
+    sliced: int = 0  # slices of the gradients of all tables, needed if these travel in several collectives
 
     @property
     def total(self) -> int:
-        """Memory of a device's own samples while outputs are exchanged."""
+        """Return the memory of a device's own samples while outputs are exchanged."""
         return self.inputs + self.received
 
 
 def sample_memory(
     tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str, parts: Sequence[TablePart] = ()
 ) -> SampleMemory:
-    """Return the bytes that every device holds for its own samples; one device receives gradients alone.
+    """Return the bytes that every device holds for its own samples; a single device receives only gradients.
 
     Args:
-        parts: of all tables, where they are known. Lookups are sent once for each part of columns; no all-to-all sends
-            gradients of pooled tables that are cut by rows or replicated, and beside these it sends slices of all. By
-            default, all tables are whole.
+        parts: parts of all tables; by default, all tables are whole. Lookups are sent once for each column part.
+            Gradients of pooled tables that are cut by rows or replicated need no all-to-all; if there are such tables,
+            the other gradients are sliced first.
     """
     if not pipeline:
         return SampleMemory()
@@ -318,16 +318,16 @@ def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set
 
 
 def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
-    """Return the bytes of a device at each moment that may be its peak, besides those that it holds all the time."""
+    """Return the bytes of a device at each moment that may be its peak, without those that it holds all the time."""
     return {
         "inputs arrive": parts.arriving + sample.leaving,
         "outputs are exchanged": parts.outputs + parts.sent + sample.received,
         "gradients are ordered": sample.received + 2 * sample.ordered + sample.sliced,
         "gradients are exchanged": parts.outputs + parts.returned + sample.received + sample.ordered,
-        "tables are updated": parts.outputs + max(parts.workspace, parts.dense_gradient // 2),  # replicas apart
+        "tables are updated": parts.outputs + max(parts.workspace, parts.dense_gradient // 2),  # without replicas
     }
 
 
 def peak_bytes(parts: PartMemory, sample: SampleMemory) -> int:
-    """The most that a device holds at once, the rest of the model left out; arguments as of ``moments``."""
+    """Return the peak memory of a device without the dense model; arguments as in ``moments``."""
     return parts.lasting_bytes + sample.inputs + max(moments(parts, sample).values())

@@ -1,14 +1,13 @@
-"""Bytes that move between two placements, and the names of devices with which the fewest do.
+"""Bytes that move between two placements, and the device order that minimizes them.
 
-Pieces of the table are compared, which neither placement cuts: splits and joins move exactly what a device lacks. A
-piece has optimizer state of its own. What is kept in the memory of a host, or on its SSDs, is there for all devices of
-the host: only its cache is of one of them. A replica is copied to every device that lacks it; one that disappears moves
-nothing.
+Tables are compared in pieces that neither placement cuts, so splits and merges move exactly the bytes that a device
+lacks. A piece includes its optimizer state. Weights in host memory or on SSDs are there for all devices of the host;
+only the cache belongs to one device. A replica is copied to every device that lacks it; removing one moves nothing.
 
-Devices of a node trade names among each other, and so do nodes of a domain, and domains: what is near stays near. Only
-devices with the same hardware, memory and rules trade names.
+Device ids are permuted within a node, nodes within a domain, and domains, so that devices stay close to the same
+neighbors. Only devices with the same hardware, memory and rules can be exchanged.
 
-Legend: D devices, O devices of the old answer, N devices of the new one; both padded to as many.
+Legend: D devices, O devices of the old answer, N devices of the new one; both padded to the same number.
 """
 
 from __future__ import annotations
@@ -26,38 +25,38 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
-# Two tables of one name must share these, or nothing of one can be used for the other.
+# Two tables with the same name must agree in these, or no weights can be reused.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 @dataclass(frozen=True)
 class SharedPiece:
-    """Rows and columns that neither placement cuts, and the devices that have them."""
+    """Rows and columns of a table that neither placement cuts, and the devices that have them."""
 
     table: str
     rows: Span
     columns: Span
     old_devices: tuple[int, ...]
     new_devices: tuple[int, ...]
-    # Old devices whose host has them, too, or needs them; those that have them alone where no host does.
+    # Old devices that hold the weights; if they are kept on a host before or after, all devices of these hosts.
     reach: tuple[int, ...]
     weight_bytes: int
     state_bytes: int
-    num_kept: int  # new devices whose weights stay where they are
+    num_kept: int  # new devices that keep their weights
 
     @property
     def num_bytes(self) -> int:
-        """Weights and optimizer state."""
+        """Return the bytes of weights and optimizer state."""
         return self.weight_bytes + self.state_bytes
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that go to devices that lack them."""
+        """Return the bytes that go to devices that lack them."""
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
 def shape_changes(old: Table, new: Table) -> str:
-    """Return the changes after which the weights of one cannot be those of the other; empty without any."""
+    """Describe changes of shape that make old weights unusable for the new table; empty if there are none."""
     values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
@@ -94,16 +93,16 @@ def _shared_pieces(
 
 @dataclass(frozen=True)
 class EarlierPlacement:
-    """A placement that has weights."""
+    """A placement in use, with weights to keep."""
 
-    parts_of_table: Mapping[str, tuple[TablePart, ...]]  # of the tables whose weights can be used
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]  # of the tables whose weights can be reused
     machine: Nodes
-    optimizer_of: Mapping[str, str] = field(default_factory=dict)  # whose state moves with a table, if any
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)  # by table, if its state moves too
 
     def shared_pieces(
         self, tables: Iterable[Table], after: Mapping[str, Sequence[TablePart]], machine: Nodes
     ) -> Iterator[SharedPiece]:
-        """Yield the pieces of tables that this placement and new parts on a machine share, by columns, then rows."""
+        """Yield the pieces that this placement and new parts on a machine share, by columns, then rows."""
         larger = larger_machine(self.machine, machine)
         for table in tables:
             was, now = (parts.get(table.name) for parts in (self.parts_of_table, after))
@@ -112,7 +111,7 @@ class EarlierPlacement:
 
 
 def larger_machine(old: Nodes, new: Nodes) -> Nodes:
-    """Return the machine with more devices; the new one of equals."""
+    """Return the machine with more devices; the new one if they have the same number."""
     return new if new.num_devices >= old.num_devices else old
 
 
@@ -121,7 +120,7 @@ Names = npt.NDArray[np.int64]
 
 
 def device_kinds(task: ShardingTask) -> list[int]:
-    """Return a number for each device; devices of one number can change names without breaking anything."""
+    """Return a kind for each device; devices of the same kind can be exchanged without breaking a rule."""
     limits = [task.limits_of(position).devices for position in range(len(task.tables))]
     machine = task.machine
     hosts = [sizes or (0,) * machine.num_nodes for sizes in (machine.host_bytes, machine.ssd_bytes)]
@@ -139,13 +138,13 @@ def device_kinds(task: ShardingTask) -> list[int]:
 
 
 def best_names(pieces: Iterable[SharedPiece], kinds: Sequence[int], machine: Nodes) -> Names:
-    """Return the old device, [N], that each new one should be, so that the fewest bytes move.
+    """Map each new device to an old device so that the fewest bytes move, [N].
 
-    Of equals, the most devices keep their names.
+    Ties are broken by the most devices that keep their ids.
 
     Args:
-        pieces: of both placements; old devices beyond the machine are left out.
-        kinds: of the new placement's devices. Devices that are gone trade names where all are alike.
+        pieces: of both placements; old devices beyond the machine are ignored.
+        kinds: of the new placement's devices. Removed devices are exchangeable if all devices are of the same kind.
         machine: of the placement with more devices.
     """
     most = machine.num_devices
@@ -161,7 +160,7 @@ def best_names(pieces: Iterable[SharedPiece], kinds: Sequence[int], machine: Nod
 
 
 def _assign_names(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
-    """Return the worth of the best names, and the names: Hungarian algorithm, outer blocks first."""
+    """Return the best assignment and its worth, by the Hungarian algorithm on domains, then nodes, then devices."""
     require_package("scipy")
     from scipy.optimize import linear_sum_assignment
 

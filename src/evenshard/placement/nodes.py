@@ -1,7 +1,7 @@
 """The machine of a placement: hosts with devices, and the two tiers of links between them.
 
-Devices have the ids 0, 1, 2, ..., host after host. Those of a domain reach each other over the fast link: a domain is a
-host, or several where NVLink spans them (TorchRec: a pod). Between domains there is the slow one.
+Devices have the ids 0, 1, 2, ..., host after host. Devices of a domain are connected by the fast link: a domain is
+a host, or several hosts that NVLink spans (TorchRec: a pod). The slow link connects domains.
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ class Nodes:
 
     @staticmethod
     def one_node(num_devices: int) -> Nodes:
-        """A host with all devices."""
+        """Return a machine that is one host with all devices."""
         return Nodes(num_devices, num_devices)
 
     @property
     def num_nodes(self) -> int:
-        """Hosts."""
+        """Return the number of hosts."""
         return self.num_devices // self.devices_per_node
 
     @property
     def domain_size(self) -> int:
-        """Devices of a domain."""
+        """Return the number of devices in a domain."""
         return self.devices_per_node * self.nodes_per_domain
 
     @property
     def num_domains(self) -> int:
-        """Groups of devices that only the slow link connects."""
+        """Return the number of domains, which only the slow link connects."""
         return self.num_devices // self.domain_size
 
     def node_of(self, device: int) -> int:
-        """The host of a device."""
+        """Return the host of a device."""
         return device // self.devices_per_node
 
     def devices_of_node(self, node: int) -> range:
-        """The devices of a host."""
+        """Return the devices of a host."""
         first = node * self.devices_per_node
         return range(first, first + self.devices_per_node)
 
     def hardware_of(self, device: int) -> str:
-        """Hardware of a device; empty if all are of one kind."""
+        """Return the hardware of a device; empty if all devices are the same."""
         for group in self.groups:
             if device < group.num_devices:
                 return group.hardware
@@ -90,7 +90,7 @@ class Nodes:
         return ""
 
     def problem(self) -> str | None:
-        """Says in one sentence what makes it impossible and what to do, or None."""
+        """Return a sentence about why the machine is impossible and what to do; None if it is valid."""
         for what in ("num_devices", "devices_per_node", "nodes_per_domain"):
             if problem := RANGES[what].problem(getattr(self, what)):
                 return f"{what} {problem}. Correct it."

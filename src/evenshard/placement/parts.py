@@ -1,7 +1,7 @@
-"""Parts of tables: the rows and columns that live together, on which devices, and in which memory.
+"""Parts of tables: rows and columns that are kept together, their devices, and the memory that keeps them.
 
-Lookups of a part cut by columns are those of the whole table, so that it is a table of its own, as wide as its columns:
-features, cost networks, simulator and kernels know parts without knowing it (docs/decisions/0017).
+A part cut by columns has all lookups of the whole table, so it acts as a table with fewer columns: features, cost
+networks, simulator and kernels need no special case (docs/decisions/0017).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from evenshard.tables.table import Table
 
 FUSED, FUSED_UVM_CACHING, FUSED_UVM = "fused", "fused_uvm_caching", "fused_uvm"
 KEY_VALUE, HOST = "key_value", "host"
-# TorchRec's words, but for ``host``, which it has only where no device is a GPU.
+# TorchRec's names, except ``host``, which TorchRec has only on machines without GPUs.
 COMPUTE_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
 CACHED_KERNELS = (FUSED_UVM_CACHING, KEY_VALUE)
 # Kernels that keep all weights in host memory.
 HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)
-# Kernels that a search may use where the machine has host memory; others where they are asked for.
+# Kernels that a search may use if the machine has host memory; others must be requested.
 USUAL_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM)
 _LOAD_FACTORS = Range(0, 1, above=True)
 
@@ -47,10 +47,10 @@ class Storage:
     """
 
     kernel: str = FUSED  # one of ``COMPUTE_KERNELS``
-    load_factor: float = 1.0  # rows that the cache holds, as a share of all; 1 where there is no cache
+    load_factor: float = 1.0  # fraction of the rows that the cache holds; 1 without a cache
 
     def __post_init__(self) -> None:
-        """Raises BadConfig if it makes no sense."""
+        """Raise BadConfig for an unknown kernel or an invalid load factor."""
         if self.kernel not in COMPUTE_KERNELS:
             raise BadConfig(f"compute kernel is {brief(self.kernel)}. Choose from {', '.join(COMPUTE_KERNELS)}.")
         if problem := _LOAD_FACTORS.problem(self.load_factor):
@@ -60,17 +60,17 @@ class Storage:
 
     @property
     def is_cached(self) -> bool:
-        """True if device memory holds a cache of the weights."""
+        """Return True if device memory holds a cache of the weights."""
         return self.kernel in CACHED_KERNELS
 
     @property
     def is_on_device(self) -> bool:
-        """True if device memory holds all weights."""
+        """Return True if device memory holds all weights."""
         return self.kernel == FUSED
 
     @property
     def is_on_host(self) -> bool:
-        """True if host memory holds all weights."""
+        """Return True if host memory holds all weights."""
         return self.kernel in HOST_KERNELS
 
     def __str__(self) -> str:
@@ -81,32 +81,32 @@ ON_DEVICE = Storage()
 
 
 def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ...]:
-    """The storages of a kernel: one for each load factor if it caches rows, otherwise one."""
+    """Return the storages of a kernel: one per load factor if it caches rows, otherwise a single one."""
     return tuple(Storage(kernel, one) for one in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)
 
 
-# Kernels read vectors of four weights: the parts of a split table are multiples of it wide.
+# Kernels read vectors of four weights: the widths of column parts are multiples of four.
 COLUMN_STEP = 4
-# Columns of the widest table or part that FBGEMM trains in one call on a GPU; its kernels for CPUs have no such limit.
+# Columns of the widest table or part that FBGEMM trains on a GPU; its CPU kernels have no such limit.
 MAX_GPU_COLUMNS = 2_048
 
-# Lookups of a batch, taken to guess how many of them repeat each other.
+# Assumed lookups of a batch, to estimate how many of them repeat an index.
 LOOKUPS_WHERE_UNCOUNTED = 1e6
 
 
 class Span(NamedTuple):
-    """Rows or columns, from the first to the one behind the last."""
+    """A half-open range of rows or columns."""
 
     start: int
     stop: int
 
     @property
     def size(self) -> int:
-        """Number of rows or columns in the span."""
+        """Return the number of rows or columns in the span."""
         return self.stop - self.start
 
     def common(self, other: Span) -> Span:
-        """Return the span that two share; its size is 0 or negative where they share none."""
+        """Return the intersection of two spans; its size is 0 or negative if they are disjoint."""
         return Span(max(self.start, other.start), min(self.stop, other.stop))
 
     def __str__(self) -> str:
@@ -115,37 +115,37 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePart:
-    """Rows and columns of a table that live together."""
+    """Rows and columns of a table that are kept together."""
 
     table: str  # name of the whole table
-    rows: Span  # that it has
-    columns: Span  # that it has
-    # Id of its device (TorchRec: rank), or of each one that holds a replica; none before it is placed.
+    rows: Span  # rows of the part
+    columns: Span  # columns of the part
+    # Id of its device (TorchRec: rank), or of each device with a replica; empty before it is placed.
     devices: tuple[int, ...] = ()
-    storage: Storage = ON_DEVICE  # where its weights are kept; the same for all parts of a table
+    storage: Storage = ON_DEVICE  # memory of its weights; the same for all parts of a table
 
     @property
     def device(self) -> int:
-        """The device of a part that lives on one."""
+        """Return the device of a part that is on a single device."""
         (device,) = self.devices
         return device
 
     @property
     def extent(self) -> str:
-        """The columns that it has, such as 0:64."""
+        """Return the columns as text, such as 0:64."""
         return str(self.columns)
 
 
 def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = ON_DEVICE) -> TablePart:
-    """A table as one part: on one device, or a replica on each of several."""
+    """Return a table as one part: on one device, or a replica on each of several."""
     return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices, storage)
 
 
 def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tuple[Table, ...]:
-    """Return each part as a table with its columns, called after them: for placing, measuring and predicting.
+    """Convert parts to tables named by their columns, for placing, measuring and predicting.
 
     Raises:
-        BadConfig: if a part would be called as another table is.
+        BadConfig: if the name of a part is already the name of a table.
     """
     by_name = {table.name: table for table in tables}
     found = tuple(part_table(part, by_name[part.table]) for part in parts)
@@ -156,10 +156,10 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
 
 
 def part_table(part: TablePart, whole: Table) -> Table:
-    """A part as a table: with its rows, its columns, and the lookups that go to its rows.
+    """Convert a part to a table with its rows, its columns, and the lookups of its rows.
 
-    Its rows are drawn from those of the whole table, so that the histogram of reuse stays, and so do the miss ratios of
-    caches that hold a share of its rows.
+    Its rows are taken as a random sample of the table's, so the reuse histogram stays the same, and the miss ratio of
+    a cache by load factor, too.
     """
     if part.rows == (0, whole.num_rows):
         if part.columns == (0, whole.embedding_dim):
@@ -180,7 +180,7 @@ _NAME = re.compile(r"(.*)\[(?:rows (\d+):(\d+), )?(\d+):(\d+)\]", re.DOTALL)
 
 
 def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
-    """Return the part whose table ``part_table`` calls so, given the whole tables; None where there is none."""
+    """Find the part with the name that ``part_table`` gives it, among whole tables; None if there is none."""
     if name in by_name:
         return whole_part(by_name[name])
     found = _NAME.fullmatch(name)
@@ -194,7 +194,7 @@ def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
 
 
 def lookup_share(table: Table, rows: Span) -> float:
-    """Share of a table's lookups that go to some of its rows: as counted in traffic, or even over the rows."""
+    """Return the fraction of a table's lookups that go to these rows: as counted, or else uniform over rows."""
     if table.row_shares is None:
         return rows.size / table.num_rows
     edges = np.linspace(0, table.num_rows, len(table.row_shares) + 1)
@@ -204,18 +204,18 @@ def lookup_share(table: Table, rows: Span) -> float:
 
 
 def row_starts(num_rows: int, devices: int) -> range:
-    """Return the starts of equal blocks of rows, as TorchRec cuts them: ceil(rows / devices), the last one shorter."""
+    """Return the first row of equal blocks, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter."""
     return range(0, num_rows, -(-num_rows // devices))
 
 
 def row_spans(table: Table, devices: int) -> list[Span]:
-    """Equal blocks of rows, one for each device; fewer than devices if there are not enough rows."""
+    """Return equal blocks of rows, one for each device; fewer blocks if there are not enough rows."""
     starts = row_starts(table.num_rows, devices)
     return [Span(start, min(start + starts.step, table.num_rows)) for start in starts]
 
 
 def busiest_rows(table: Table, devices: int) -> Span:
-    """The block of ``row_spans`` that is looked up most."""
+    """Return the block of ``row_spans`` with the most lookups."""
     if table.row_shares is None:
         return Span(0, row_starts(table.num_rows, devices).step)
     return max(row_spans(table, devices), key=lambda span: lookup_share(table, span))
@@ -224,32 +224,32 @@ def busiest_rows(table: Table, devices: int) -> Span:
 def cut_rows(
     table: Table, devices: Sequence[int], columns: Span | None = None, storage: Storage = ON_DEVICE
 ) -> list[TablePart]:
-    """Equal blocks of rows, one on each device, of all columns or of some; the last devices may get none."""
+    """Cut a table, or some of its columns, into equal blocks of rows, one per device; the last devices may get none."""
     columns = columns or Span(0, table.embedding_dim)
     cut = zip(row_spans(table, len(devices)), devices, strict=False)
     return [TablePart(table.name, rows, columns, (device,), storage) for rows, device in cut]
 
 
 def lay_out(sizes: Iterable[int]) -> list[Span]:
-    """Consecutive spans of these sizes, from 0."""
+    """Return consecutive spans of these sizes, from 0."""
     return [Span(*edges) for edges in pairwise(accumulate(sizes, initial=0))]
 
 
 def even_widths(columns: int, parts: int) -> tuple[int, ...]:
-    """Widths of so many parts of columns, as even as multiples of ``COLUMN_STEP`` can be, the wider ones first."""
+    """Return the widths of column parts, multiples of ``COLUMN_STEP``, as equal as possible, wider ones first."""
     each, more = divmod(columns // COLUMN_STEP, parts)
     return (COLUMN_STEP * (each + 1),) * more + (COLUMN_STEP * each,) * (parts - more)
 
 
 def replica_table(table: Table, num_devices: int) -> Table:
-    """A replicated table as one device sees it, which looks it up for its own samples only."""
+    """Return a replicated table as seen by one device, which looks up only its own samples."""
     if table.reuse_bins is None or num_devices == 1:
         return table
     return table.with_fields(reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
 
 
 def deduplicated_table(table: Table, num_devices: int) -> Table:
-    """A table with the lookups that are sent of it: all, or each distinct index of a device's samples once."""
+    """Return a table with the lookups that are sent: all, or each distinct index of a device's samples once."""
     if not table.is_deduplicated:
         return table
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, LOOKUPS_WHERE_UNCOUNTED)

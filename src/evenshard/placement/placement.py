@@ -32,19 +32,19 @@ from evenshard.tables.table import MEAN, Table
 
 @dataclass(frozen=True)
 class Placement:
-    """The answer of a sharder to a task whose tables stay whole; ``parts`` is all that other modules see of it."""
+    """The answer of a sharder to a task with whole tables; other modules only use its ``parts``."""
 
     device_of_table: tuple[int, ...]  # device id of each table, in the order of ``task.tables``
-    num_devices: int  # of the task; some may hold no table
+    num_devices: int  # number of devices in the task; some may be empty
 
     @staticmethod
     def of(task: ShardingTask, parts: Sequence[TablePart]) -> Placement:
-        """Return the devices of parts that are the whole tables of a task, in their order."""
+        """Return the placement given by parts that are the whole tables of a task, in order."""
         assert [part.table for part in parts] == [table.name for table in task.tables], "parts are whole, and in order"
         return Placement(tuple(part.device for part in parts), task.num_devices)
 
     def shards(self) -> tuple[tuple[int, ...], ...]:
-        """Table positions (indices into ``task.tables``) of each device, by device id."""
+        """Return table positions (indices into ``task.tables``) by device."""
         shards: list[list[int]] = [[] for _ in range(self.num_devices)]
         for position, device in enumerate(self.device_of_table):
             shards[device].append(position)
@@ -58,7 +58,7 @@ class Placement:
         """Return each table as one part on its device.
 
         Raises:
-            BadConfig: if the placement is of another number of tables.
+            BadConfig: if the placement has a different number of tables.
         """
         if len(self.device_of_table) != len(tables):
             raise BadConfig(
@@ -77,10 +77,10 @@ def alone(task: ShardingTask) -> Placement:
 
 
 def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, tuple[TablePart, ...]]:
-    """Return the parts of each table by columns, then rows; table after table in the order of the task.
+    """Group parts by table, in the order of the task, each by columns, then rows.
 
     Raises:
-        BadConfig: if a part is of no table, on no device of the machine, or a table's parts make none of the types.
+        BadConfig: if a part has no table or device in the task, or a table's parts match no sharding type.
     """
     found = grouped_parts(task.tables, task.num_devices, parts)
     for table in task.tables:
@@ -92,10 +92,10 @@ def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, 
 def grouped_parts(
     tables: Sequence[Table], num_devices: int, parts: Sequence[TablePart]
 ) -> dict[str, tuple[TablePart, ...]]:
-    """Return the parts of each table by columns, then rows, whatever they make.
+    """Group parts by table, each by columns, then rows, without a check of the sharding type.
 
     Raises:
-        BadConfig: if a part is of no table, or on a device that there is not.
+        BadConfig: if a part has no table or device.
     """
     found: dict[str, list[TablePart]] = {table.name: [] for table in tables}
     for part in parts:
@@ -122,7 +122,7 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
 
 
 def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
-    """Return True if parts keep the task's rules, fit, and are of a kind that evenshard knows."""
+    """Return True if the parts fit, keep the task's rules, and match a sharding type."""
     try:
         check_sharding(task, parts)
     except (BadConfig, InfeasibleTask):
@@ -131,7 +131,7 @@ def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
 
 
 def check_placement(task: ShardingTask, placement: Placement) -> None:
-    """Raise InfeasibleTask, which names the task, if whole tables on these devices break its memory or rules."""
+    """Raise InfeasibleTask, with the task's name, if a placement of whole tables breaks its memory limits or rules."""
     try:
         check_sharding(task, placement.parts(task.tables))
     except InfeasibleTask as error:
@@ -139,7 +139,7 @@ def check_placement(task: ShardingTask, placement: Placement) -> None:
 
 
 def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
-    """Raise InfeasibleTask if a device, or a host, would hold more than its room; rules are left aside."""
+    """Raise InfeasibleTask if a device or a host exceeds its available memory; rules are not checked."""
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             raise InfeasibleTask(
@@ -162,7 +162,7 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
 
 
 def means_in_rows(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> set[tuple[str, bool, bool]]:
-    """Return the collections with MEAN tables of which a placement cuts all tables by rows alone."""
+    """Return the collections with MEAN tables whose tables a placement all cuts by rows."""
     collections = {table.collection for table in task.tables if table.pooling == MEAN and task.num_devices > 1}
     for at, table in enumerate(task.tables):
         if table.collection in collections:
@@ -173,15 +173,15 @@ def means_in_rows(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]
 
 
 def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
-    """Return the task in which collections with MEAN tables that a placement has in rows must stay in rows.
+    """Return the task in which collections with MEAN tables that a placement cuts by rows must stay cut by rows.
 
-    In it such a placement is legal, and no other type of a table of such a collection is.
+    The placement is legal in this task, where such tables may not have any other type.
     """
     return cut_by_rows(task, means_in_rows(task, by_table))
 
 
 def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:
-    """Return the first rule that parts break, memory left aside, as a clause; None if they break none."""
+    """Return the first rule that parts break as a clause, memory not checked; None if they break no rule."""
     task = as_cut(task, by_table)
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
@@ -197,7 +197,7 @@ def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]])
 
 
 def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:
-    """Return the first limit that a table's parts, by columns and rows, break, as a clause; None if they break none."""
+    """Return the first limit that a table's parts break as a clause; None if they break no limit."""
     table, limits = task.tables[position], task.limits_of(position)
     if problem := width_problem(task, max(part.columns.size for part in parts)):
         whole = "" if problem == width_problem(task, table.embedding_dim) else "a part of "
@@ -227,11 +227,11 @@ def _names(task: ShardingTask, group: Sequence[int]) -> str:
     return cut(printable(", ".join(task.tables[position].name for position in group)))
 
 
-# Tables that a placement moves as one ---------------------------------------------------------------------------------
+# Tables that are moved together ---------------------------------------------------------------------------------------
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
-    """True where a table may still go; elementwise on bytes: numbers, NumPy arrays or torch tensors that broadcast."""
+    """Return True where a table still fits; elementwise on numbers, NumPy arrays or torch tensors that broadcast."""
     return used_bytes + table_bytes <= memory_cap_bytes
 
 
@@ -242,7 +242,7 @@ def caps_text(room_bytes: Sequence[int]) -> str:
 
 
 def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Rename devices, those of one kind (``moves.device_kinds``) in the order of their appearance."""
+    """Renumber devices of the same kind (``moves.device_kinds``) in the order of their first table."""
     left = {kind: iter([device for device, one in enumerate(kinds) if one == kind]) for kind in set(kinds)}
     names: dict[int, int] = {}
     for device in devices:
@@ -253,14 +253,14 @@ def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]
 
 @lru_cache(maxsize=4096)
 def device_mask(num_devices: int, devices: frozenset[int] | None) -> npt.NDArray[np.bool_]:
-    """[D] True where a table may live that may live on these devices, None for any; not to be written to."""
+    """Return the devices of the set as a read-only mask, [D]; None means all devices."""
     mask_D = np.ones(num_devices, dtype=bool) if devices is None else np.isin(np.arange(num_devices), list(devices))
     mask_D.flags.writeable = False
     return mask_D
 
 
 def allowed_together(task: ShardingTask, positions: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-    """[D] where tables may live that are placed as one; None where that is everywhere."""
+    """Return the devices that all of these tables may use as a mask, [D]; None if all devices are allowed."""
     sets = {devices for at in positions if (devices := task.limits_of(at).devices) is not None}
     if not sets:
         return None
@@ -268,12 +268,12 @@ def allowed_together(task: ShardingTask, positions: Sequence[int]) -> npt.NDArra
 
 
 def apart_groups(task: ShardingTask, positions: Sequence[int]) -> tuple[int, ...]:
-    """Numbers of the groups of tables that stay apart of which these tables have one, ascending."""
+    """Return the indices of the groups of tables to keep apart that contain any of these tables, ascending."""
     return tuple(number for number, group in enumerate(task.apart) if not set(group).isdisjoint(positions))
 
 
 def joined_groups(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Positions 0 to count - 1, those of a group in one tuple, and those of groups that share one too."""
+    """Partition positions 0 to count - 1 into tuples by group; groups that share a position are merged."""
     home = list(range(count))
     for group in groups:
         homes = {home[position] for position in group}

@@ -1,4 +1,4 @@
-"""The seven ways to shard a table, and the ONLY rule of which parts make one.
+"""The seven sharding types, and the ONLY rule of which parts form one.
 
 ::
 
@@ -10,8 +10,8 @@
     grid_shard          parts by columns, each in parts by rows         each on all devices of one node
     data_parallel       one part                                        a replica on every device
 
-The type of a table is read off its parts, so that no record can contradict them. Parts of one table never share a
-device: they are one wider part. Where a table has fewer rows than all devices need, the last devices have none.
+The type of a table is derived from its parts, so it cannot contradict them. Two parts of a table are never on the same
+device: they would be one wider part. If a table has fewer rows than all devices need, the last devices have none.
 """
 
 from __future__ import annotations
@@ -29,63 +29,63 @@ from evenshard.tables.table import DATA_TYPES, Table
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
 DATA_PARALLEL = "data_parallel"
-# Homes of the rows of some columns: on one device, cut over those of a node or over all, or whole on each.
+# Scopes of the rows of a column part: one device, cut over a node's devices or over all devices, or replicated.
 DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
 
 
 @dataclass(frozen=True)
 class ShardingType:
-    """One of the ways to shard a table."""
+    """A sharding type."""
 
-    name: str  # TorchRec's word
-    scope: str  # where the rows of some columns live: DEVICE, NODE, EVERYWHERE or REPLICA
+    name: str  # TorchRec's name
+    scope: str  # scope of the rows of a column part: DEVICE, NODE, EVERYWHERE or REPLICA
     cuts_columns: bool = False
-    within: str = EVERYWHERE  # devices that all parts of a table are among: those of a NODE, or EVERYWHERE
-    call: str = ""  # the type whose kernel calls and exchanges it shares where lookups are pooled; "" for its own
-    within_node: str = ""  # the type that its parts are of, too, where they live on one node; "" if there is none
-    of_sequences: bool = False  # TorchRec has it for the tables of an ``EmbeddingCollection``
+    within: str = EVERYWHERE  # scope of all parts of a table: NODE or EVERYWHERE
+    call: str = ""  # type whose kernel calls and exchanges pooled lookups share; "" if not shared
+    within_node: str = ""  # equivalent type if all devices are on the same node; "" if there is none
+    of_sequences: bool = False  # True if TorchRec supports it for an ``EmbeddingCollection``
 
     @property
     def cuts_rows(self) -> bool:
-        """True if rows are cut: its devices then hold partial sums of all samples' bags."""
+        """Return True if rows are cut, so that devices hold partial sums of all samples' bags."""
         return self.scope not in (DEVICE, REPLICA)
 
     @property
     def is_replicated(self) -> bool:
-        """True if every device holds the whole table; its gradients are averaged, and nothing else is exchanged."""
+        """Return True if every device holds the whole table; then only gradients are exchanged, by an all-reduce."""
         return self.scope == REPLICA
 
     @property
     def may_be_whole(self) -> bool:
-        """True if a whole table on one device is a case of it."""
+        """Return True if a whole table on one device is a special case of this type."""
         return self.scope == DEVICE and (self.within != EVERYWHERE or not self.cuts_columns)
 
     def span(self, machine: Nodes) -> int:
-        """Devices, one after the other, that some columns live on with all of their rows."""
+        """Return the number of consecutive devices that hold the rows of a column part."""
         return _size(machine, self.scope)
 
     def places(self, machine: Nodes) -> tuple[range, ...]:
-        """The sets of devices that some columns may live on, with all of their rows."""
+        """Return the sets of devices that can hold the rows of a column part."""
         return _sets(machine, self.span(machine))
 
     def home_span(self, machine: Nodes) -> int:
-        """Devices, one after the other, that all parts of a table are among."""
+        """Return the number of consecutive devices that all parts of a table are limited to."""
         return _size(machine, self.within)
 
     def homes(self, machine: Nodes) -> tuple[range, ...]:
-        """The sets of devices among one of which all parts of a table are."""
+        """Return the sets of devices, one of which holds all parts of a table."""
         return _sets(machine, self.home_span(machine))
 
     def most_column_parts(self, machine: Nodes) -> int:
-        """The most column parts of a table: each needs devices of its own among those that all parts share."""
+        """Return the largest number of column parts, since each needs its own devices."""
         return self.home_span(machine) // self.span(machine)
 
     def covers(self, machine: Nodes) -> bool:
-        """True if all of its placements take every device of a machine."""
+        """Return True if every placement of this type uses all devices of a machine."""
         return self.scope != DEVICE and not self.cuts_columns and self.span(machine) == machine.num_devices
 
     def is_distinct_on(self, machine: Nodes) -> bool:
-        """True if it is no other type's case on a machine: with one device, all are one, and nodes must be several."""
+        """Return True if this type differs from all others on a machine; on one device, only table_wise does."""
         narrow = {self.scope, self.within} - {DEVICE, EVERYWHERE, REPLICA}
         if narrow:
             return all(1 < _size(machine, one) < machine.num_devices for one in narrow)
@@ -93,11 +93,11 @@ class ShardingType:
 
     @property
     def with_more_columns(self) -> str:
-        """The type of which a pooled table is a case with a single part by columns; "" if there is none."""
+        """Return the type that a pooled table equals with a single column part; "" if there is none."""
         return "" if self.cuts_columns else self.call
 
     def row_devices(self, machine: Nodes, device: int) -> range:
-        """The devices that rows are cut over, one of which is given."""
+        """Return the devices that share the rows of a column part, given one of them."""
         return self.places(machine)[device // self.span(machine)]
 
 
@@ -110,7 +110,7 @@ def _size(machine: Nodes, scope: str) -> int:
     return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
 
-# All of them by name: what a type does is asked here, not by its name.
+# All types by name; code asks for the properties of a type, not for its name.
 TYPES = {
     one.name: one
     for one in (
@@ -123,32 +123,32 @@ TYPES = {
         ShardingType(DATA_PARALLEL, REPLICA, of_sequences=True),
     )
 }
-# TorchRec's words.
+# TorchRec's names.
 SHARDING_TYPES = tuple(TYPES)
 BY_COLUMNS = (TABLE_WISE, COLUMN_WISE)
 # Types that TorchRec can use for the tables of an ``EmbeddingCollection``.
 SEQUENCE_TYPES = tuple(one.name for one in TYPES.values() if one.of_sequences)
 # Types whose devices hold partial sums of all samples' bags.
 IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
-# Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these.
+# Types that cut only rows. TorchRec computes means correctly if all tables of a collection have such a type.
 ROWS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_rows and not one.cuts_columns)
-# Types that cut columns, and rows or not.
+# Types that cut columns, with or without rows.
 CUT_COLUMNS = tuple(one.name for one in TYPES.values() if one.cuts_columns)
 # Types that cut columns and no rows.
 COLUMNS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_columns and not one.cuts_rows)
 # Types that cut rows over all devices.
 ROWS_OF_ALL = tuple(one.name for one in TYPES.values() if one.scope == EVERYWHERE)
-# Types that cut both.
+# Types that cut both rows and columns.
 GRIDS = tuple(one.name for one in TYPES.values() if one.cuts_columns and one.cuts_rows)
 # Types that cut rows over the devices of a node.
 NODE_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows and one.scope != EVERYWHERE)
-# Types of which a whole table on one device is no case.
+# Types that do not include a whole table on one device.
 NEVER_WHOLE = tuple(one.name for one in TYPES.values() if not one.may_be_whole)
-# Types with several parts by columns, however small the table.
+# Types that have several column parts for every table.
 ALWAYS_CUT_COLUMNS = tuple(one for one in NEVER_WHOLE if TYPES[one].cuts_columns)
-# Types whose tables are whole on every device.
+# Types that keep the whole table on every device.
 REPLICATED = tuple(one.name for one in TYPES.values() if one.is_replicated)
-# Weights that a dense kernel can train; replicas have no other.
+# Data types of weights that a dense kernel can train; replicas need one.
 REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 
 
@@ -156,15 +156,15 @@ REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 class Communication:
     """Data types in which embeddings and their gradients travel (TorchRec: qcomms)."""
 
-    forward: str = "fp32"  # of outputs
-    backward: str = "fp32"  # of their gradients
+    forward: str = "fp32"  # for outputs
+    backward: str = "fp32"  # for their gradients
 
     @staticmethod
     def of(data_types: Sequence[str]) -> Communication:
-        """No data type for FP32, one for both ways, or one for each.
+        """Parse data types: none means FP32, one is for both directions, two are forward and backward.
 
         Raises:
-            BadConfig: if there are more, or one is unknown.
+            BadConfig: if there are more than two, or one is unknown.
         """
         unknown = next((one for one in data_types if one not in DATA_TYPES), None)
         if unknown is not None or len(data_types) > 2:
@@ -176,12 +176,12 @@ class Communication:
 
     @property
     def forward_bytes(self) -> float:
-        """Bytes of one value in the forward exchange."""
+        """Return the bytes of a value in the forward exchange."""
         return DATA_TYPES[self.forward] / 8
 
     @property
     def backward_bytes(self) -> float:
-        """Bytes of one value in the backward exchange."""
+        """Return the bytes of a value in the backward exchange."""
         return DATA_TYPES[self.backward] / 8
 
 
@@ -189,12 +189,12 @@ class Communication:
 
 
 def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """The way that a table is sharded, read off its parts, all of which are given.
+    """Return the sharding type of a table, given all its parts.
 
-    Columns that live on one node of several are called column_wise: what they do is the same.
+    Column parts that are all on one node count as column_wise, which is equivalent.
 
     Raises:
-        BadConfig: if the parts make none of the types.
+        BadConfig: if the parts match no sharding type.
     """
     if problem := sharding_problem(parts, table, machine):
         raise BadConfig(f"table {brief(table.name)} {problem}")
@@ -215,16 +215,16 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> s
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """Return the type of a table's parts; that within a node where only this one is allowed."""
+    """Return the sharding type of a table's parts, or its equivalent within a node if only that is allowed."""
     way = sharding_type(parts, table, machine)
     in_node = TYPES[way].within_node or way
     return in_node if way not in allowed and in_node in allowed else way
 
 
 def join_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
-    """Return the type to write for a pooled table: that of others in its collection, where it is a case of it too.
+    """Return the type to write for a pooled table: a type of its collection that covers it, if there is one.
 
-    TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.
+    TorchRec looks up and exchanges the tables of each type separately, so fewer types save kernel calls and exchanges.
 
     Args:
         way: type of the table.
@@ -236,8 +236,8 @@ def join_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
 
 
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str | None:
-    """Says in one sentence, that the name of a table begins, why its parts make none of the types; None if they do."""
-    if _is_whole_on_one_device(parts, table):  # by far the most, and asked very often
+    """Explain, in a sentence that starts with the table's name, why parts match no sharding type; None if they do."""
+    if _is_whole_on_one_device(parts, table):  # by far the most frequent case
         return None
     if problem := tiling_problem(parts, table):
         return problem
@@ -289,7 +289,7 @@ def _is_whole_on_one_device(parts: Sequence[TablePart], table: Table) -> bool:
 
 
 def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
-    """Return True if rows are on each of so many devices, or in equal blocks that end before the last ones."""
+    """Return True if rows are on each of ``num_devices``, or in equal blocks that end before the last devices."""
     if len(parts) == num_devices:
         return True
     blocks = row_starts(table.num_rows, num_devices)
@@ -297,7 +297,7 @@ def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
 
 
 def tiling_problem(parts: Sequence[TablePart], table: Table) -> str | None:
-    """Says in a clause why the parts are not the whole table, each row and column of it once; None if they are."""
+    """Explain in a clause why the parts do not cover each row and column of a table exactly once; None if they do."""
     rows_of = _by_columns(parts)
     if problem := _tiles_problem("columns", sorted(rows_of), table.embedding_dim):
         return problem
@@ -326,7 +326,7 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
 
 
 def ways_of(parts: Sequence[TablePart], table: Table, machine: Nodes) -> frozenset[str]:
-    """All the ways that the parts of a table are a case of: a whole table is one part by columns on one node, too."""
+    """Return all sharding types that the parts satisfy; a whole table is also a single column part on one node."""
     way = sharding_type(parts, table, machine)
     if machine.num_devices == 1:
         return frozenset(SHARDING_TYPES)
@@ -340,24 +340,24 @@ def ways_of(parts: Sequence[TablePart], table: Table, machine: Nodes) -> frozens
 
 
 def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
-    """Types that cut columns alone and bind their devices, of which parts on these devices are a case."""
+    """Return the types that cut only columns and limit their devices, if parts on these devices satisfy them."""
     sizes = {one: TYPES[one].home_span(machine) for one in COLUMNS_ALONE if TYPES[one].within != EVERYWHERE}
     return [one for one, size in sizes.items() if len({device // size for device in devices}) == 1]
 
 
 def freest_by_columns(types: Collection[str], machine: Nodes, default: str) -> str:
-    """The type that cuts columns alone and leaves their devices the most free; ``default`` if none does."""
+    """Return the type that cuts only columns with the fewest limits on devices; ``default`` if there is none."""
     own = (one for one in COLUMNS_ALONE if one in types)
     return max(own, key=lambda one: TYPES[one].home_span(machine), default=default)
 
 
 @lru_cache(maxsize=4096)
 def types_on_all(machine: Nodes) -> tuple[str, ...]:
-    """Types whose placements all take every device."""
+    """Return the types whose placements all use every device."""
     return tuple(one.name for one in TYPES.values() if one.covers(machine))
 
 
 @lru_cache(maxsize=4096)
 def allowed_sets(machine: Nodes, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
-    """The sets of ``size`` devices whose devices are all allowed; ``devices`` is None where any device is."""
+    """Return the sets of ``size`` devices that are all allowed; any device is if ``devices`` is None."""
     return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

@@ -1,4 +1,4 @@
-"""A task: tables, a machine, what its devices have room for, and the rules of each table."""
+"""A task: tables, a machine, the available memory of its devices, and the rules of each table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.tables.table import MEAN, Table
 
-# Name of a task that is not one of many.
+# Name of a task that is not part of a set.
 TASK_ID = "placement"
 
 
@@ -43,15 +43,15 @@ TASK_ID = "placement"
 class TableLimits:
     """Rules of one table."""
 
-    types: frozenset[str] = frozenset(SHARDING_TYPES)  # the ways it may be sharded
-    # The devices that it may live on; None for any. Where it lives on several, all must be among them.
+    types: frozenset[str] = frozenset(SHARDING_TYPES)  # allowed sharding types
+    # Allowed devices; None for any. All devices of the table must be among them.
     devices: frozenset[int] | None = None
-    min_columns: int = COLUMN_STEP  # columns of the narrowest part of a table that is cut
-    kernels: frozenset[str] | None = None  # where its weights may be kept; None for wherever those of all tables may
+    min_columns: int = COLUMN_STEP  # least columns of a part of a table that is cut
+    kernels: frozenset[str] | None = None  # allowed compute kernels; None for those of the task
 
     @property
     def min_column_steps(self) -> int:
-        """Least width of a part, in steps of ``COLUMN_STEP`` columns."""
+        """Return the least width of a part, in steps of ``COLUMN_STEP`` columns."""
         return max(-(-self.min_columns // COLUMN_STEP), 1)
 
 
@@ -60,31 +60,31 @@ NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
 
 @dataclass(frozen=True)
 class ShardingTask:
-    """Tables to shard over the devices of a machine, in any way, or in those that the rules leave.
+    """Tables to shard over the devices of a machine, within rules.
 
     Raises:
-        BadConfig: if the bytes of the tables or of the devices are more than numpy's whole numbers can add up.
+        BadConfig: if the bytes of the tables or of the devices overflow numpy's integers.
     """
 
-    tables: tuple[Table, ...]  # whole, with distinct names
-    machine: Nodes  # their devices and links
+    tables: tuple[Table, ...]  # whole tables with distinct names
+    machine: Nodes  # devices and links
     room_bytes: tuple[int, ...]  # available memory of each device, by device id
     batch_size: int  # global batch, samples
     optimizer: str = SGD  # one of ``STATE_NUMBERS``
-    communication: Communication = field(default_factory=Communication)  # data types on the way
-    limits: tuple[TableLimits, ...] = ()  # rules of each table; empty for none
-    together: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that live on one device, whole
-    apart: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, of which a device holds one at most
-    pipeline: str = ""  # training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone
-    kernels: tuple[str, ...] = (FUSED,)  # where weights may be kept, of ``COMPUTE_KERNELS``
-    # The same of tables that have one of their own, by name: their state is counted.
+    communication: Communication = field(default_factory=Communication)  # data types in communication
+    limits: tuple[TableLimits, ...] = ()  # rules by table; empty for none
+    together: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that stay whole on the same device
+    apart: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that may not share a device
+    pipeline: str = ""  # training pipeline, one of ``PIPELINES``; if empty, only weights and optimizer state count
+    kernels: tuple[str, ...] = (FUSED,)  # kernels that tables may use, of ``COMPUTE_KERNELS``
+    # Optimizers by table name, where different; their states are counted.
     table_optimizers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # MEAN tables of ``may_go_in_rows`` may have rows whatever the other tables have; a search takes care that its
-    # answer is right.
+    # True if MEAN tables of ``may_go_in_rows`` may be cut by rows whatever type the others have; the search has to
+    # check that its answer is correct.
     means_of_rows: bool = False
-    # Columns of the widest table or part that a device trains. No part of ``repr``, as ``task_id``.
+    # Columns of the widest table or part that a device trains. Not in ``repr``, like ``task_id``.
     max_columns: int = field(default=sys.maxsize, repr=False)
-    # Unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.
+    # Unique within a file of tasks. Not in ``repr``, which identifies measurements of parts.
     task_id: str = field(default=TASK_ID, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,43 +95,43 @@ class ShardingTask:
     def whole(
         task_id: str, tables: tuple[Table, ...], num_devices: int, memory_cap_bytes: int, batch_size: int
     ) -> ShardingTask:
-        """A task whose tables stay whole, on equal devices of one node; weights alone count.
+        """Make a task of whole tables on equal devices of one node, where only weights count.
 
         Raises:
-            BadConfig: if the devices or the bytes are too many.
+            BadConfig: if there are too many devices or bytes.
         """
-        if problem := RANGES["num_devices"].problem(num_devices):  # before there is a cap for each of them
+        if problem := RANGES["num_devices"].problem(num_devices):  # check before making a cap per device
             raise BadConfig(f"num_devices {problem}.")
         machine, rooms = Nodes.one_node(num_devices), (memory_cap_bytes,) * num_devices
         return ShardingTask(tables, machine, rooms, batch_size, limits=(WHOLE,) * len(tables), task_id=task_id)
 
     @property
     def as_whole(self) -> ShardingTask:
-        """The task for a sharder of whole tables: every table whole, in the memory of the devices it may live on."""
+        """Return the task for a sharder of whole tables: every table whole, in the memory of its allowed devices."""
         limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
         return replace(self, limits=limits, kernels=(FUSED,))
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of the machine."""
+        """Return the number of devices of the machine."""
         return self.machine.num_devices
 
     @property
     def memory_cap_bytes(self) -> int:
-        """Available memory of the largest device."""
+        """Return the available memory of the largest device."""
         return max(self.room_bytes)
 
     @property
     def is_whole(self) -> bool:
-        """True if the rules leave every table whole."""
+        """Return True if the rules keep every table whole."""
         return bool(self.limits) and all(limits.types == WHOLE.types for limits in self.limits)
 
     @cached_property
     def table_bytes(self) -> tuple[int, ...]:
-        """Device memory of each table where it is whole.
+        """Return the device memory of each table if it is whole.
 
         Raises:
-            BadConfig: if all together are more than numpy's whole numbers can add up.
+            BadConfig: if the sum overflows numpy's integers.
         """
         sizes = tuple(part_bytes(self, table, whole_part(table)) for table in self.tables)
         _check_total("the tables", sizes)
@@ -139,11 +139,11 @@ class ShardingTask:
 
     @property
     def local_batch(self) -> float:
-        """Samples of a device."""
+        """Return the samples of a device."""
         return self.batch_size / self.num_devices
 
     def limits_of(self, position: int) -> TableLimits:
-        """Rules of a table."""
+        """Return the rules of a table."""
         return self.limits[position] if self.limits else NO_LIMITS
 
     def fewest_column_parts(self, table: Table) -> int:
@@ -151,23 +151,23 @@ class ShardingTask:
         return -(-table.embedding_dim // self.max_columns)
 
     def optimizer_of(self, name: str) -> str:
-        """The optimizer of a table."""
+        """Return the optimizer of a table."""
         return self.table_optimizers.get(name, self.optimizer)
 
     @cached_property
     def types(self) -> tuple[frozenset[str], ...]:
-        """The ways that each table may be sharded; none where its rules contradict each other."""
+        """Return the possible sharding types of each table; an empty set where its rules contradict each other."""
         return tuple(self.limits_of(at).types - ruled_out(self, at).keys() for at in range(len(self.tables)))
 
     @cached_property
     def only_replicated(self) -> frozenset[int]:
-        """Tables, by position, that live on every device, as their rules leave them nothing but replicas."""
+        """Return the tables, by position, that are replicated because their rules allow nothing else."""
         if self.num_devices == 1:
             return frozenset()
         return frozenset(at for at, types in enumerate(self.types) if types and types <= {*REPLICATED})
 
     def kernels_of(self, position: int) -> tuple[str, ...]:
-        """Return the kernels that a table may have and the machine has memory for."""
+        """Return the kernels that a table may use and the machine has memory for."""
         limits = self.limits_of(position).kernels
         missing = {
             *(() if self.machine.host_bytes else HOST_KERNELS),
@@ -177,14 +177,14 @@ class ShardingTask:
 
     @cached_property
     def in_rows(self) -> frozenset[int]:
-        """Tables, by position, of collections whose tables may all be cut by rows alone."""
+        """Return the tables, by position, of collections in which every table may only be cut by rows."""
         types_of = [self.limits_of(at).types for at in range(len(self.tables))]
         free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
         return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
 
     @cached_property
     def may_go_in_rows(self) -> frozenset[tuple[str, bool, bool]]:
-        """Collections with MEAN tables that may be cut by rows, as a whole, and need not be."""
+        """Return the collections with MEAN tables that may, but need not, be cut by rows as a whole."""
         found = {table.collection for table in self.tables if table.pooling == MEAN}
         if not found or self.num_devices == 1:
             return frozenset()
@@ -194,22 +194,22 @@ class ShardingTask:
 
     @cached_property
     def may_offload(self) -> bool:
-        """True if a table may be kept outside of device memory."""
+        """Return True if a table may be kept outside of device memory."""
         return any(set(self.kernels_of(position)) != {FUSED} for position in range(len(self.tables)))
 
     @cached_property
     def kept_together(self) -> frozenset[int]:
-        """Tables, by position, that share their device with certain others."""
+        """Return the tables, by position, that must share their device with others."""
         return frozenset(position for group in self.together for position in group)
 
     @cached_property
     def kept_apart(self) -> frozenset[int]:
-        """Tables, by position, that share no device with certain others."""
+        """Return the tables, by position, that may not share a device with some others."""
         return frozenset(position for group in self.apart for position in group)
 
 
 def distinct_tables(tasks: Sequence[ShardingTask]) -> tuple[Table, ...]:
-    """Return the tables of all tasks, each once."""
+    """Return the tables of all tasks, without duplicates."""
     return tuple(dict.fromkeys(table for task in tasks for table in task.tables))
 
 
@@ -220,7 +220,7 @@ def _check_total(what: str, sizes: Sequence[int]) -> None:
 
 
 def whole_task_text(task: ShardingTask) -> str:
-    """Return the text by which journals and simulated noise tell tasks of whole tables apart."""
+    """Return a text that identifies a task of whole tables in journals and for simulated noise."""
     return (
         f"PlacementTask(task_id={task.task_id!r}, tables={task.tables!r}, num_devices={task.num_devices!r}, "
         f"memory_cap_bytes={task.memory_cap_bytes!r}, batch_size={task.batch_size!r})"
@@ -228,7 +228,7 @@ def whole_task_text(task: ShardingTask) -> str:
 
 
 def common_kernels(task: ShardingTask, positions: Sequence[int]) -> tuple[str, ...]:
-    """Return the kernels that all of some tables may have, as tables that stay together have one."""
+    """Return the kernels that all of these tables may use, because tables that stay together share a kernel."""
     first, *others = (task.kernels_of(position) for position in positions)
     return tuple(one for one in first if all(one in kernels for kernels in others))
 
@@ -284,20 +284,20 @@ def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> li
 
 
 def may_be_cut_by_columns(table: Table, limits: TableLimits, parts: int = 2) -> bool:
-    """Return True if there are so many parts that are wide enough, two at least."""
+    """Return True if the table can be cut into ``parts`` column parts, at least two, that are wide enough."""
     fours, rest = divmod(table.embedding_dim, COLUMN_STEP)
     return not rest and fours >= max(parts, 2) * limits.min_column_steps
 
 
 def width_problem(task: ShardingTask, columns: int) -> str | None:
-    """Return the reason, as a clause, that no device trains a table or part of so many columns; None if one does."""
+    """Return the reason, as a clause, that no device trains a part with this many columns; None if a device does."""
     if columns <= task.max_columns:
         return None
     return f"its {columns:,} columns are more than the {task.max_columns:,} that FBGEMM trains in one call on a GPU"
 
 
 def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | None) -> int:
-    """Return the most column parts of a table of this sharding type that may only live on these devices."""
+    """Return the largest number of column parts of a table of this sharding type on these devices."""
     own, machine = TYPES[name], task.machine
     if not own.cuts_columns:
         return 1
@@ -306,14 +306,14 @@ def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | 
 
 
 def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
-    """Ways that no legal placement shards a table in, whatever its limits say, each with the reason as a clause."""
+    """Map each sharding type that is impossible for this table, whatever types its rules allow, to the reason."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):
         fewest = task.fewest_column_parts(table)
         barred = (one for one in SHARDING_TYPES if _most_column_parts(task, one, limits.devices) < fewest)
         found = dict.fromkeys(barred, too_wide)
-    if task.num_devices == 1:  # all ways are the same
+    if task.num_devices == 1:  # on one device, all types are equal
         return found
 
     def rule_out(types: Sequence[str], why: str) -> None:
@@ -361,7 +361,7 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
 
 
 def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> ShardingTask:
-    """The task in which the tables of some collections (``Table.collection``) may be cut by rows alone."""
+    """Return the task in which the tables of some collections (``Table.collection``) may only be cut by rows."""
     if not collections and not task.means_of_rows:
         return task
     limits = [task.limits_of(at) for at in range(len(task.tables))]
@@ -373,9 +373,9 @@ def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> Sharding
 
 
 def allow_means_of_rows(task: ShardingTask) -> ShardingTask:
-    """Return the task of a search. Rows of MEAN tables are allowed, and required where a rule leaves no other type.
+    """Relax a task for a search: MEAN tables may be cut by rows, and must be where a rule leaves no other type.
 
-    Only a placement that ``placement.check_sharding`` allows is an answer to it.
+    A placement found in it must still pass ``placement.check_sharding``.
     """
     if not task.may_go_in_rows:
         return task

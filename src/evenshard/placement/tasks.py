@@ -1,4 +1,4 @@
-"""Tasks of whole tables to learn from and to be judged by: drawn from a pool, and as a file."""
+"""Tasks of whole tables for training and evaluation, sampled from a pool or read from a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_SHARD_TABLES = 64
 
 @dataclass(frozen=True)
 class TaskSampling:
-    """Settings of the tasks that are drawn from a pool; ``GenerateTablesConfig`` has their meanings."""
+    """Settings for sampling tasks from a pool; see ``GenerateTablesConfig`` for their meanings."""
 
     num_train_tasks: int
     num_test_tasks: int
@@ -44,7 +44,7 @@ class TaskSplit:
 
 
 def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> TaskSplit:
-    """Splits the pool into disjoint halves at random and draws train and test tasks from them.
+    """Split the pool into random halves, and draw train tasks from one and test tasks from the other.
 
     Raises:
         BadConfig: if half of the pool has fewer tables than a task needs.
@@ -77,17 +77,17 @@ def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> Ta
 
 
 def single_table_task(table: Table, batch_size: int) -> ShardingTask:
-    """The task of measuring one table alone on one device."""
+    """Return the task of measuring one table alone on one device."""
     return ShardingTask.whole(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)
 
 
 def sample_shards(
     pool: Sequence[Table], count: int, batch_size: int, memory_cap_bytes: int, rng: np.random.Generator
 ) -> tuple[ShardingTask, ...]:
-    """Random shards to measure alone: tasks of one device that hold 1 to 64 tables of the pool.
+    """Sample shards to measure alone: tasks of one device with 1 to 64 tables of the pool.
 
-    The number of tables is log-uniform, so that few and many tables are seen alike; tables beyond the memory cap are
-    left out.
+    The number of tables is log-uniform, so that small and large shards are equally frequent; tables that exceed the
+    memory cap are skipped.
 
     Raises:
         BadConfig: if no table fits the memory cap.
@@ -107,7 +107,7 @@ def sample_shards(
 
 
 def save_tasks(split: TaskSplit, path: Path) -> None:
-    """Writes tasks as JSON that refers to tables by name."""
+    """Write tasks as JSON that refers to tables by name."""
 
     def record(task: ShardingTask) -> dict[str, object]:
         return {
@@ -124,10 +124,10 @@ def save_tasks(split: TaskSplit, path: Path) -> None:
 
 @blame_file
 def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
-    """Reads tasks that refer to the tables of ``pool``.
+    """Load tasks that refer to the tables of ``pool``.
 
     Raises:
-        BadFile: if the file is missing, is not a task file, or names a table the pool does not hold.
+        BadFile: if the file is missing, is not a task file, or names a table that is not in the pool.
     """
     by_name = {table.name: table for table in pool}
     remedy = "Write it with `evenshard generate-tables`."

@@ -1,4 +1,4 @@
-"""The answer to a request: where every row and column lives, its predicted cost, and where the answer comes from."""
+"""The answer to a request: the place of every row and column, its predicted cost, and its provenance."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DifferenceInterval:
     high_ms: float
 
 
-# Names of the plans that a sharder makes with many settings: as it comes, and the best by its rating or by this model.
+# Plans of a sharder with many settings: TorchRec's default, the best by the sharder's rating, the best by this model.
 PLAIN_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best by this model"
 
 
@@ -56,12 +56,12 @@ class Baseline:
     """Another sharder's placement of the same tables, with its time by the same cost model."""
 
     sharder: str
-    predicted_ms: float | None  # None where it found no placement
-    measured_ms: float | None = None  # on the hardware
-    note: str = ""  # why there is no placement, or the rules that it breaks
+    predicted_ms: float | None  # None if there is no placement
+    measured_ms: float | None = None  # time on the hardware
+    note: str = ""  # reason that there is no placement, or the rules that it breaks
     setting: str = ""  # options of the sharder
-    chosen: str = ""  # the plan of several: ``PLAIN_PLAN``, ``BY_RATING`` or ``BY_MODEL``
-    saves: DifferenceInterval | None = None  # by the answer, against this placement
+    chosen: str = ""  # which of several plans: ``PLAIN_PLAN``, ``BY_RATING`` or ``BY_MODEL``
+    saves: DifferenceInterval | None = None  # time saved by the answer against this placement
 
 
 @dataclass(frozen=True)
@@ -69,29 +69,29 @@ class Nearness:
     """An answer beside the placement that it was to be near to. Bytes are those that ``evenshard diff`` counts."""
 
     source: str  # file of the earlier placement
-    max_move_bytes: int | None  # None for no bound
+    max_move_bytes: int | None  # None for no limit
     moved_bytes: int  # weights and optimizer state that go to a device which lacks them
     moved_tables: tuple[str, ...]
-    new_tables: tuple[str, ...]  # not in the earlier placement, or of another shape there; they move nothing
+    new_tables: tuple[str, ...]  # missing in the earlier placement, or with another shape; they move nothing
     gone_tables: tuple[str, ...]
-    stay_ms: float  # predicted where the fewest bytes move
-    stay_bytes: int  # moved then: 0 unless a table cannot stay
-    free_ms: float  # predicted of the best placement without a bound
-    free_bytes: int  # moved then, under the names of devices with which the fewest do
-    stay_saves: DifferenceInterval | None = None  # by the answer, against staying; older files lack it
+    stay_ms: float  # predicted time of the placement that moves the fewest bytes
+    stay_bytes: int  # bytes that it moves: 0 unless a table cannot stay
+    free_ms: float  # predicted time of the best placement without a limit
+    free_bytes: int  # bytes that it moves, with devices numbered to move the fewest
+    stay_saves: DifferenceInterval | None = None  # time saved by the answer against staying; missing in older files
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedParts:
     """The parts of tables with their predicted times, ms."""
 
-    parts: tuple[TablePart, ...]  # tables in their order, each by columns, then rows
-    alone_ms: tuple[float, ...]  # of each part, alone on its device
-    adds_ms: tuple[float, ...]  # that its device would save without a part
+    parts: tuple[TablePart, ...]  # in the order of the tables, each by columns, then rows
+    alone_ms: tuple[float, ...]  # time of each part, alone on its device
+    adds_ms: tuple[float, ...]  # time that its device would save without the part
     devices: tuple[PredictedDevice, ...]  # by device id
-    predicted_ms: float  # of the step
-    # Its 90 % interval by the cost model alone, wider outside of the training range: two placements on one hardware
-    # share the other errors.
+    predicted_ms: float  # step time
+    # The 90 % interval by the cost model alone, wider outside of the training range. Other errors are common to two
+    # placements on the same hardware.
     model_low_ms: float
     model_high_ms: float
 
@@ -110,19 +110,19 @@ def interval_ms(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementAnswer(PricedParts):
-    """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
+    """A placement of table parts, with its prediction and provenance. Times are milliseconds of one training step.
 
     Attributes:
-        lower_bound_ms: no placement that the request allows is predicted to cost less.
-        warnings: clauses on values in an unlikely unit, then on how the request lies outside the training range.
+        lower_bound_ms: no placement that the request allows has a lower predicted time.
+        warnings: clauses on values in an unlikely unit, then on values outside the training range.
         comparison: placements of other sharders and their costs.
-        measured, measured_ms: cost and time of a step on the hardware, where that was asked for.
-        lineage: model, tables and code that made it; JSON.
-        link: name of the link in the training data; empty where a file does not state it.
-        notes: notes on how far to trust a time; a sentence or two each.
-        device_error: how far the simulated device is from the real one; None for real hardware.
-        link_error: how far modelled exchanges are from real ones; None where there are none, or no file states it.
-        nearness: what moves from the placement that it was to be near to; None where it was to be near to none.
+        measured, measured_ms: cost and time of a step on the hardware; None if not measured.
+        lineage: model, tables and code that made the answer; JSON.
+        link: name of the link in the training data; empty if the file does not have it.
+        notes: notes on the accuracy of times; a sentence or two each.
+        device_error: error of the simulated device against the real one; None for real hardware.
+        link_error: error of modelled exchanges against real ones; None if there are none, or the file does not have it.
+        nearness: moves from the placement in use; None if there is none.
     """
 
     request: PlacementRequest
@@ -139,7 +139,7 @@ class PlacementAnswer(PricedParts):
     measured_ms: float | None = None
 
     def __post_init__(self) -> None:
-        """The parts are in the order of tables, columns and rows."""
+        """Sort the parts by table, columns and rows."""
         by_table = parts_by_table(self.request.task(), self.parts)
         ordered = [part for parts in by_table.values() for part in parts]
         if ordered != list(self.parts):
@@ -151,23 +151,23 @@ class PlacementAnswer(PricedParts):
 
     @property
     def num_devices(self) -> int:
-        """Devices of the request."""
+        """Return the number of devices of the request."""
         return self.request.num_devices
 
     @cached_property
     def task(self) -> ShardingTask:
-        """The task of sharding the tables; collections whose MEAN tables are cut by rows may only be cut so."""
+        """Return the task of sharding the tables; collections with MEAN tables that are cut by rows must stay so."""
         task = self.request.task()
         return as_cut(task, parts_by_table(task, self.parts))
 
     @cached_property
     def parts_of_table(self) -> Mapping[str, tuple[TablePart, ...]]:
-        """The parts of each table."""
+        """Return the parts of each table, by its name."""
         return parts_by_table(self.task, self.parts)
 
     @cached_property
     def type_of_table(self) -> Mapping[str, str]:
-        """The way in which each table is sharded, by its name."""
+        """Return the sharding type of each table, by its name."""
         machine = self.request.nodes
         return {
             table.name: sharding_type(self.parts_of_table[table.name], table, machine) for table in self.request.tables
@@ -175,7 +175,7 @@ class PlacementAnswer(PricedParts):
 
     @property
     def device_of_table(self) -> tuple[int, ...]:
-        """The device of each table, where all tables are whole.
+        """Return the device of each table, if all tables are whole.
 
         Raises:
             BadConfig: if a table is cut or replicated.
@@ -190,23 +190,23 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def storage_of_table(self) -> Mapping[str, Storage]:
-        """Where the weights of each table are kept, by its name."""
+        """Return the storage of each table, by its name."""
         return {name: parts[0].storage for name, parts in self.parts_of_table.items()}
 
     @cached_property
     def part_memory(self) -> tuple[PartMemory, ...]:
-        """Memory that each part takes of each of its devices, of its host and of the SSD."""
+        """Return the memory that each part takes of each of its devices, of its host and of the SSD."""
         by_name = {table.name: table for table in self.request.tables}
         return tuple(memory_of_part(self.task, by_name[part.table], part) for part in self.parts)
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Memory that each part takes of each of its devices, all components together."""
+        """Return the total memory that each part takes of each of its devices."""
         return tuple(one.device_bytes for one in self.part_memory)
 
     @cached_property
     def parts_on_device(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the parts on each device, by device id."""
+        """Return the indices of the parts on each device, by device id."""
         held: list[list[int]] = [[] for _ in range(self.num_devices)]
         for number, part in enumerate(self.parts):
             for device in part.devices:
@@ -215,49 +215,49 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def used_bytes(self) -> tuple[int, ...]:
-        """Memory that the parts of tables take on each device, at most ``request.rooms_bytes``.
+        """Return the memory that table parts take on each device, at most ``request.rooms_bytes``.
 
-        Weights and optimizer state; where the request names a training pipeline, caches, inputs, outputs with their
-        gradients, and dense gradients of replicas too. What every device holds wherever tables are, such as the dense
-        model and its own samples, is no part of it: see ``memory``.
+        It includes weights and optimizer state; with a training pipeline, also caches, inputs, outputs with their
+        gradients, and dense gradients of replicas. Memory that every device needs for any placement, such as the dense
+        model and its own samples, is not included: see ``memory``.
         """
         sizes = self.part_bytes
         return tuple(sum(sizes[number] for number in numbers) for numbers in self.parts_on_device)
 
     @cached_property
     def memory(self) -> tuple[DeviceMemory, ...]:
-        """The memory of each device, component by component."""
+        """Return the memory of each device, by component."""
         return device_memories(self.request, self.parts, self.part_memory)
 
     @cached_property
     def host_memory(self) -> tuple[NodeMemory, ...]:
-        """The memory of each host."""
+        """Return the memory of each host."""
         return host_memories(self.request, self.parts, self.part_memory)
 
     @cached_property
     def offloaded(self) -> tuple[OffloadedPart, ...]:
-        """The parts that are not in device memory, and what that takes."""
+        """Return the parts outside of device memory, with their additional time."""
         return offloaded_of(self.request, self.task, self.parts)
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """The assumptions of the request, and what is assumed of caches."""
+        """Return the assumptions of the request, and those about caches."""
         sources = {one.part.table: one.source for one in self.offloaded if one.source not in ("", COUNTED)}
         return (*self.request.assumptions, *(assumed_miss_ratios(*one) for one in sources.items()))
 
     @property
     def memory_warnings(self) -> tuple[str, ...]:
-        """Warnings where a device or a host is full to the brim."""
+        """Return warnings about devices and hosts that are almost full."""
         return tuple(brim_warnings(self.memory, self.host_memory))
 
     @property
     def low_ms(self) -> float:
-        """Lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
+        """Return the lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
         return self._ends_ms[0]
 
     @property
     def high_ms(self) -> float:
-        """Upper end of it."""
+        """Return the upper end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
         return self._ends_ms[1]
 
     @property
@@ -266,17 +266,17 @@ class PlacementAnswer(PricedParts):
 
     @property
     def measured_device_ms(self) -> tuple[float, ...]:
-        """What each device did in the step that was measured, waits left aside; empty where none was."""
+        """Return the busy time of each device in the measured step, without waits; empty if not measured."""
         return () if self.measured is None else self.measured.device_ms(self.request.training_pipeline)
 
     @property
     def uncertainty_ms(self) -> float:
-        """Half the width of the 90 % interval."""
+        """Return half the width of the 90 % interval."""
         return (self.high_ms - self.low_ms) / 2
 
     @property
     def gap_pct(self) -> float:
-        """How much worse than the best possible placement it is at most, by the model, per cent."""
+        """Return the distance to the lower bound, in per cent of the bound: the largest possible gain by the model."""
         return (self.predicted_ms / self.lower_bound_ms - 1) * 100
 
 
@@ -286,11 +286,11 @@ class Near:
 
     old: PlacementAnswer
     source: str  # its file
-    max_move_bytes: int | None = None  # None for no bound
+    max_move_bytes: int | None = None  # None for no limit
 
     @property
     def most_bytes(self) -> float:
-        """Bytes that may move; infinite without a bound."""
+        """Return the bytes that may move; infinite without a limit."""
         return float("inf") if self.max_move_bytes is None else self.max_move_bytes
 
     def add_to(
@@ -315,7 +315,7 @@ class Near:
                 gone_tables=tuple(table.name for table in self.old.request.tables if table.name not in now),
                 stay_ms=found.stay.predicted_ms,
                 stay_bytes=found.stay_bytes,
-                free_ms=min(free_ms, answer.predicted_ms),  # the answer is a placement without a bound, too
+                free_ms=min(free_ms, answer.predicted_ms),  # the answer is a candidate without a limit, too
                 free_bytes=found.free_bytes,
                 stay_saves=stay_saves,
             ),
@@ -323,7 +323,7 @@ class Near:
 
 
 def earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> EarlierPlacement:
-    """Return the part of an old answer that a request can use: tables of the same shape."""
+    """Return the part of an old answer that a request can reuse: tables of the same shape."""
     of_old = {table.name: table for table in old.request.tables}
     usable = {
         table.name: old.parts_of_table[table.name]
@@ -334,15 +334,15 @@ def earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> Earlie
 
 
 def slowest_device(devices: Sequence[PredictedDevice]) -> int:
-    """Return the device that does most in a step, by the model; the first of equals."""
+    """Return the device with the largest predicted busy time; the first of ties."""
     return max(range(len(devices)), key=lambda device: devices[device].predicted_total_ms)
 
 
 def fullest_device(answer: PlacementAnswer) -> DeviceMemory:
-    """Return the memory of the device that is filled most, the first of equals."""
+    """Return the memory of the fullest device; the first of ties."""
     return max(answer.memory, key=lambda one: one.full)
 
 
 def model_lineage(answer: PlacementAnswer) -> Mapping[str, Any]:
-    """Return the lineage of the model that made the answer; empty where it says nothing."""
+    """Return the lineage of the model that made the answer; empty if it is not recorded."""
     return answer.lineage.get("model") or {}

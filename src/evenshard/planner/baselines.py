@@ -1,8 +1,8 @@
 """Baselines: the placements of other sharders that an answer is compared with.
 
-Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
-the costliest ones is a baseline, too. TorchRec's planner stands in ``torchrec.baseline``. A baseline that knows nothing
-of a rule may break it, and is then marked.
+Most rules of thumb place whole tables; if the request allows more, another baseline is the best rule that replicates
+small tables and cuts the costliest. ``torchrec.baseline`` has TorchRec's planner. A baseline that ignores a rule may
+break it, and is then marked.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from evenshard.search.sharding_option import choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 
-# The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
+# The best rule of thumb over all sharding types: small tables replicated, the costliest cut, the others spread.
 RULE = "best_rule_of_thumb"
 BASELINES = (*(one.name for one in SHARDERS if not one.needs), RULE)
-# TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for.
+# TorchRec's planner with all allowed sharding types; not used if all tables must stay whole.
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
 # Baselines that cut tables and replicate them.
 FULL_SPACE_BASELINES = (FULL_SPACE, RULE)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
-# Tables times devices that these are asked for: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
+# Most tables times devices for these baselines: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
-# A baseline without its times, and its placement; None where there is none.
+# A baseline without its times, and its placement; None if there is none.
 Candidate = tuple[Baseline, tuple[TablePart, ...] | None]
 
 
 def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> list[Candidate]:
-    """Return the placements of baselines in the order of ``names``, without those that cannot be asked.
+    """Return the placements of baselines in the order of ``names``, without baselines that do not apply.
 
     Raises:
-        BadConfig: if a name is unknown, or TorchRec is asked for and not installed.
+        BadConfig: if a name is unknown, or TorchRec is requested but not installed.
     """
     unknown = next((name for name in names if name not in BASELINES), None)
     if unknown is not None:
@@ -69,7 +69,7 @@ def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence
 
 
 def baseline_label(baseline: Baseline) -> str:
-    """Return a baseline's name for readers, with the plan that was chosen among its sharder's."""
+    """Return a baseline's name for readers, with the plan that was chosen among its sharder's plans."""
     return f"{label_of(baseline.sharder)}, {baseline.chosen}" if baseline.chosen else label_of(baseline.sharder)
 
 
@@ -79,7 +79,7 @@ def predict_baselines(
     measure: PartsMeasurer | None = None,
     saves: Callable[[Sequence[TablePart]], DifferenceInterval] | None = None,
 ) -> tuple[Baseline, ...]:
-    """Return candidates with their times, and with the saving against TorchRec's where ``saves`` tells it."""
+    """Return baselines with their times, and with the saving over TorchRec's plan from ``saves``."""
     return tuple(
         baseline
         if parts is None
@@ -95,15 +95,15 @@ def predict_baselines(
 
 
 def asked_full_space(request: PlacementRequest) -> bool:
-    """True if TorchRec's planner and rules of thumb can be asked for more than whole tables."""
+    """Return True if TorchRec's planner and rules of thumb may use more than whole tables."""
     return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 
 def best_rule(costs: PartCosts) -> Candidate:
-    """The best of the search's rules of thumb, as they are.
+    """Return the best of the search's rules of thumb, without annealing.
 
     Raises:
-        InfeasibleTask: if none finds room.
+        InfeasibleTask: if none fits.
     """
     space = SearchSpace(costs)
     starts = GreedyStarts(GreedyPlacer(space))
@@ -115,5 +115,5 @@ def best_rule(costs: PartCosts) -> Candidate:
 
 
 def rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
-    """Return the rule of the task that a placement breaks, in a clause; empty if it breaks none."""
+    """Return the rule of the task that a placement breaks, as a clause; empty if it breaks none."""
     return broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

@@ -22,13 +22,13 @@ from evenshard.search.infeasibility import MORE_MEMORY, MORE_ROOM
 from evenshard.search.items import KnownItems
 from evenshard.search.legal_parts import quick_parts
 
-# Link between domains of a machine that has one domain, taken to find out what several would hold.
+# Link between domains for a trial with several, if the machine has only one domain.
 ANY_LINK = "infiniband_ndr"
 
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """The error of a search as an answer to a request."""
-    problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is not one task of many: its name says nothing
+    """Convert the error of a search to an answer to the request."""
+    problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the name means nothing to the user
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
     problem += _not_for_tables(request)
@@ -111,7 +111,7 @@ def _enough_gb(request: PlacementRequest) -> float | None:
 
 
 def _most_bytes(task: ShardingTask, position: int) -> int:
-    """Device memory of a table's largest part: of all of it, wherever it is kept."""
+    """Return the device memory of a table's largest possible part: all of it, in the kernel that needs most."""
     table = task.tables[position]
     kept = [whole_part(table, (0,), Storage(kernel)) for kernel in task.kernels_of(position)]
     replica = whole_part(table, tuple(range(task.num_devices)))
@@ -119,7 +119,7 @@ def _most_bytes(task: ShardingTask, position: int) -> int:
 
 
 def _enough_host_gb(request: PlacementRequest) -> int | None:
-    """Return memory of each host that is enough; None where devices are the host's."""
+    """Return a sufficient memory of each host; None if devices are shares of their host."""
     if HardwareName.parse(request.hardware).kind.is_host:
         return None
 
@@ -139,7 +139,7 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
 
 
 def _enough_devices(request: PlacementRequest) -> Nodes | None:
-    """The machine with more devices, the new ones as large as the largest, for which a placement was found."""
+    """Return the smallest larger machine, with new devices as large as the largest, for which a placement was found."""
     if request.nodes.groups:
         return None
     most = len(request.tables) + max(table.embedding_dim for table in request.tables)
@@ -155,7 +155,7 @@ def _enough_devices(request: PlacementRequest) -> Nodes | None:
 
 
 def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
-    """List growing machines: a larger node first, then more nodes, then more domains."""
+    """Yield growing machines: a larger node first, then more nodes, then more domains."""
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
     widest = max(_domain_nodes(request), per_domain) if machine.num_domains == 1 else per_domain
@@ -197,12 +197,12 @@ def _shape_text(machine: Nodes, larger: Nodes) -> str:
 
 
 def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The sizes of a larger machine: the new ones are as large as the largest. Empty if there were none."""
+    """Extend the sizes of a machine with copies of the largest; empty stays empty."""
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 
 def _least_that(fits: Callable[[int], bool], low: int, most: int) -> int | None:
-    """Return a number above low, which does not fit, that fits and next to which one does not."""
+    """Bisect for a number above ``low`` that fits while the number below it does not; None if ``most`` does not fit."""
     step = 1
     while not fits(high := min(low + step, most)):
         if high == most:

@@ -1,7 +1,7 @@
-"""A placement and what a step takes after changes of it, by the model of its answer; and which changes are legal.
+"""A placement and its step time after changes, by the model of its answer, and the rules that changes must keep.
 
-Changes are priced without any rule, so that what a rule forbids has a price too. A table is a unit of its own there:
-its number is its position in the request.
+Changes are priced without rules, so that forbidden changes have a price, too. Every table is its own group there, whose
+number is the table's position in the request.
 
 Legend: D devices, W windows of a step.
 """
@@ -36,25 +36,25 @@ from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.model import Model
 from evenshard.tables.table import MEAN
 
-# Other choices, by the position of the table.
+# New choices, by the position of the table.
 Changes = Mapping[int, Choice]
 
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """Times of the devices in each window of a step and memory that their tables take, bytes, after changes."""
+    """Times of the devices in each window of a step, and the memory of their tables, bytes, after changes."""
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
 
     @property
     def ms_D(self) -> npt.NDArray[np.float64]:
-        """Busy time of each device in a step."""
+        """Return the busy time of each device in a step."""
         return np.asarray(self.windows_WD.sum(axis=0))
 
     @property
     def step_ms(self) -> float:
-        """Time of the step."""
+        """Return the step time."""
         return float(self.windows_WD.max(axis=1).sum())
 
 
@@ -62,8 +62,8 @@ class ChangedPlacement:
     """The placement of an answer, priced by a model.
 
     Raises:
-        BadConfig: if a table is cut in a way that no search would choose, or the answer keeps tables apart that its own
-            rules keep together.
+        BadConfig: if no search would cut a table this way, or the answer separates tables that its own rules keep
+            together.
     """
 
     def __init__(self, answer: PlacementAnswer, model: Model) -> None:
@@ -81,7 +81,7 @@ class ChangedPlacement:
         self._chains = chains_of(self.space, [choices])
         phases = predicted_phases(self.costs.predict(answer.parts).devices)
         windows_WD = np.stack([window.total for window in windows(phases, self.costs.pipeline)])
-        # Chains take all rows of a table for as busy as the busiest; changes are added to the exact prediction.
+        # Chains price all rows of a table like the busiest; only their differences are added to the exact prediction.
         self._offset_W1D = (windows_WD - self._chains.windows_BND[:, 0])[:, None]
         self.now = ChangeOutcome(windows_WD, self._chains.used_3ND[0, 0])
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
@@ -95,7 +95,7 @@ class ChangedPlacement:
             raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
-        """Return the sharding types to tell apart; columns on one node only if a rule forbids them on several."""
+        """Return the distinct sharding types; column types limited to a node only if no other is allowed."""
         allowed = self.task.limits_of(position).types
         by_columns = freest_by_columns(allowed, self.task.machine, COLUMN_WISE)
         return tuple(one for one in SHARDING_TYPES if one == by_columns or one not in COLUMNS_ALONE)
@@ -103,24 +103,24 @@ class ChangedPlacement:
     # Prices -----------------------------------------------------------------------------------------------------------
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
-        """Return the sharding option of a choice; without one, of the table now."""
+        """Return the sharding option of a choice, by default of the table's current choice."""
         return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
-        """Return the devices that hold some of the table."""
+        """Return the devices that hold a part of the table."""
         choice = choice or self.choices[position]
         span = self.option(position, choice).span
         return tuple(place * span + offset for place in choice.places for offset in range(span))
 
     def after_each(self, changes: Sequence[Changes]) -> list[ChangeOutcome]:
-        """Return the outcome of each of these changes, by itself."""
+        """Return the outcome of each change separately."""
         if not changes:
             return []
         only_M = np.zeros(len(changes), dtype=np.int64)
         return self._outcomes(only_M, self._chains.changed_pieces(only_M, edits_of(self._chains.table, changes)))
 
     def without(self, position: int) -> ChangeOutcome:
-        """Return the outcome of a placement without a table."""
+        """Return the outcome of the placement without a table."""
         chains, only_M = self._chains, np.zeros(1, dtype=np.int64)
         gone, _, _ = chains.pieces(only_M, chains.option_NG[:, position], chains.place_NGS[:, position], -1)
         return self._outcomes(only_M, gone)[0]
@@ -151,12 +151,12 @@ class ChangedPlacement:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def moves_with(self, position: int) -> tuple[int, ...]:
-        """Tables that a rule keeps together with one, itself among them."""
+        """Return the tables that a rule keeps together with a table, including itself."""
         groups = joined_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
-        """Return the devices where the rules let some of a table live, whatever their memory, [D]."""
+        """Return True for the devices that the rules allow for a table, regardless of memory, [D]."""
         may_D = device_mask(self.task.num_devices, self.task.limits_of(position).devices).copy()
         for group in self.task.apart:
             if position in group:
@@ -165,7 +165,7 @@ class ChangedPlacement:
 
 
 def devices_text(devices: Sequence[int]) -> str:
-    """Return device ids in ascending order, three or more that follow each other as "2 to 5"."""
+    """Return device ids as text in ascending order, three or more consecutive ids as "2 to 5"."""
     runs: list[list[int]] = []
     for device in sorted(devices):
         if runs and device == runs[-1][-1] + 1:

@@ -1,7 +1,8 @@
 """The rows and columns that move between two answers, in bytes, and the time that the move saves.
 
-``placement.moves`` says what of a table moves. Device ids are names: two answers may differ in nothing else, and then a
-renaming saves the whole move. One model predicts the times of both on the new request, or their own figures are used.
+``placement.moves`` computes the moves of a table. Device ids are only names: if two answers differ in nothing else,
+renaming devices saves the whole move. Both times are predicted by one model on the new request, or are those of the
+answers.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
 """
@@ -50,10 +51,10 @@ from evenshard.tables.table import Table
 def diff(
     old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
 ) -> Difference:
-    """Return the difference of two answers: the moves, and the time that they save.
+    """Compare two answers: the moves, and the time that they save.
 
-    A model judges both placements on the new answer's request, where both have the same tables. Without it, or with
-    other tables, the answers' own figures stand. A device sends ``link_gb_s``, and receives as much at the same time.
+    If both have the same tables, ``model`` predicts both placements on the new answer's request. Otherwise the answers'
+    own times are used. A device sends and receives at ``link_gb_s`` each way.
     """
     of_old = {table.name: table for table in old.request.tables}
     of_new = {table.name: table for table in new.request.tables}
@@ -128,7 +129,7 @@ def _rekept(
 
 
 def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
-    """List what devices lack, and one that has it: replicas of the old answer share the work."""
+    """Yield the parts that devices lack, each with a source device: replicas of the old answer share the work."""
     return tuple(
         PartMove(
             table=piece.table,
@@ -172,7 +173,7 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 def _best_renaming(
     pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """Return the names that keep the most bytes where they are; None where those of now do."""
+    """Return the renaming of devices that moves the fewest bytes; None if the current names do."""
     names = best_names(pieces, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)).tolist()
     if names == sorted(names):
         return None
@@ -181,12 +182,12 @@ def _best_renaming(
 
 
 def rename_devices(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
-    """Return the answer with a name for each of its devices, and the times that the model predicts of it then.
+    """Rename the devices of an answer, and predict its times again.
 
     Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.
 
     Raises:
-        BadConfig: if a name is none of the answer's devices.
+        BadConfig: if a name is not a device of the answer.
     """
     if sorted(names) != list(range(answer.num_devices)):
         raise BadConfig(
@@ -218,7 +219,7 @@ def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[
 
 @one_thread()
 def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) -> tuple[StepTimes, tuple[str, ...]]:
-    """Return the times of two answers and notes on them; a model judges both, None leaves each its own figures."""
+    """Return the times of two answers and notes on them, predicted by one model; without it, each answer's own."""
     if model is None:
         unlike = tuple(_unlike(old, new))
         alike = [] if unlike else _looked_up_alike(old, new)
@@ -230,7 +231,7 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
         return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
-    # Memory, rules and links of the new machine say nothing about the old one.
+    # Memory, rules and links of the new machine do not apply to the old one.
     of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
     costs_of_old = costs if same_machine else part_costs(of_old, model)
     before, _ = price_parts(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
@@ -256,7 +257,7 @@ def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 
 def _of_device(device: str) -> Iterator[str]:
-    """Yield the error of the two times. A simulated device errs for both alike: the difference in per cent stands."""
+    """Yield a note on the common error. A simulated device errs alike for both, so the difference in per cent holds."""
     if device:
         yield f"{device}, for both placements alike"
 

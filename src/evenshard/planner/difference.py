@@ -1,4 +1,4 @@
-"""The records of a diff: moves, changes and times of two answers, and when the move pays back."""
+"""Records of a diff: moves, changes and times of two answers, and when the move pays back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenshard.planner.output_order import OrderChange
 from evenshard.planner.pricing import links_of_request
 from evenshard.sharders.model import Model
 
-# The model of times that are not predicted anew.
+# Model name for times that are not predicted again.
 OWN_FIGURES = "the files' own figures"
 
 
@@ -31,7 +31,7 @@ class PartMove:
 
     @property
     def num_bytes(self) -> int:
-        """Weights and optimizer state together."""
+        """Return the bytes of weights and optimizer state."""
         return self.weight_bytes + self.state_bytes
 
 
@@ -57,7 +57,7 @@ class DeviceTraffic:
 class Traffic:
     """All moves together: weights and optimizer state, by devices.
 
-    ``busiest_bytes`` is the most that a device sends, or receives; ``seconds`` is None if no link's speed is known.
+    ``busiest_bytes`` is the most that any device sends or receives; ``seconds`` is None if no link speed is known.
     """
 
     moved_bytes: int
@@ -69,7 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Renaming:
-    """The old device that each device of the new answer should be, so that less moves, and the traffic then."""
+    """The old device that each device of the new answer should be, to move less, and the traffic of this renaming."""
 
     new_names: tuple[int, ...]
     traffic: Traffic
@@ -77,7 +77,7 @@ class Renaming:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table whose shape differs, such as "num_rows 100 -> 200": its weights cannot move."""
+    """A table whose shape differs, such as "num_rows 100 -> 200", so that its weights cannot move."""
 
     table: str
     what: str
@@ -96,8 +96,8 @@ class Resharded:
 class StorageChange:
     """A table with another compute kernel, or another load factor of its cache.
 
-    Its bytes are the weights and optimizer state that go from a device to its host, and back; those that go to other
-    devices or hosts are moves.
+    Its bytes are weights and optimizer state that go from a device to its host, or back. Bytes to other devices or
+    hosts count as moves.
     """
 
     table: str
@@ -111,8 +111,8 @@ class StorageChange:
 class StepTimes:
     """Predicted times of a step, by one model or by ``OWN_FIGURES``.
 
-    ``saves_ms`` is below 0 where the new placement is slower; low and high are its 90 % interval, the error of a
-    simulated device included. No placement that the new answer's request allows is predicted below the lower bound.
+    ``saves_ms`` is negative if the new placement is slower; low and high are its 90 % interval, including the error of
+    a simulated device. No placement that the new answer's request allows is predicted below the lower bound.
     """
 
     predicted_by: str
@@ -128,35 +128,35 @@ class StepTimes:
 class Difference:
     """The difference between an old answer and a new one."""
 
-    equal: bool  # both place the same tables in the same way on the same machine: there is no move to make
+    equal: bool  # True if both place the same tables identically on the same machine
     old_num_devices: int
     new_num_devices: int
-    moves: tuple[PartMove, ...]  # to other devices, in the order of the new answer's tables
-    kept_bytes: int  # weights and optimizer state that stay
+    moves: tuple[PartMove, ...]  # between devices, in the order of the new answer's tables
+    kept_bytes: int  # weights and optimizer state that do not move
     traffic: Traffic
-    renaming: Renaming | None  # None where no other names of devices save traffic
-    added: tuple[str, ...]  # tables of the new answer alone
-    removed: tuple[str, ...]  # tables of the old answer alone
+    renaming: Renaming | None  # None if no renaming of devices saves traffic
+    added: tuple[str, ...]  # tables only in the new answer
+    removed: tuple[str, ...]  # tables only in the old answer
     changed: tuple[ChangedTable, ...]
     resharded: tuple[Resharded, ...]
     rekept: tuple[StorageChange, ...]
-    reordered: tuple[OrderChange, ...]  # pooled collections whose output has another order
+    reordered: tuple[OrderChange, ...]  # pooled collections whose output order changes
     times: StepTimes
     notes: tuple[str, ...]  # clauses
 
     @property
     def is_of_same_tables(self) -> bool:
-        """Both answers place the same tables, so that their times can be compared."""
+        """Return True if both answers place the same tables, so that their times can be compared."""
         return not (self.added or self.removed or self.changed)
 
     @property
     def largest_moves(self) -> list[PartMove]:
-        """The moves, those of most bytes first."""
+        """Return the moves, largest first."""
         return sorted(self.moves, key=lambda one: -one.num_bytes)
 
     @property
     def moved_text(self) -> str:
-        """Size of the moves, such as 2 GB of 3 tables."""
+        """Return the size of the moves, such as 2 GB of 3 tables."""
         tables = len({move.table for move in self.moves})
         return f"{size_text(self.traffic.moved_bytes)} of {count_text(tables, 'table')}"
 
@@ -165,8 +165,8 @@ class Difference:
 class Payback:
     """A move and the steps after it.
 
-    Each step saves ``saves_ms``, below 0 where the new placement is slower; low and high are its 90 % interval, and
-    soonest, latest and gained have its two ends. Numbers of steps are None where the move never pays back.
+    Each step saves ``saves_ms``, negative if the new placement is slower; low and high are its 90 % interval, whose
+    ends give soonest, latest and gained. Numbers of steps are None if the move never pays back.
     """
 
     steps: int
@@ -192,13 +192,13 @@ def payback(
     link_gb_s: float | None = None,
     restart_minutes: float = 0.0,
 ) -> Payback | None:
-    """Return the gain of a move after so many steps; None where the two placements are equal.
+    """Return the gain of a move after a number of steps; None if the two placements are equal.
 
-    The new answer's machine has the link, or else the model that predicted it; ``link_gb_s`` replaces both. The
-    training stands still for the transfer and for ``restart_minutes``.
+    The link is that of the new answer's machine, else of the model that predicted it; ``link_gb_s`` overrides both. The
+    training is stopped during the transfer and for ``restart_minutes``.
 
     Raises:
-        BadConfig: if no link is known, or the two answers are of other tables, so that no saving is.
+        BadConfig: if no link is known, or the saving is unknown because the two answers have different tables.
     """
     if difference.equal:
         return None
@@ -230,7 +230,7 @@ def _transfer(
     if model is None:
         raise BadConfig("without a model no link is known for the move. Say what it has: --link-gb-s 50.")
     machine, links = new.request.nodes, links_of_request(new.request, model)
-    # Between hosts each device has a link of its own, which is the slow one: all bytes are taken to go over it.
+    # Each device has its own link between hosts, which is the slow one: all bytes are assumed to use it.
     between = links.inter
     name = machine.inter if between is not None else machine.intra or model.link
     busiest = float(traffic.busiest_bytes)

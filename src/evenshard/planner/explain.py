@@ -1,7 +1,7 @@
 """The explanation of a placement: the device that a step waits for, why, and the three best changes of its tables.
 
-A change of a table moves or swaps a part, shards the table differently, or keeps it in other memory. The model of the
-answer predicts whole placements: a change of one table changes the work of its devices and the sends of all.
+A change of a table moves or swaps a part, changes its sharding type, or keeps it in other memory. The model of the
+answer predicts whole placements, as a change of one table affects its devices' work and the communication of all.
 
 Legend: D devices.
 """
@@ -33,7 +33,7 @@ from evenshard.sharders.model import Model
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """One of the times of the slowest device, such as ``backward``, and its mean over all devices."""
+    """A time of the slowest device, such as ``backward``, and its mean over all devices."""
 
     name: str
     time_ms: float
@@ -44,7 +44,7 @@ class DeviceTime:
 class TableChange:
     """A legal change of a table: another device, a swap, another sharding type or another compute kernel.
 
-    A step takes ``step_ms`` after it, and ``change_ms`` is below 0 where that is faster; ``helps`` is beyond rounding.
+    A step takes ``step_ms`` after it; ``change_ms`` is negative if that is faster; ``helps`` is True beyond rounding.
     """
 
     table: str
@@ -56,26 +56,26 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The device that a step waits for, and the best changes: one of each kind of a named table, else one a table."""
+    """The device that a step waits for, and the best changes: one per kind for a named table, else one per table."""
 
     model: str
     device: str  # evidence for the simulated device; empty for real hardware
     step_ms: float
-    slowest_device: int  # the first of equals
+    slowest_device: int  # the first of ties
     num_devices: int
     times: tuple[DeviceTime, ...]  # of the slowest device, in the order of a step
     table: str  # empty for all tables of the slowest device
     sharding_type: str
-    devices: tuple[int, ...]  # with a part of the table
-    adds_ms: float  # that a device saves without its part, the most of all parts
+    devices: tuple[int, ...]  # devices with a part of the table
+    adds_ms: float  # time that a device saves without its part, the largest over parts
     num_tried: int  # tables whose changes were tried
     changes: tuple[TableChange, ...]  # the fastest step first
 
 
 NUM_CHANGES = 3
-# Tables of the slowest device whose changes are tried: those that add most to it.
+# Number of tables of the slowest device whose changes are tried: those that add most to it.
 MOST_TABLES_TRIED = 24
-# Parts on other devices that a part may swap with: those after which the slower of the two devices is fastest.
+# Number of parts on other devices to swap a part with: those that most reduce the slower of the two devices.
 PRICED_SWAPS = 64
 # Load factors of caches that are tried.
 LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -96,11 +96,11 @@ class _Candidate:
 def explain(answer: PlacementAnswer, model: Model, table: str = "") -> Explanation:
     """Find the device that a step waits for, and the best legal changes.
 
-    The model predicts everything again; the answer's own figures are not used. A table is named as a whole, or by a
-    part such as "clicks[64:128]"; without one, the tables of the slowest device are changed.
+    The model predicts everything again; the answer's own times are not used. ``table`` is a table or a part such as
+    "clicks[64:128]"; by default, changes are tried for the tables of the slowest device.
 
     Raises:
-        BadConfig: if the answer has no such table, or keeps tables apart that its own rules keep together.
+        BadConfig: if the answer has no such table, or separates tables that its own rules keep together.
     """
     changed = ChangedPlacement(answer, model)
     slowest = int(changed.now.ms_D.argmax())
@@ -174,7 +174,7 @@ class _TableChanges:
     # Devices ----------------------------------------------------------------------------------------------------------
 
     def _moves(self, number: int) -> list[_Candidate]:
-        """List the moves and swaps of a part, without those that only rename devices."""
+        """Return the moves and swaps of a part, without those that only rename devices."""
         part = self._answer.parts[number]
         home, of_part = part.device, f" its columns {part.extent}" if self._is_cut(part) else ""
         tried: list[tuple[str, Changes]] = [
@@ -206,7 +206,7 @@ class _TableChanges:
         return changes
 
     def _swap_candidates(self, number: int) -> list[int]:
-        """List parts on other devices, those first that make the slower of the two devices fastest."""
+        """Return parts on other devices to swap with, sorted by the slower of the two devices after the swap."""
         own, ms_D = self._answer.parts[number], self._changed.now.ms_D
 
         def then_ms(other: int) -> float:
@@ -277,7 +277,7 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
 def _places(
     what_if: ChangedPlacement, option: ShardingOption, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield each place for one piece, and the least busy places for several."""
+    """Yield every place for a single piece, and the least busy places for several pieces."""
     load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, option.span).max(axis=1)
     size = option.home_span // option.span if len(option.pieces) > 1 else len(load)
     for group in (range(first, first + size) for first in range(0, len(load), size)):

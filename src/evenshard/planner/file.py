@@ -1,7 +1,7 @@
 """placement.json: its records, its JSON schema (``evenshard place --schema``), writing and reading.
 
-The file holds the request too, tables included, so that ``evenshard explain`` and ``evenshard diff`` need nothing else
-but the model that its lineage names. Records of evenshard stand in it as they are.
+The file includes the request with its tables, so ``evenshard explain`` and ``evenshard diff`` only need the file and
+the model that its lineage names. It stores evenshard's own dataclasses unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE_VERSION: Literal[4] = 4
 
 
 class FileRecord(BaseModel):
-    """A record of the file's own: fields that it does not know are refused."""
+    """A record of the file itself; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -147,7 +147,7 @@ class PlacementFile(FileRecord):
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
 
-# Fields of the file that are those of an answer.
+# Fields of the file that are fields of an answer.
 AS_IT_STANDS = (
     *("request", "lower_bound_ms", "comparison", "warnings", "notes", "lineage", "nearness"),
     *("link", "device_error", "link_error"),
@@ -186,18 +186,18 @@ class _Traced(BaseModel):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of placement.json."""
+    """Return the JSON schema of placement.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PlacementFile.model_json_schema()}
 
 
 @check_arguments()
 def save_answer(answer: PlacementAnswer, path: str | Path) -> None:
-    """Writes placement.json as a whole or not at all."""
+    """Write placement.json atomically."""
     write_text(path, json_text(answer))
 
 
 def json_text(answer: PlacementAnswer) -> str:
-    """placement.json; the same answer gives the same text."""
+    """Return the text of placement.json, which is deterministic."""
     record = _record(answer).model_dump(mode="json")
     for table, written in zip(answer.request.tables, record["request"]["tables"], strict=True):
         for name, usual in LATER_FIELDS.items():
@@ -217,7 +217,7 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     """Read placement.json of the current version.
 
     Raises:
-        BadFile: if it is missing, torn, or says something impossible.
+        BadFile: if it is missing, incomplete, or contradicts itself.
     """
     try:
         content = read_json(path, _WHAT, _REMEDY)
@@ -235,7 +235,7 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
 
-# Out -----------------------------------------------------------------------------------------------------------------
+# Writing --------------------------------------------------------------------------------------------------------------
 
 
 def _record(answer: PlacementAnswer) -> PlacementFile:
@@ -292,7 +292,7 @@ def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") ->
     return {"device": device, **{name: getattr(cost, f"{prefix}{name}") for name in (*STEP_TIMES, "total_ms")}}
 
 
-# In ------------------------------------------------------------------------------------------------------------------
+# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def _answer(record: PlacementFile) -> PlacementAnswer:

@@ -1,4 +1,4 @@
-"""The machine of a placement as its user states it: nodes, links and memory, by flags or by a file.
+"""The machine of a placement as the user describes it: nodes, links and memory, by flags or by a file.
 
 ::
 
@@ -36,7 +36,7 @@ from evenshard.price.link import GPUS_OF_A_NODE, link, link_name
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of one kind. A knob that is left out is that of ``evenshard.place``."""
+    """Hosts of one kind. A missing knob defaults to that of ``evenshard.place``."""
 
     devices: int = knob(REQUIRED, "devices of each host", range=RANGES["num_devices"])
     count: int = knob(1, "number of hosts", range=RANGES["nodes"])
@@ -52,18 +52,18 @@ class HostsFile:
 
     hosts: tuple[Hosts, ...]
     nodes_per_domain: int = 1  # hosts whose devices share the link within a domain
-    intra: str = ""  # link within a domain; empty for that of the hardware
+    intra: str = ""  # link within a domain; empty for the hardware's own
     inter: str = ""  # link between domains; empty for none
     host_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's memory")
     ssd_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's SSDs")
 
     @property
     def num_devices(self) -> int:
-        """Number of devices on all hosts."""
+        """Return the number of devices on all hosts."""
         return sum(one.count * one.devices for one in self.hosts)
 
     def problem(self) -> str | None:
-        """Return in one clause why no machine has these hosts, or None."""
+        """Explain in a clause why the hosts are invalid; None if they are valid."""
         if not self.hosts:
             return "hosts is empty"
         for number, one in enumerate(self.hosts, start=1):
@@ -81,7 +81,7 @@ class HostsFile:
 
 
 def load_hosts_file(path: str | Path) -> HostsFile:
-    """Load a file of hosts; a BadFile if it is missing, is not YAML, or makes no sense."""
+    """Load a hosts file; raise BadFile if it is missing, not YAML, or invalid."""
     keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (HostsFile, Hosts))
     remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
     content = read_yaml(Path(path), remedy)
@@ -95,7 +95,7 @@ def load_hosts_file(path: str | Path) -> HostsFile:
 
 
 def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = None) -> Nodes:
-    """Return the machine with the memory of its hosts, by the knobs or by the file that describes it."""
+    """Return the machine with the memory of its hosts, from the knobs or from the hosts file."""
     host_bytes, host_gb_s = _sizes_and_speed(machine, memory, file, "host_memory_gb", "host_bandwidth_gb_s")
     ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, file, "ssd_gb", "ssd_bandwidth_gb_s")
     return replace(machine, host_bytes=host_bytes, host_gb_s=host_gb_s, ssd_bytes=ssd_bytes, ssd_gb_s=ssd_gb_s)
@@ -104,7 +104,7 @@ def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = No
 def _sizes_and_speed(
     machine: Nodes, memory: Memory, file: HostsFile | None, size: str, speed: str
 ) -> tuple[tuple[int, ...], float]:
-    """Bytes of each host, empty where all have none, and GB/s, 0 where unknown."""
+    """Return the bytes of each host, empty if all have none, and GB/s, 0 if unknown."""
     asked_gb, asked_gb_s = getattr(memory, size), getattr(memory, speed)
     all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
     if file is not None:
@@ -119,7 +119,7 @@ def _sizes_and_speed(
 
 
 def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
-    """Raise BadConfig if both the file of hosts and the arguments give something."""
+    """Raise BadConfig if both the hosts file and the arguments give a value."""
     if own is not None and asked is not None:
         raise BadConfig(f"{in_file} is in the file, and {asked_for} is given too. Leave one of them out.")
 
@@ -133,17 +133,17 @@ class MachineAndMemory:
 
     machine: Nodes
     caps_bytes: tuple[int, ...]  # by device id
-    hardware: str  # of several kinds, that of the first device
-    notes: tuple[str, ...] = ()  # on the memory
-    reserved_bytes: int = 0  # of each device, for everything that is not counted
-    reserved_share: float = RESERVED_SHARE  # of each device, for the same
+    hardware: str  # if there are several kinds, that of the first device
+    notes: tuple[str, ...] = ()  # about the memory
+    reserved_bytes: int = 0  # reserve of each device for memory that is not counted
+    reserved_share: float = RESERVED_SHARE  # reserve as a share of each device
 
 
 def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
-    """Return the machine that is asked for.
+    """Build the machine that the knobs describe.
 
     Raises:
-        BadConfig: if the knobs contradict each other or make no machine.
+        BadConfig: if the knobs contradict each other or are invalid.
         BadFile: if the file cannot be read.
     """
     check_knobs(asked)
@@ -186,7 +186,7 @@ def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> M
         own_link(kind)
     not_twice("memory_gb", file.hosts[0].memory_gb, "memory_cap_gb", memory.memory_cap_gb)
     of_hosts = [one.memory_gb for one in file.hosts for _ in range(one.count * one.devices)]
-    caps = [one for one in of_hosts if one is not None] or memory.memory_cap_gb  # all hosts say it, or none
+    caps = [one for one in of_hosts if one is not None] or memory.memory_cap_gb  # either all hosts have it or none
     groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, file.hosts, strict=True))
     machine = Nodes(
         file.num_devices,
@@ -247,7 +247,7 @@ def own_link(hardware: str) -> str:
 
 
 def _check_machine(machine: Nodes) -> Nodes:
-    """Return the machine without a link between domains where there is one domain."""
+    """Return the machine, without a link between domains if there is only one domain."""
     if problem := machine.problem():
         raise BadConfig(problem)
     return replace(machine, inter="") if machine.num_domains == 1 else machine

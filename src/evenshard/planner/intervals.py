@@ -1,10 +1,10 @@
 """The interval of the time that one placement saves against another.
 
-Two errors count. A learned model's error of a step is mostly its error of the slowest device. Where that does the same
-work in both placements, the error is the same, and goes out of the difference; of other work it is another error
-(benchmarks/measured_once_202611.md). A simulated device and its links err in their constants, which are the same for
-all placements: that scales the savings of kernels and of exchanges. Work that is unlike adds an error of its own, and
-so does work that a device model lacks, as timed kernels of plans show (docs/decisions/0042-differences.md).
+Two kinds of error count. A learned model's error of a step is mostly the error of the slowest device. If that device
+does the same work in both placements, the error cancels in the difference; for different work the errors differ
+(benchmarks/measured_once_202611.md). Errors of a simulated device and its links are in their constants, which are the
+same for all placements, so they scale the savings of kernels and of exchanges. Different work has an additional error,
+and so has work that a device model lacks, as timed kernels of plans show (docs/decisions/0042-differences.md).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from evenshard.sharders.model import Model
 
 # Correlation of a learned model's errors of two placements whose slowest devices do the same work.
 MOST_ALIKE = 0.8
-# The part of the variance of an error of a device, and of its links, that two placements which share no work do not
-# share; and the part of a device's that no two placements share.
+# Fraction of the error variance of a device, and of its links, that two placements without common work do not share;
+# and the fraction of a device's that no two placements share.
 KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.2, 0.08
 KERNELS_OWN = 0.02
 
@@ -36,14 +36,14 @@ def difference_interval(
     tables: Collection[str],
     errors: tuple[DeviceError | None, DeviceError | None],
 ) -> DifferenceInterval:
-    """Return the time that the new placement saves, with its interval; without a width if nothing differs.
+    """Return the time that the new placement saves, with its interval, of width 0 if nothing differs.
 
     Args:
         old, new: two placements.
-        pipelines: training pipelines that make their phases a step.
-        tables: names of the tables that are looked up alike in both.
-        errors: of the device and of its links; None of the first for real hardware, of the second where exchanges are
-            off with the kernels.
+        pipelines: training pipelines that combine their phases to a step.
+        tables: names of the tables with the same lookups in both.
+        errors: errors of the device and of its links; the first is None for real hardware, the second if exchanges have
+            the same error as kernels.
     """
     if set(old.parts) == set(new.parts) and model_interval_ms(old) == model_interval_ms(new):
         return DifferenceInterval(0.0, 0.0, 0.0)
@@ -80,7 +80,7 @@ def interval_against(
 
 
 def shared_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:
-    """Return the share, 0 to 1, of the slowest devices' work that is the same, of tables looked up alike in both."""
+    """Return the share, 0 to 1, of the slowest devices' work that is common, for tables with equal lookups."""
     one, other = _work(old), _work(new)
     both_ms = sum(min(one[name], other[name]) for name in tables)
     all_ms = math.sqrt(sum(one.values()) * sum(other.values()))
@@ -88,12 +88,12 @@ def shared_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> 
 
 
 def difference_error(one: float, other: float, correlation: float) -> float:
-    """Return the error of a difference of two values from theirs, in any unit; 0 where both are the same."""
+    """Return the error of a difference from the errors of two values, in any unit; 0 if both are the same."""
     return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
 def _work(priced: PricedParts) -> defaultdict[str, float]:
-    """Return the ms that the parts of each table on the slowest device take alone."""
+    """Return the time alone of the parts of each table on the slowest device, ms."""
     slowest = slowest_device(priced.devices)
     work: defaultdict[str, float] = defaultdict(float)
     for part, ms in zip(priced.parts, priced.alone_ms, strict=True):

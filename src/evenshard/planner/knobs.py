@@ -169,7 +169,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class TableSources:
-    """Facts about the tables beside their file."""
+    """Information about the tables in addition to their file."""
 
     columns: Mapping[str, str] | None = knob(
         None,
@@ -196,7 +196,7 @@ class TableSources:
 
 @dataclass(frozen=True)
 class TableRules:
-    """Rules of single tables, by name, as a person writes them down; ``evenshard.planner.rules`` reads them."""
+    """Rules of single tables, by name, as a user writes them; ``evenshard.planner.rules`` parses them."""
 
     pinned: Mapping[str, int | Sequence[int]] | None = knob(
         None, "the device, or devices, that a table may live on", flag="--pin"
@@ -279,14 +279,14 @@ class Knobs:
 
     @staticmethod
     def of(given: Mapping[str, Any], taken: Collection[str] | None = None) -> "Knobs":
-        """Return the knobs that a caller gives, each by its own name or in its group; None for those left out.
+        """Collect the knobs that a caller passes, each by name or in its group; None for missing knobs.
 
         Args:
-            taken: names of the knobs that are taken, where not all are.
+            taken: names of the accepted knobs, if not all are.
 
         Raises:
-            BadConfig: if one is given twice, is not taken, or is out of its range.
-            TypeError: if there is none of that name, as Python says it of keywords.
+            BadConfig: if a knob is given twice, is not accepted, or is out of range.
+            TypeError: if a name is unknown, as for Python keywords.
         """
         known = {one.name: one for one in place_knobs() if taken is None or one.name in taken}
         if unknown := next((name for name in given if name not in known and name not in vars(Knobs())), None):
@@ -308,7 +308,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The knobs of ``evenshard.what_if``: machines, prices, and the work of a step besides its embeddings."""
+    """The knobs of ``evenshard.what_if``: machines, prices, and the parts of a step other than embeddings."""
 
     hardware: Sequence[str] = knob(
         (),
@@ -372,7 +372,7 @@ def groups() -> tuple[Group, ...]:
 
 
 def place_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place``, group after group."""
+    """Return the knobs of ``evenshard.place``, by group."""
     return tuple(one for of_kind in groups() for one in knobs_of(of_kind.kind))
 
 
@@ -382,7 +382,7 @@ def place_knob(name: str) -> Knob:
 
 
 def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """Return the keywords that take a whole group, of a function with these knobs."""
+    """Return the keyword names that take a whole group, for a function with these knobs."""
     names = {one.name for one in knobs}
     return tuple(
         Knob(one.name, one.kind | None, None, f"several of the knobs above, as one {one.kind.__name__}")
@@ -391,7 +391,7 @@ def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
     )
 
 
-# Knobs of ``evenshard.place`` about one machine and its devices, or about one answer.
+# Knobs of ``evenshard.place`` for a single machine or a single answer.
 _OF_ONE_MACHINE = {
     *("num_devices", "nodes", "hosts", "constraints"),
     *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
@@ -400,13 +400,13 @@ _OF_ONE_MACHINE = {
 
 
 def shared_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place`` that hold for every machine of ``what_if`` alike."""
+    """Return the knobs of ``evenshard.place`` that apply to all machines of ``what_if``."""
     own = {one.name for one in knobs_of(WhatIf)}
     return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
 
 
 def knob_field(name: str, default: Any = None) -> Any:
-    """Declare a field of a dataclass as a knob of a placement; ``default`` stands for a knob that is left out."""
+    """Declare a dataclass field as a knob of a placement, with its default."""
     one = place_knob(name)
     value = one.default if default is None else default
     return knob(value, one.help, torchrec=one.torchrec, range=one.range, flag=one.flag)

@@ -1,8 +1,8 @@
-"""The memory of devices and hosts: where none is given, as an answer fills it, and what parts outside of devices cost.
+"""The memory of devices and hosts: defaults, components in an answer, and the cost of parts outside of devices.
 
-A placement is legal where the parts of tables take no more of a device than its room (``rooms_bytes`` of the request):
-where all that is counted fits into what the reserve leaves of the device. Counted is what it holds while outputs are
-exchanged; the peak may be at another moment of a step, and eats into the reserve where it does not fit.
+A placement is legal if the table parts on each device fit its room (``rooms_bytes`` of the request): all counted memory
+must fit the device without its reserve. Counted is the memory while outputs are exchanged; if the peak is at another
+moment of the step and does not fit, it uses some of the reserve.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from evenshard.price.hardware import HardwareName
 from evenshard.price.offload import HostLink, host_link, part_offload_ms
 from evenshard.tables.locality import miss_source, set_miss_ratio
 
-# Share of each device's memory that is kept for everything that is not counted, as TorchRec's planner does by default.
+# Fraction of each device's memory that is reserved for uncounted memory; TorchRec's planner has the same default.
 RESERVED_SHARE = 0.15
 
 
 def gpu_bytes() -> int | None:
-    """Memory of a GPU here, of the smallest of several, as its driver says; None where there is none."""
+    """Return the memory of the smallest GPU on this machine, by its driver; None without a GPU."""
     require_package("torch")
     import torch
 
@@ -42,10 +42,10 @@ def gpu_bytes() -> int | None:
 
 
 def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
-    """Return the memory of a device: a profile's, a GPU's as its driver says, or a share of this machine's for a CPU.
+    """Return the memory of a device from a profile, a GPU's driver, or as a share of this machine's for a CPU.
 
     Raises:
-        BadConfig: if the hardware is a GPU, and there is none here.
+        BadConfig: if the hardware is a GPU, and this machine has none.
     """
     name = HardwareName.parse(hardware)
     if (profile := profile_of(name)) is not None:
@@ -59,7 +59,7 @@ def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
 
 
 def own_memory_note(hardware: str, devices_per_node: int = 1) -> str | None:
-    """Return a note that the memory is this machine's for CPU devices; None for GPUs."""
+    """Return a note for CPU devices that the memory is this machine's; None for GPUs."""
     if HardwareName.parse(hardware).kind.is_host:
         return (
             f"Memory is that of this machine: {gb_text(machine_bytes())}, of which each of {devices_per_node} devices "
@@ -69,18 +69,18 @@ def own_memory_note(hardware: str, devices_per_node: int = 1) -> str | None:
 
 
 def reserve_of(reserved_gb: float | None) -> tuple[int, float]:
-    """Bytes of each device that are kept, and share of each that is: one of the two, by what the user says.
+    """Return the reserve of each device, in bytes or as a share; the other of the two is 0.
 
     Raises:
-        BadConfig: if the number makes no sense.
+        BadConfig: if the number is out of range.
     """
     check_ranges(reserved_gb=reserved_gb)
     return (0, RESERVED_SHARE) if reserved_gb is None else (gb_to_bytes(reserved_gb), 0.0)
 
 
-# Shares of what a device may hold above which it is full to the brim: with memory reserved, and without.
+# Shares of a device's available memory above which it is almost full: with a reserve, and without.
 BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
-# Components of a device's memory, and the fields of ``DeviceMemory`` that each is the sum of.
+# Components of a device's memory, and the fields of ``DeviceMemory`` that each sums.
 DEVICE_COMPONENTS: Final = {
     "weights": ("weights",),
     "optimizer state": ("optimizer_state",),
@@ -98,7 +98,7 @@ class DeviceMemory:
     """Bytes of a device's memory. Fields of ``PartMemory`` are the sums of its parts."""
 
     device: int
-    weights: int = 0  # of tables, or parts of them, that it holds whole
+    weights: int = 0  # of parts in device memory
     optimizer_state: int = 0
     cache_rows: int = 0
     cache_state: int = 0
@@ -107,42 +107,42 @@ class DeviceMemory:
     outputs: int = 0
     sent: int = 0
     dense_gradient: int = 0
-    own_inputs: int = 0  # of its own samples, for all batches on the way, before they are sent to the tables' devices
+    own_inputs: int = 0  # of its own samples, for all batches in flight, before they are sent to the tables' devices
     received: int = 0  # embeddings of all tables for its own samples
     dense_model: int = 0  # with gradients and optimizer state
-    reserved: int = 0  # for all that is not counted
+    reserved: int = 0  # for memory that is not counted
     cap: int = 0
-    peak: int = 0  # the most bytes at a moment of a step
-    moment: str = ""  # its name; empty where weights and states alone are counted
+    peak: int = 0  # largest memory at a moment of a step
+    moment: str = ""  # name of the moment; empty if only weights and states are counted
 
     @property
     def counted_bytes(self) -> int:
-        """The sum of all components, while outputs are exchanged."""
+        """Return the sum of all components, while outputs are exchanged."""
         return sum(size for _, size in self.components)
 
     @property
     def components(self) -> tuple[tuple[str, int], ...]:
-        """The size of each of ``DEVICE_COMPONENTS``."""
+        """Return the size of each of ``DEVICE_COMPONENTS``."""
         return tuple((name, sum(getattr(self, one) for one in names)) for name, names in DEVICE_COMPONENTS.items())
 
     @property
     def limit_bytes(self) -> int:
-        """The memory that the reserve leaves to the components."""
+        """Return the memory of the device without the reserve."""
         return max(self.cap - self.reserved, 0)
 
     @property
     def most_bytes(self) -> int:
-        """The larger one of the counted bytes and the peak."""
+        """Return the larger of the counted bytes and the peak."""
         return max(self.counted_bytes, self.peak)
 
     @property
     def full(self) -> float:
-        """The share that this is of what the reserve leaves."""
+        """Return the used fraction of the memory without the reserve."""
         return self.most_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     @property
     def is_brimful(self) -> bool:
-        """True if little is left for uncounted memory."""
+        """Return True if little is left for memory that is not counted."""
         return self.full > (BRIM if self.reserved else BRIM_WITHOUT_RESERVE)
 
 
@@ -153,23 +153,23 @@ class NodeMemory:
     node: int
     weights: int = 0
     optimizer_state: int = 0
-    room: int = 0  # of its memory that tables may take
+    room: int = 0  # memory that tables may use
     ssd: int = 0  # weights and optimizer state on its SSDs
-    ssd_room: int = 0  # of its SSDs that tables may take
+    ssd_room: int = 0  # SSD space that tables may use
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the host that tables take, SSDs left aside."""
+        """Return the host memory that tables use, without SSDs."""
         return self.weights + self.optimizer_state
 
     @property
     def full(self) -> float:
-        """The share of its memory that is used."""
+        """Return the used fraction of its memory."""
         return self.used_bytes / self.room if self.room else 0.0
 
     @property
     def ssd_full(self) -> float:
-        """The share of its SSDs that is used."""
+        """Return the used fraction of its SSDs."""
         return self.ssd / self.ssd_room if self.ssd_room else 0.0
 
 
@@ -181,8 +181,8 @@ _OF_HOST = ("weights", "optimizer_state", "ssd")
 def device_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[DeviceMemory, ...]:
-    """Return the memory of each device, by its id, given the memory that each part takes."""
-    # What is sent of tables, and where to, is known once they are placed.
+    """Return the memory of each device, by its id, given the memory of each part."""
+    # Buffers of outputs depend on the placement.
     own, counted, reserves = request.sample_memory_of(parts), request.sample_memory, request.reserves_bytes
     taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)
     cache_rows = np.zeros(request.num_devices, dtype=np.int64)
@@ -215,7 +215,7 @@ def device_memories(
 def host_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[NodeMemory, ...]:
-    """Memory of each host, by its number. The arguments are those of ``device_memories``."""
+    """Return the memory of each host, by its number. The arguments are those of ``device_memories``."""
     machine = request.nodes
     taken = np.zeros((machine.num_nodes, len(_OF_HOST)), dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
@@ -233,7 +233,7 @@ def host_memories(
 
 
 def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
-    """Yield a sentence or two for devices, hosts and SSDs that are full to the brim."""
+    """Yield a warning for devices, hosts and SSDs that are almost full."""
     brimful = [one for one in devices if one.is_brimful]
     if with_reserve := {one.device: one.full for one in brimful if one.reserved}:
         yield (
@@ -266,17 +266,17 @@ def _fullness(what: str, full: dict[int, float], of_it: str = "") -> str:
 class OffloadedPart:
     """A part that is not in device memory."""
 
-    number: int  # its number among the parts of the answer
+    number: int  # index among the parts of the answer
     part: TablePart
-    offload_ms: float  # how much longer a step of its device takes than with the part in device memory
-    miss_ratio: float | None  # share of a batch's distinct rows that its cache misses; None without a cache
-    source: str  # what the miss ratio is: counted, a bound, or a bound of something assumed; empty without a cache
+    offload_ms: float  # time that a step of its device would save with the part in device memory
+    miss_ratio: float | None  # fraction of a batch's distinct rows that its cache misses; None without a cache
+    source: str  # origin of the miss ratio: counted, a bound, or a bound from an assumption; empty without a cache
 
 
 def offloaded_of(
     request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]
 ) -> tuple[OffloadedPart, ...]:
-    """The parts that are not in device memory, in their order."""
+    """Return the parts that are not in device memory, in order."""
     tables = {table.name: table for table in request.tables}
     links: dict[str, HostLink] = {}
     found = []
@@ -296,7 +296,7 @@ def offloaded_of(
 
 
 def known_profile(hardware: str) -> GpuProfile | None:
-    """Return the profile of simulated hardware; None of real hardware, or where the profile is not on this machine."""
+    """Return the profile of simulated hardware; None for real hardware, or if the profile is not installed."""
     try:
         return profile_of(HardwareName.parse(hardware))
     except BadConfig:

@@ -1,7 +1,7 @@
 """The optimizers of a request's tables, and of their replicas.
 
-``DistributedModelParallel`` trains replicas (data_parallel) as it trains the dense model: the job's dense optimizer
-updates them, not the fused one that updates all other tables in the backward pass.
+``DistributedModelParallel`` trains replicas (data_parallel) like the dense model: the job's dense optimizer updates
+them, not the fused optimizer that updates all other tables in the backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evenshard.tables.assumptions import Assumption
 class TableOptimizers:
     """The optimizers of a request."""
 
-    optimizer: str = SGD  # of tables that have none of their own
+    optimizer: str = SGD  # of tables without their own
     of_tables: Mapping[str, str] = field(default_factory=dict)  # fused optimizers of tables, by name
     assumptions: tuple[Assumption, ...] = ()  # about both
 
@@ -31,7 +31,7 @@ OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
 
 
 def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence or two about the tables that are replicated, and about those that may not be."""
+    """Yield notes about replicated tables, and about tables that may not be replicated."""
     leaving = [name for name in replicated if request.leaves_optimizer(name)]
     staying = [name for name in replicated if name not in leaving]
     if leaving:
@@ -62,7 +62,7 @@ def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
 
 
 def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
-    """The tables that are not replicated for their optimizer's sake alone."""
+    """Return the tables that only their optimizer excludes from replication."""
     if request.num_devices == 1 or request.sharding_types:
         return ()
     task = request.task()
@@ -76,7 +76,7 @@ def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def left_out_note(optimizers: Mapping[str, str]) -> str:
-    """Say why the tables of these optimizers are not replicated, and how they may be."""
+    """Explain why tables with these optimizers are not replicated, and how to allow it."""
     words = tuple(dict.fromkeys(optimizers.values()))
     same = f"dense_optimizer={words[0]!r}" if len(words) == 1 else "dense_optimizer"
     return (

@@ -1,13 +1,13 @@
-"""The order of a pooled collection's output, which TorchRec takes from the plan, and placements that keep it.
+"""The order of a pooled collection's output, which TorchRec derives from the plan, and placements that keep it.
 
-``ShardedEmbeddingBagCollection`` orders the keys and ``values()`` of its output by group, and each table's features
-are together:
+``ShardedEmbeddingBagCollection`` orders the keys and ``values()`` of its output by group, with the features of each
+table together:
 
 1. sharding types, in the order in which the collection's tables first have them;
-2. of each type the ranks: a table cut by columns counts on the first of its ranks; ``row_wise`` and ``data_parallel``
-   tables are not ordered by ranks, as each rank has all of them;
-3. on a rank the kernel calls, in the order of their first tables: data type, pooling, optimizer and cache tell them
-   apart;
+2. within a type, ranks: a table cut by columns counts on its first rank; ``row_wise`` and ``data_parallel`` tables are
+   not ordered by ranks, as each rank has all of them;
+3. on a rank, kernel calls, in the order of their first tables: tables share a call if data type, pooling, optimizer and
+   cache are equal;
 4. the tables of a call, in the order of the collection.
 
 An ``EmbeddingCollection`` has no such order: its output is a dict.
@@ -16,13 +16,13 @@ Single changes of a search mostly break the order. So ``place_in_order`` gives e
 placement has the order of an earlier placement, or of the unsharded model:
 
 - all tables row_wise, or all data_parallel: the order is that of the tables, whatever the ranks;
-- all tables whole or cut by columns, which TorchRec then counts as one type: laid out in their order over the devices,
-  each table gets the devices that it covers, and neighbours share one at most;
-- near an earlier placement: each table keeps its type, those by columns are laid out by type, and those whose rows live
-  on a node stay on it.
+- all tables whole or cut by columns, which TorchRec then counts as one type: they are laid out in order over the
+  devices, and neighboring tables share at most one device;
+- near an earlier placement: each table keeps its type, tables cut by columns are laid out by type, and tables whose
+  rows are on a node stay on it.
 
-The layout starts from the work of the tables and is corrected by predicted times of the devices. The fastest answer
-whose order is right wins. Faster placements of the same order may exist: a note says so.
+The layout starts from the work of the tables and is corrected by predicted times of the devices. The result is the
+fastest answer with the right order. Faster placements with the same order may exist, which a note mentions.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.search.search import EFFORTS, QUICK
 from evenshard.tables.table import Table
 
-# Keys that are shown of an order.
+# Most keys of an order that are shown.
 MOST_KEYS = 8
 BY_NAME = "Look up pooled outputs by name (output[feature]), or place with --keep-output-order."
 
 
 @dataclass(frozen=True)
 class OutputTable:
-    """A table of a pooled collection, as far as it decides the order of the output."""
+    """The properties of a table that determine the order of a pooled collection's output."""
 
     name: str
-    keys: tuple[str, ...]  # of its columns in the output, one for each feature
-    sharding_type: str  # as it is written in the plan
-    ranks: tuple[int, ...]  # that have a shard of it; (0,) for a replicated table
-    call: Hashable  # tells kernel calls of a rank apart
+    keys: tuple[str, ...]  # keys of its columns in the output, one per feature
+    sharding_type: str  # as written in the plan
+    ranks: tuple[int, ...]  # ranks with a shard of it; (0,) for a replicated table
+    call: Hashable  # identifies the kernel call on a rank
 
 
 @dataclass(frozen=True)
 class OrderChange:
-    """A pooled collection whose output has another order, given by its keys."""
+    """A pooled collection whose output order changes, given by its keys."""
 
-    collection: str  # its path in the model; empty where it is not known
+    collection: str  # its path in the model; empty if unknown
     old: tuple[str, ...]
     new: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """The change as a sentence, with the keys around the first difference."""
+        """Return the change as a sentence, with the keys around the first difference."""
         first = next((at for at, pair in enumerate(zip(self.old, self.new, strict=False)) if pair[0] != pair[1]), 0)
         start = max(first - 1, 0) if len(self.old) > MOST_KEYS else 0
         before, now = (keys_text(keys, start) for keys in (self.old, self.new))
@@ -87,14 +87,14 @@ class OrderChange:
 
 
 def keys_text(keys: Sequence[str], start: int = 0) -> str:
-    """Return some keys as text, from one of them on."""
+    """Return some keys as text, starting at ``start``."""
     left = len(keys) - start - MOST_KEYS
     ends = ("... " if start else "", f" ... ({left:,} more)" if left > 0 else "")
     return f"{ends[0]}{cut(' '.join(keys[start : start + MOST_KEYS]), 200)}{ends[1]}"
 
 
 def sort_outputs(tables: Sequence[OutputTable]) -> tuple[OutputTable, ...]:
-    """Return the tables of a collection, which are in its own order, in the order of its sharded output."""
+    """Sort a collection's tables, given in its own order, in the order of its sharded output."""
     found: dict[OutputTable, None] = {}
     for way in dict.fromkeys(one.sharding_type for one in tables):
         tables_on: dict[int, list[OutputTable]] = {}
@@ -117,16 +117,16 @@ def output_keys(tables: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, 
 def output_orders(
     request: PlacementRequest, parts_of_table: Mapping[str, Sequence[TablePart]]
 ) -> dict[str, tuple[OutputTable, ...]]:
-    """Return the tables of each pooled collection in the order of its output, by the collection's path.
+    """Return the tables of each pooled collection in the order of its output, by path.
 
-    Tables of a file are taken for one collection, in the order of the file, and their optimizers for equal settings.
+    Tables of a file count as one collection, in the order of the file, and equal optimizers as having equal settings.
     """
     collections = collections_of(request.tables)
     return {path: sort_outputs(_output_tables(request, tables, parts_of_table)) for path, tables in collections.items()}
 
 
 def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...]]:
-    """Return the pooled tables in the order of the unsharded collections, by the path of these."""
+    """Return the pooled tables in the order of the unsharded collections, by path."""
     return {
         path: tuple(
             OutputTable(table.name, keys, TABLE_WISE, (0,), None)
@@ -137,7 +137,7 @@ def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...
 
 
 def collections_of(tables: Sequence[Table]) -> dict[str, list[Table]]:
-    """Return the tables of each pooled collection by its path."""
+    """Group the tables of pooled collections by path."""
     collections: dict[str, list[Table]] = {}
     for table in tables:
         if not table.is_sequence:
@@ -175,7 +175,7 @@ def _cache_key(storage: Storage, widest: int) -> Hashable:
 def order_changes(
     old: Mapping[str, Sequence[OutputTable]], new: Mapping[str, Sequence[OutputTable]]
 ) -> tuple[OrderChange, ...]:
-    """Return the collections of both placements whose keys are the same, in another order."""
+    """Return the collections of both placements that have the same keys in another order."""
     changes = (
         OrderChange(path, *(tuple(key for one in tables for key in one.keys) for tables in (old[path], new[path])))
         for path in new
@@ -184,10 +184,10 @@ def order_changes(
     return tuple(one for one in changes if one.old != one.new and sorted(one.old) == sorted(one.new))
 
 
-# Layouts by columns that are searched, each corrected by the times of the one before.
+# Number of column layouts that are searched, each corrected by the times of the previous one.
 LAYOUTS = 3
 Orders = Mapping[str, tuple[OutputTable, ...]]
-# Searches a request with so many changes at most.
+# Function that searches a request with at most this many changes.
 Place = Callable[[PlacementRequest, float], PlacementAnswer]
 
 
@@ -201,10 +201,10 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
     """Return the fastest placement found whose pooled outputs keep the order of ``old``, or of the tables.
 
     Args:
-        place: answers a request without that rule.
+        place: function that answers a request without that rule.
 
     Raises:
-        BadConfig: if there is no order to keep, or the old placement is of other pooled tables.
+        BadConfig: if there is no order to keep, or the old placement has other pooled tables.
         InfeasibleTask: if no placement with the order was found.
     """
     orders = _kept_orders(request, old)
@@ -279,14 +279,14 @@ def _answers(
 ) -> list[PlacementAnswer]:
     if (limited := _with_limits(plain, limits)) is None:
         return []
-    with suppress(InfeasibleTask, BadConfig):  # such as more moves from near than allowed
+    with suppress(InfeasibleTask, BadConfig):  # for example, more moves from ``near`` than allowed
         answer = place(limited, EFFORTS[QUICK].changes)
         return [answer] if _has_order(request, answer, orders) else []
     return []
 
 
 def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
-    """Add limits to a request's own; None if a table is left without a type or a device."""
+    """Add limits to those of a request; None if a table is left without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
         before = request.limits_of(name)
@@ -299,7 +299,7 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
             pinned[name] = tuple(sorted(devices))
         usable = [one for one in (FUSED, FUSED_UVM) if memory_problem(one, request.nodes) is None]
         kept = [one for one in request.rules.table_kernels.get(name, request.kernels) if one in usable]
-        if kept:  # caches would make kernel calls of their own, with an order of their own
+        if kept:  # caches would need separate kernel calls, which change the order
             kernels[name] = tuple(kept)
     rules = replace(
         request.rules, table_types=types, pinned=pinned, table_kernels={**request.rules.table_kernels, **kernels}
@@ -310,7 +310,7 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
 def _fixed_limits(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None
 ) -> Iterator[Mapping[str, _Limits]]:
-    """Limits that need no layout: everything as it was, or one type whose order no rank decides."""
+    """Yield limits that need no layout: everything unchanged, or one type whose order does not depend on ranks."""
     names = [one.name for tables in orders.values() for one in tables]
     if old is not None:
         yield {name: _as_it_was(old.type_of_table[name], old.parts_of_table[name]) for name in names}
@@ -319,7 +319,7 @@ def _fixed_limits(
 
 
 def _as_it_was(way: str, parts: Sequence[TablePart]) -> _Limits:
-    """A table's own type, and its own devices unless it is on all of them."""
+    """Return limits that keep a table's type, and its devices unless it is on all of them."""
     is_on_all = TYPES[way].is_replicated or way in ROWS_OF_ALL
     return _Limits(frozenset({way}), None if is_on_all else frozenset(part.device for part in parts))
 
@@ -327,7 +327,7 @@ def _as_it_was(way: str, parts: Sequence[TablePart]) -> _Limits:
 def _lay_out(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None, work: Mapping[str, float]
 ) -> Mapping[str, _Limits] | None:
-    """Limits with tables by columns laid out over the devices in their order; None if they need more devices."""
+    """Return limits that lay out tables cut by columns over the devices in order; None if there are too few devices."""
     position = {table.name: at for at, table in enumerate(request.tables)}
     of_name = {table.name: table for table in request.tables}
     limits: dict[str, _Limits] = {}
@@ -350,7 +350,7 @@ def _lay_out(
 
 
 def _runs(tables: Sequence[Table], position: Mapping[str, int], request: PlacementRequest) -> list[list[Table]]:
-    """Tables in their order, cut where neighbours cannot share a device: there TorchRec would swap them."""
+    """Split tables into runs, in order, where TorchRec would swap neighbors that share a device."""
     runs: list[list[Table]] = []
     calls: list[tuple[str, str, str]] = []
     for table in tables:
@@ -367,7 +367,7 @@ def _runs(tables: Sequence[Table], position: Mapping[str, int], request: Placeme
 def _devices_in_order(
     runs: Sequence[Sequence[Table]], work: Mapping[str, float], num_devices: int
 ) -> dict[str, frozenset[int]] | None:
-    """The devices that each table covers, of devices in a row; runs share none."""
+    """Return the consecutive devices that each table covers; runs share none. None if there are too few devices."""
     if len(runs) > num_devices:
         return None
     totals = [max(sum(work[table.name] for table in run), 1e-12) for run in runs]

@@ -1,4 +1,4 @@
-"""The way from knobs to an answer: request, task, search, measurements, answer."""
+"""The path from knobs to an answer: request, task, search, measurements, answer."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ INTERRUPTED = "The search was interrupted: this is the best placement until then
 def build_request(
     knobs: Knobs, known: TableSet, optimizers: TableOptimizers, devices: MachineAndMemory, dense_bytes: int
 ) -> PlacementRequest:
-    """Return the request for tables on a machine, under the knobs of its user. All callers build theirs here.
+    """Build the request for tables on a machine from the user's knobs; the only place that builds requests.
 
     Args:
         dense_bytes: memory of the dense model on each device.
 
     Raises:
-        BadConfig: if a knob makes no sense for these tables or this machine.
+        BadConfig: if a knob is invalid for these tables or this machine.
     """
     given = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
     kept = (one.name for one in knobs_of(PlacementRequest) if one.default == place_knob(one.name).default)
@@ -97,14 +97,14 @@ def build_request(
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """Length and starts of the search for an answer, and comparisons with it.
+    """Settings of a search: its length, its starts, and the baselines to compare with.
 
     Attributes:
         compare: names of other sharders, of ``BASELINES``.
-        num_measured: candidates to time with ``measure``; 0 trusts the model.
-        near: the earlier answer from which a bounded number of bytes may move.
-        known: placements to start from, such as TorchRec's. The answer is not predicted to take longer than the legal
-            ones among them, nor than those of the other sharders.
+        num_measured: number of candidates to time with ``measure``; 0 relies on the model.
+        near: the earlier answer, and the number of bytes that may move from it.
+        known: placements to start from, such as TorchRec's. The predicted time of the answer does not exceed that
+            of any legal one, nor that of the baselines.
         tables_from: source of the tables, for the lineage.
     """
 
@@ -120,17 +120,17 @@ class PlaceConfig:
 
     @staticmethod
     def of(search: Search) -> PlaceConfig:
-        """Return the settings of these knobs; a BadConfig if there is no such effort."""
+        """Return the settings of these knobs; raise BadConfig for an unknown effort."""
         return PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
 
 
 @one_thread()
 def place_request(request: PlacementRequest, model: Model, config: PlaceConfig | None = None) -> PlacementAnswer:
-    """Answer a request, on one thread, as the matrices are small. The same arguments give the same answer.
+    """Answer a request on one thread, because the matrices are small. Deterministic.
 
     Raises:
-        InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
-        BadConfig: if something in ``config`` makes no sense, or FBGEMM's kernels do not take a table.
+        InfeasibleTask: if there is no legal placement, or none was found; the message tells which, and what is missing.
+        BadConfig: if ``config`` is invalid, or FBGEMM's kernels do not support a table.
     """
     config = config or PlaceConfig()
     _check_dims(request.tables)
@@ -233,11 +233,11 @@ def _lineage(model: Model, config: PlaceConfig) -> dict[str, Any]:
         "tables": config.tables_from,
         "search": {"seed": config.seed, "num_measured": config.num_measured, "changes": config.effort.changes},
     }
-    return dict(json.loads(json.dumps(lineage)))  # as a file gives it back
+    return dict(json.loads(json.dumps(lineage)))  # in the form that a file returns
 
 
 def _check_dims(tables: Sequence[Table]) -> None:
-    """Raise BadConfig for an embedding dim that FBGEMM refuses when TorchRec builds its kernels: neither pads rows."""
+    """Raise BadConfig for an embedding dim that FBGEMM rejects when TorchRec builds its kernels: neither pads rows."""
     for table in tables:
         if table.embedding_dim % COLUMN_STEP:
             wider = -(-table.embedding_dim // COLUMN_STEP) * COLUMN_STEP
@@ -250,7 +250,7 @@ def _check_dims(tables: Sequence[Table]) -> None:
 def _starts(
     request: PlacementRequest, model: Model, seed: int, task: ShardingTask, known: Sequence[Sequence[TablePart]]
 ) -> list[tuple[TablePart, ...]]:
-    """Return the legal ones of known placements, and a learned policy's where all tables may be whole."""
+    """Return the legal known placements, and a learned policy's placement if all tables may be whole."""
     on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
     are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
     placements = rollouts(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
@@ -289,18 +289,18 @@ def _notes(
         )
 
 
-# Largest weights of a small table. A reader of a plan expects such tables whole.
+# Largest weights of a small table, which readers of a plan expect to be whole.
 MOST_BYTES = 2**16
-# Most that whole tables may add to a step: this share of it, or two launches of a kernel, which models hardly resolve.
+# Largest cost of whole tables: this share of a step, or two kernel launches, which models hardly resolve.
 MOST_SLOWER, RESOLUTION_MS = 0.01, 0.01
-# Single tables that add more, after which the others are left as they are.
+# Number of single tables that cost more before the rest are left cut.
 MOST_FAILURES = 4
 
 
 def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> PredictedParts:
-    """Return the placement with small cut tables whole, as far as the step takes hardly longer.
+    """Make small cut tables whole if the step takes hardly longer.
 
-    All of them become whole, or else each half of them by itself, down to single tables.
+    It tries all tables at once, then recursively each half, down to single tables.
     """
     task, by_table = costs.task, parts_by_table(costs.task, found.parts)
     cut = [one for one in task.tables if one.size_bytes <= MOST_BYTES and len(by_table[one.name]) > 1]
@@ -320,7 +320,7 @@ def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> Predicte
 
 
 def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts:
-    """Place tables one by one on the device with the least work."""
+    """Place whole tables one by one on the device with the least work."""
     names = {table.name for table in tables}
     parts, own = [], dict[str, TablePart]()
     for part in found.parts:
@@ -328,7 +328,7 @@ def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]
             own[part.table] = part
         else:
             parts.append(part)
-    # About the work of a table: that of the mean part.
+    # Work of a table, estimated by the mean part.
     each_ms = sum(one.predicted_total_ms for one in found.devices) / len(found.parts)
     num_parts = Counter(device for part in found.parts for device in part.devices)
     work = [(without_last_digits(one.predicted_total_ms), num_parts[at], at) for at, one in enumerate(found.devices)]

@@ -1,4 +1,4 @@
-"""The model that answers a request, and the prices of placements by it and by the links of the machine."""
+"""The model that answers a request, and predictions of placements by it and by the links of the machine."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ SIMULATED = "simulated:"
 
 
 def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
-    """Return a model from a folder, here or on S3, or from MLflow (``models:/name@alias``, ``models:/name/version``).
+    """Load a model from a folder, local or on S3, or from MLflow (``models:/name@alias``, ``models:/name/version``).
 
-    None, or a name such as ``simulated:h200``, stands for the device model of simulated hardware.
+    None, or a name such as ``simulated:h200``, means the device model of simulated hardware.
 
     Raises:
-        BadInput: if there is none, it cannot be read, or it is of other hardware.
+        BadInput: if there is none, it cannot be read, or it is for other hardware.
         TrackingFailed: if MLflow cannot be reached.
     """
     device = _device_model(where, hardware)
@@ -68,7 +68,7 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
 
 
 def learned_model_of(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
-    """Return a model that has learned from measured costs, as ``model_of``; a device model is a BadConfig."""
+    """Load a learned model like ``model_of``; raise BadConfig for a device model."""
     require_package("torch")
     from evenshard.sharders.models import PlacementModel
 
@@ -82,7 +82,7 @@ def learned_model_of(where: str | Path | None, hardware: str | None = None) -> P
 
 
 def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel | None:
-    """Return the device model that is asked for; None where a learned one is."""
+    """Return the requested device model; None if a learned model is requested."""
     named = str(where or "")
     if named.startswith(SIMULATED):
         found = DeviceModel(named)
@@ -97,12 +97,12 @@ def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel
             f"there is no model for hardware {brief(hardware)}. Train one with {how_to_train()} and name its folder "
             f"(--model work/round_3), or place for a simulated device, such as simulated:h100."
         )
-    assert found.profile  # a file that cannot be read is told here
+    assert found.profile  # raise errors of the profile file here
     return found
 
 
 def named_with_hardware(model: str | Path | Model | None, hardware: str | None) -> tuple[Model | None, str | None]:
-    """Return the model and the hardware that are named, or None; a model tells the hardware that it was trained on."""
+    """Return the named model and hardware, or None; a model names the hardware that it was trained on."""
     named = None if hardware is None else str(HardwareName.parse(hardware))
     if model is None:
         return None, named
@@ -113,7 +113,7 @@ def named_with_hardware(model: str | Path | Model | None, hardware: str | None) 
 
 
 def named_model(answer: PlacementAnswer) -> str:
-    """Return the model that an answer names, for ``model_of``; a BadConfig if it names none."""
+    """Return the model that an answer names, for ``model_of``; raise BadConfig if it names none."""
     source = model_lineage(answer).get("source")
     if not isinstance(source, str) or not source:
         raise BadConfig("the lineage of this placement names no model. Name one (--model).")
@@ -121,7 +121,7 @@ def named_model(answer: PlacementAnswer) -> str:
 
 
 def other_model(answer: PlacementAnswer, model: Model) -> str | None:
-    """Return a note if the model is not the one that made the answer, or None."""
+    """Return a note if the model is not the one that made the answer; otherwise None."""
     made_with = model_lineage(answer)
     if made_with.get("sha256") == model.digest:
         return None
@@ -131,7 +131,7 @@ def other_model(answer: PlacementAnswer, model: Model) -> str | None:
     )
 
 
-# Measures placements of parts.
+# Function that measures placements of parts.
 PartsMeasurer = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
 
 
@@ -145,7 +145,7 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
     """Return the links of both tiers; within a domain, by default that of the model's training data.
 
     Raises:
-        BadConfig, BadFile: if a named one is unknown or cannot be read, or none is known.
+        BadConfig, BadFile: if a named link is unknown or cannot be read, or no link is known.
     """
     machine = request.nodes
     inter = link(machine.inter) if machine.num_domains > 1 else None
@@ -159,7 +159,7 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
 
 
 def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
-    """Return the larger error of modelled exchanges, of both tiers; None if none is modelled."""
+    """Return the larger error of modelled exchanges over both tiers; None if none is modelled."""
     if request.num_devices == 1:
         return None
     machine = request.nodes
@@ -169,7 +169,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
-    """Return a predictor of placements; hardware besides the request's own, which the model is of, is simulated."""
+    """Return a predictor of placements; kinds of hardware other than the model's use their device models."""
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:
@@ -197,7 +197,7 @@ def _device_kind(model: Model, hardware: str, machine: Nodes) -> DeviceKind:
 def price_parts(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
-    """Return a prediction as an answer has it, and a note on its interval where that is wider than the model's own."""
+    """Predict parts in the form of an answer, with a note if its interval is wider than the model's own."""
     alone_ms, adds_ms = costs.part_ms(found.parts)
     below = above = 1.0
     if model.trained_on is not None:
@@ -218,7 +218,7 @@ def price_parts(
 
 @one_thread()
 def reprice_answer(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) -> PlacementAnswer:
-    """Return the answer with other parts of the same tables, and their prices."""
+    """Return the answer with other parts of the same tables and their predicted times."""
     costs = part_costs(answer.request, model)
     now, _ = price_parts(answer.request, model, costs, costs.predict(parts))
     return replace(
@@ -237,19 +237,19 @@ def interval_factors(
     devices: Sequence[PredictedDevice],
     alone_ms: Sequence[float],
 ) -> tuple[float, float]:
-    """Return the divisor of an interval's lower end and the factor of its upper end; 1 and 1 in the training range.
+    """Return the factors that widen an interval's lower and upper ends (divisor, factor); 1 in the training range.
 
-    The cost model's own interval is that of placements like those it has seen. Beyond them, this rule takes times to
-    fall or grow at most in proportion with rows, dims, lookups, weight bits, batch, and devices (for the exchange). So
-    a model that is right at the edge of its data errs by at most the factor that a table is beyond it. Factors of a
-    table multiply, and each part's share of its device's time, by ``alone_ms``, has the factor of its table.
+    The cost model's own interval applies within the training range. Beyond it, times are assumed to change at most in
+    proportion to rows, dims, lookups, weight bits, batch, and devices (for the exchange). So a model that is right at
+    the edge of its data errs at most by the factor that a table is beyond it. Factors of a table multiply, and each
+    part's share of its device's time, by ``alone_ms``, has the factor of its table.
     """
     factor_of = {table.name: learned.table_factor(table) for table in request.tables}
     load = learned.load_factor(request.tables, request.num_devices, request.batch_size)
     exchange = learned.exchange_factor(request.num_devices)
     if load == exchange == 1 and set(factor_of.values()) == {1.0}:
         return 1.0, 1.0
-    sums_3D = np.zeros((3, len(devices)))  # as fast as may be, as predicted, and as slow
+    sums_3D = np.zeros((3, len(devices)))  # lower end, prediction and upper end
     for part, ms in zip(parts, alone_ms, strict=True):
         factor = factor_of[part.table] * load
         sums_3D[:, list(part.devices)] += np.array([[ms / factor], [ms], [ms * factor]])
@@ -264,9 +264,9 @@ def interval_factors(
 def hot_rows_factors(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[float, float]:
-    """Return the divisor of an interval's lower end and the factor of its upper end for tables without traffic.
+    """Return the factors that widen an interval's ends (divisor, factor) because of tables without traffic.
 
-    The same placement is so much faster or slower if all of their hot rows lie side by side, or none.
+    They are the change of the prediction if all hot rows of these tables are adjacent, or none.
     """
     if not _unknown_hot_rows(request) or not any(price.sees_hot_rows for price in costs.prices):
         return 1.0, 1.0
@@ -281,7 +281,7 @@ def hot_rows_factors(
 
 
 def hot_rows_note(request: PlacementRequest, faster: float, slower: float) -> str | None:
-    """Return a sentence about an interval that ``hot_rows_factors`` widened; None if it did not."""
+    """Return a note on an interval that ``hot_rows_factors`` widened; None if it did not."""
     if faster == slower == 1:
         return None
     unknown = _unknown_hot_rows(request)
@@ -296,7 +296,7 @@ def _unknown_hot_rows(request: PlacementRequest) -> int:
 
 
 def widening_note(below: float, above: float) -> str | None:
-    """Return a sentence about an interval that is wider than the model's own; None if it is not."""
+    """Return a note on an interval that is wider than the model's own; None if it is not."""
     ends = {"upper end multiplied by": above, "lower end divided by": below}
     changed = [f"{end} {factor:.3g}" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
     if not changed:

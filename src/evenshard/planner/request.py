@@ -33,7 +33,7 @@ from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 
-# Share of the batch that rounding to a whole number of samples per device may change: less than times are known to.
+# Largest relative change of the batch by rounding to whole samples per device: less than the accuracy of times.
 BATCH_SLACK = 0.01
 
 
@@ -126,21 +126,21 @@ class PlacementRequest:
 
     @property
     def num_devices(self) -> int:
-        """Number of devices."""
+        """Return the number of devices."""
         return len(self.caps_bytes)
 
     @property
     def reserves_bytes(self) -> tuple[int, ...]:
-        """Memory of each device that is kept for everything that is not counted."""
+        """Return the reserve of each device, bytes."""
         return reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
 
     @property
     def sample_memory(self) -> SampleMemory:
-        """Memory of every device for its own samples, if tables are whole."""
+        """Return the memory of every device for its own samples if tables are whole."""
         return self.sample_memory_of()
 
     def sample_memory_of(self, parts: Sequence[TablePart] = ()) -> SampleMemory:
-        """Return the memory of every device for its own samples, if tables have these parts."""
+        """Return the memory of every device for its own samples if tables have these parts."""
         return sample_memory(
             self.tables,
             num_devices=self.num_devices,
@@ -151,23 +151,23 @@ class PlacementRequest:
 
     @property
     def rooms_bytes(self) -> tuple[int, ...]:
-        """Memory of each device for the parts of tables."""
+        """Return the memory of each device for table parts."""
         taken = self.dense_bytes + self.sample_memory.total
         return tuple(max(cap - kept - taken, 0) for cap, kept in zip(self.caps_bytes, self.reserves_bytes, strict=True))
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Where weights may be kept."""
+        """Return the kernels that tables may use."""
         return self.compute_kernels or USUAL_KERNELS
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Sharding types that tables may have."""
+        """Return the sharding types that tables may have."""
         return self.sharding_types or SHARDING_TYPES
 
     @property
     def is_whole(self) -> bool:
-        """True if all tables stay whole, each on one device."""
+        """Return True if all tables stay whole, each on one device."""
         return set(self.types) == {TABLE_WISE}
 
     def optimizer_of(self, name: str) -> str:
@@ -175,7 +175,7 @@ class PlacementRequest:
         return self.table_optimizers.get(name, self.optimizer)
 
     def leaves_optimizer(self, name: str) -> bool:
-        """Return True if a replica would lose the optimizer that the table has of its own, as far as is known.
+        """Return True if a replica would lose the table's own optimizer, as far as known.
 
         The dense optimizer trains replicas. If it is named, the request's optimizer counts as the table's own.
         """
@@ -183,11 +183,11 @@ class PlacementRequest:
         return has_own and self.optimizer_of(name) != self.dense_optimizer
 
     def names_replicas_of(self, name: str) -> bool:
-        """Return True if replicas of a table are asked for by name."""
+        """Return True if the rules request replicas of a table by name."""
         return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
-        """Return the rules of a table, without replicas that would leave its optimizer and are not asked for."""
+        """Return the rules of a table, without replicas that would lose its optimizer, unless requested by name."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits
@@ -195,7 +195,7 @@ class PlacementRequest:
 
     @property
     def nodes(self) -> Nodes:
-        """The machine."""
+        """Return the machine."""
         return self.machine or Nodes.one_node(self.num_devices)
 
     def task(self) -> ShardingTask:
@@ -219,14 +219,14 @@ class PlacementRequest:
 
 
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
-    """Return the optimizer of each table that both requests train with the same one, whose state stays of use."""
+    """Return the optimizer of each table that is the same in both requests, so that its state stays valid."""
     names = {table.name for table in old.tables}
     both = ((table.name, new.optimizer_of(table.name)) for table in new.tables if table.name in names)
     return {name: optimizer for name, optimizer in both if old.optimizer_of(name) == optimizer}
 
 
 def check_batch(batch_size: int, num_devices: int) -> None:
-    """Raise BadConfig if equal whole numbers of samples on all devices miss the batch by over ``BATCH_SLACK``."""
+    """Raise BadConfig if equal integer samples per device differ from the batch by more than ``BATCH_SLACK``."""
     check_ranges(batch_size=batch_size)
     below = batch_size // num_devices * num_devices
     nearest = [one for one in (below, below + num_devices) if one]
@@ -252,7 +252,7 @@ def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
 
 
 def memory_problem(kernel: str, machine: Nodes) -> str | None:
-    """Return a sentence if a kernel keeps weights where the machine has no memory for tables, or None."""
+    """Explain in a sentence if a kernel keeps weights in memory that the machine does not have; otherwise None."""
     if kernel in HOST_KERNELS and not machine.host_bytes:
         return f"{kernel} keeps weights in host memory, of which there is none for tables. Give host_memory_gb."
     if kernel == KEY_VALUE and not machine.ssd_bytes:
@@ -266,7 +266,7 @@ def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: 
 
 
 def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[int, ...]:
-    """Return the bytes of each device, from one cap for all or one for each."""
+    """Return the bytes of each device from one cap for all, or one for each."""
     check_ranges(num_devices=num_devices)
     caps = list(memory_cap_gb) if isinstance(memory_cap_gb, Sequence) else [memory_cap_gb]
     if len(caps) == 1:
@@ -288,7 +288,7 @@ SERVER_RANGES = {
     "ssd_gb": ("GB", (100.0, 250_000.0)),
     "ssd_bandwidth_gb_s": ("GB/s", (0.5, 60.0)),
 }
-# What a value may be meant in, and the factor to the unit in which it is read.
+# Units that a value may have been meant in, and the factor to the expected unit.
 OTHER_UNITS: Mapping[str, Mapping[str, float]] = {
     "GB/s": {
         "in Gbit/s": 1 / 8,
@@ -303,7 +303,7 @@ OTHER_UNITS: Mapping[str, Mapping[str, float]] = {
 
 
 def unit_warnings(request: PlacementRequest) -> tuple[str, ...]:
-    """Return a clause for each value that no known machine comes near: its field, value, unit and likely meaning."""
+    """Return a clause for each value far from all known machines: its field, value, unit and likely meaning."""
     return tuple(dict.fromkeys(one for one in (*_list_link_warnings(request), *_list_memory_warnings(request)) if one))
 
 
@@ -334,7 +334,7 @@ def _list_memory_warnings(request: PlacementRequest) -> Iterator[str | None]:
         "ssd_bandwidth_gb_s": [machine.ssd_gb_s],
     }
     for what, of_field in values.items():
-        for value in filter(None, of_field):  # 0 is none, or unknown
+        for value in filter(None, of_field):  # 0 means none or unknown
             yield _warn_beyond(what, value, *SERVER_RANGES[what])
 
 

@@ -47,14 +47,14 @@ class Rules:
 
     @staticmethod
     def of(**written: Any) -> Rules:
-        """Return rules as a person writes them down: one device or several, nothing or None for no rule."""
+        """Build rules from user input: one device or several, nothing or None for no rule."""
         try:
             return _rules(written)
         except WrongValues as error:
             raise BadConfig(f"{error}. Write a rule as in {_EXAMPLE}.") from None
 
     def __add__(self, other: Rules) -> Rules:
-        """Return both together; a BadConfig if a table has two rules of one kind that differ."""
+        """Merge two sets of rules; raise BadConfig if a table has two different rules of one kind."""
         for name in self.pinned.keys() & other.pinned.keys():
             one, two = set(self.pinned[name]), set(other.pinned[name])
             if one != two:
@@ -77,7 +77,7 @@ class Rules:
         return Rules(**rules, forbidden_devices=self.forbidden_devices)
 
     def problem(self, names: Iterable[str], machine: Nodes) -> str | None:
-        """Return in one sentence why the rules do not apply to these tables and devices, or None."""
+        """Explain in a sentence why the rules do not apply to these tables and devices; None if they do."""
         known = set(names)
         groups = (*self.together, *self.apart)
         of_tables = (name for rule in vars(self).values() if isinstance(rule, Mapping) for name in rule)
@@ -108,7 +108,7 @@ class Rules:
         return None
 
     def limits(self, name: str, machine: Nodes, types: Iterable[str] = SHARDING_TYPES) -> TableLimits:
-        """Return the rules of one table; ``types`` are those of tables that have no rule of their own."""
+        """Return the rules of one table; ``types`` is the default for tables without their own."""
         where = (self.pinned.get(name), self.pinned_nodes.get(name), self.forbidden.get(name, ()))
         return TableLimits(
             frozenset(self.table_types.get(name, types)),
@@ -141,7 +141,7 @@ _Words = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Written:
-    """Rules as a person writes them."""
+    """Rules in the form of user input."""
 
     pinned: dict[str, _Ids] | None = None
     forbidden: dict[str, _Ids] | None = None
@@ -166,7 +166,7 @@ def _rules(content: Any) -> Rules:
 
 @blame_file
 def load_rules(path: Path) -> Rules:
-    """Load a rules file; a BadFile if it is missing, not YAML, or holds something else."""
+    """Load a rules file; raise BadFile if it is missing, not YAML, or has other contents."""
     remedy = f"Its keys are {', '.join(RULES)}, as in {_EXAMPLE}."
     content = read_yaml(path, remedy)
     try:
@@ -179,7 +179,7 @@ def _join_rules(key: str, one: Any, two: Any) -> Any:
     if not isinstance(one, Mapping):
         return (*one, *two)
     for name in one.keys() & two.keys():
-        if key == "forbidden":  # devices of both places
+        if key == "forbidden":  # the union of both device sets
             two = {**two, name: (*one[name], *two[name])}
         elif key != "pinned" and one[name] != two[name]:
             raise BadConfig(f"table {brief(name)} has two rules of {key}, which differ. Say it once.")

@@ -1,18 +1,18 @@
-"""Exchanges between the devices of a machine in a training step, and their times.
+"""Communication between the devices of a machine in a training step, and its time.
 
-Forward, and backward the other way round:
+Forward, with the reverse direction in backward:
 
-- whole tables and columns: an all-to-all of pooled embeddings. A device sends B * dims, less its own samples'.
-- rows on all devices: a reduce-scatter of partial sums, B * dims on each, in every domain first, then between them.
-- rows on a node: a reduce-scatter in it, then an all-to-all of the sums with the other nodes.
-- replicas: nothing forward; an all-reduce of dense gradients, twice rows * dim, backward.
+- whole tables and columns: an all-to-all of pooled embeddings. A device sends B * dims, except for its own samples.
+- rows on all devices: a reduce-scatter of partial sums, B * dims on each, within every domain, then between domains.
+- rows on a node: a reduce-scatter within the node, then an all-to-all of the sums with the other nodes.
+- replicas: nothing forward; backward an all-reduce of dense gradients, twice rows * dim.
 
-Rows of sequences are exchanged as whole sequences are: nothing is summed up. Before all of that the indices of every
-part travel to its device: for each sample its lookups, and for each bag a length.
+Rows of sequences are not reduced, so they are exchanged like whole sequences. Before all this, the input dist sends the
+indices of every part to its device: for each sample its lookups, and for each bag a length.
 
-Within a domain bytes go over the fast link, between domains over the slow one; the two tiers are taken one after the
-other. Each kind of exchange of each module is a collective with a latency of its own; the bytes of all modules are
-taken to go in one, so that several small exchanges are a little too fast where a link is slower on small ones.
+Within a domain, bytes use the fast link; between domains, the slow link. The two tiers are assumed to run one after the
+other. Each collective of each module has its own latency, but the bytes of all modules are assumed to be sent together,
+so several small exchanges are predicted slightly too fast on links that are slower for small messages.
 
 Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
 """
@@ -54,13 +54,13 @@ GRADIENT_BYTES = 4
 
 @dataclass
 class Volumes:
-    """Values and bytes on each device that decide its exchanges, [..., D] each, for each sample of the global batch.
+    """Values and bytes on each device that determine its communication, [..., D] each, per sample of the global batch.
 
     Attributes:
-        sent: values that others get whole.
+        sent: values that other devices receive without a reduction.
         summed, summed_in_node: values of partial sums, of tables whose rows are on all devices, or on one node.
         input_bytes: received bytes of indices, lengths and weights.
-        replicated_values: values of dense gradients; the same number for all devices, [...] as the others.
+        replicated_values: values of dense gradients, equal on all devices: [...] without D.
         collectives: (module, sharding type) of the exchanges, as in kernel calls.
     """
 
@@ -73,19 +73,19 @@ class Volumes:
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
-        """Return the volumes of devices that hold nothing."""
+        """Return the volumes of devices without tables."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Return volumes with these numbers, [V, ..., D] and [...], and without collectives."""
+        """Return volumes with these numbers, [V, ..., D] and [...], without collectives."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
 
 
 class PartVolume(NamedTuple):
-    """Volumes that a part adds to those of its device (``Volumes``); values and bytes for each sample."""
+    """The volumes that a part adds to its device (``Volumes``); values and bytes per sample."""
 
     sent: float = 0.0
     summed: float = 0.0
@@ -101,8 +101,8 @@ def part_volume(table: Table, name: str, columns: int, share: float, num_devices
 
     Args:
         name: sharding type of the whole table; not data_parallel.
-        columns: of the part.
-        share: of the table's lookups that go to the rows of the part.
+        columns: columns of the part.
+        share: fraction of the table's lookups that go to the part's rows.
     """
     distinct = distinct_share(table, num_devices)
     lookups = table.pooling_factor * share * distinct
@@ -118,7 +118,7 @@ def part_volume(table: Table, name: str, columns: int, share: float, num_devices
 
 
 def distinct_share(table: Table, num_devices: int) -> float:
-    """Indices that a device sends for each lookup of its samples: 1, or less where each distinct one goes once."""
+    """Return the indices that a device sends per lookup of its samples: 1, or less if indices are deduplicated."""
     if not table.is_deduplicated or not table.pooling_factor:
         return 1.0
     return deduplicated_table(table, num_devices).pooling_factor / table.pooling_factor
@@ -127,9 +127,9 @@ def distinct_share(table: Table, num_devices: int) -> float:
 def volumes_of(
     task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]], device_NP: npt.NDArray[np.int64] | None = None
 ) -> Volumes:
-    """Return the volumes of a placement's parts, [D] each, or of the same parts on N other devices each, [N, D].
+    """Compute the volumes of a placement, [D] each, or of the same parts under N device assignments, [N, D] each.
 
-    ``device_NP`` has the device of each part, table after table, in each of these; replicas are left out.
+    ``device_NP`` has the device of each part, by table, without replicas.
     """
     found = Volumes.empty(task.num_devices)
     homes: list[int] = []
@@ -159,9 +159,9 @@ class TierBytes:
     """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
 
     Attributes:
-        near: devices of a domain, one after the other, that exchange within it.
-        intra, inter: in the busier of its two directions.
-        intra_sent, inter_sent: from it to others.
+        near: number of consecutive devices that exchange over the fast link.
+        intra, inter: bytes in the busier direction, sent or received.
+        intra_sent, inter_sent: bytes sent.
     """
 
     collective: str
@@ -173,12 +173,12 @@ class TierBytes:
 
     @staticmethod
     def of_reduction(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
-        """Bytes of a collective in which each device receives as much as it sends."""
+        """Return the bytes of a collective in which each device receives as much as it sends."""
         return TierBytes(collective, near, intra, inter, intra, inter)
 
     @property
     def back(self) -> TierBytes:
-        """Bytes of the exchange in the opposite direction."""
+        """Return the bytes of the collective in the opposite direction."""
         return replace(self, collective=_BACK.get(self.collective, self.collective))
 
     def __mul__(self, factor: float) -> TierBytes:
@@ -190,7 +190,7 @@ _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
 def all_to_all_bytes(machine: Nodes, per_device: FloatArray) -> TierBytes:
-    """Return the bytes of an exchange in which each device sends ``per_device`` [..., D] bytes to every other one."""
+    """Return the bytes of an all-to-all in which each device sends ``per_device`` bytes to every other, [..., D]."""
     size, devices = machine.domain_size, machine.num_devices
     domain_sums = _of_each(per_device, size, np.add)
     received_intra = domain_sums - per_device
@@ -206,9 +206,9 @@ def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
 
 
 def reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
-    """A reduce-scatter of a buffer on every device, [..., D] bytes: in each domain first, then between them.
+    """Return the bytes of a reduce-scatter of buffers, [..., D] bytes: in each domain first, then between domains.
 
-    A device without rows takes part with a buffer as long as that of the others.
+    A device without rows takes part with a buffer of the same size.
     """
     size, domains = machine.domain_size, machine.num_domains
     longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
@@ -217,14 +217,14 @@ def reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
 
 
 def all_reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
-    """An all-reduce of a buffer on every device, [..., D] bytes: a reduce-scatter, then as much to gather."""
+    """Return the bytes of an all-reduce of buffers, [..., D] bytes: a reduce-scatter, then an all-gather."""
     return replace(reduced_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
 
 
 def node_reduced_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
-    """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples.
+    """Return the bytes of a reduce-scatter in each node, and of an all-to-all of its sums between nodes.
 
-    A device without rows takes part with a buffer as long as that of the others in its node.
+    A device without rows takes part with a buffer of the same size as others in its node.
     """
     size = machine.devices_per_node
     longest = _of_each(buffers, size, np.maximum)
@@ -233,7 +233,7 @@ def node_reduced_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, 
 
 
 def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
-    """Exchange between the devices that have the same number in their nodes."""
+    """Return the bytes of an all-to-all among devices with the same number in their nodes."""
     size, nodes = machine.devices_per_node, machine.num_nodes
     of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
     by_node = per_device.reshape(*lead, nodes, size)
@@ -247,7 +247,7 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """Times of the exchanges of each device in a step, [..., D] ms each."""
+    """Communication times of each device in a step, [..., D] ms each."""
 
     input_dist: FloatArray
     forward: FloatArray
@@ -260,9 +260,9 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a machine's two tiers; without a second one there is one domain.
+    """The links of a machine's two tiers; a machine of one domain has only the first.
 
-    ``counts_inputs`` is False where measurements of whole tables have no exchange of indices.
+    ``counts_inputs`` is False if measurements of whole tables do not include the input dist.
     """
 
     intra: Link
@@ -271,17 +271,17 @@ class Links:
 
     @property
     def widest(self) -> Link:
-        """The link that bounds the latency of what all devices take part in."""
+        """Return the link that determines the latency of collectives over all devices."""
         return self.inter or self.intra
 
     @property
     def floor(self) -> Links:
-        """Links that take no more for any bytes, in proportion to them."""
+        """Return links whose time is proportional to bytes, and a lower bound."""
         return replace(self, intra=self.intra.floor, inter=None if self.inter is None else self.inter.floor)
 
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
-    """Return the times of the exchanges of a placement on each device, or of many placements at once ([..., D])."""
+    """Compute the communication times on each device for one or many placements, [..., D]."""
     machine = task.machine
     if machine.num_devices == 1:
         nothing = np.zeros_like(volumes.sent)
@@ -307,8 +307,8 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
 def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
     """Return the bytes of an all-to-all of whole tables between the devices of one node.
 
-    A device pools its tables for the whole global batch and sends every other device that one's part of the samples;
-    its own part stays. ``dims`` are the [..., D] values that each device makes for a sample.
+    A device pools its tables for the whole global batch and sends every other device the samples of that device.
+    ``dims`` is the number of values per sample that each device computes, [..., D].
     """
     own: FloatArray = np.asarray(dims, dtype=np.float64)
     devices = own.shape[-1]
@@ -317,7 +317,7 @@ def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> Ti
 
 
 def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
-    """Return the [..., D] backward all-to-all of whole tables between devices that one link connects, ms."""
+    """Return the time of a backward all-to-all of whole tables over one link, [..., D] ms."""
     moved = whole_table_bytes(dims, batch_size)
     devices = moved.intra.shape[-1]
     if devices == 1:
@@ -326,7 +326,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Multiples of volumes that are alike on all devices, between which what they take is straight; ascending."""
+    """Return the multiples of ``volumes`` at which the slope of a curve changes, ascending; devices are alike."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):
@@ -347,12 +347,12 @@ def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
     if not links.counts_inputs:
         return np.zeros_like(volumes.input_bytes)
-    # What a device gets, the others send: an all-to-all with both sides swapped.
+    # Each device receives these bytes: an all-to-all with send and receive swapped.
     return moved_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
-    """Yield the values exchanged forward, counted as one byte each."""
+    """Yield the collectives of the forward pass, with values counted as one byte each."""
     yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
     if volumes.summed.any():
         yield reduced_bytes(task.machine, volumes.summed * task.batch_size)
@@ -366,9 +366,9 @@ def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
 
 
 def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
-    """Return the latencies of input dist, forward and backward exchange of (module, sharding type) collectives, [3].
+    """Return the latencies of input dist, forward and backward of (module, sharding type) collectives, [3].
 
-    The input takes two exchanges, of lengths and of what they count.
+    The input dist has two all-to-alls: lengths, then indices.
     """
 
     def of(collective: str) -> float:
@@ -390,7 +390,7 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
 
 
 def moved_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """Return the time that the bytes of a collective take on both tiers, [..., D]."""
+    """Return the time for the bytes of a collective on both tiers, [..., D]."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:
         return near_ms

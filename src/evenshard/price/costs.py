@@ -1,7 +1,7 @@
-"""The records of one measurement of a placement. Times are milliseconds of one training step.
+"""Records of one measurement of a placement. Times are milliseconds of one training step.
 
-No record holds an impossible time, a NaN or a negative one: a device or a reader of files that would make one fails
-with MeasurementFailed. A time that was not taken is None, never a guess.
+No record has an impossible time, a NaN or a negative one: devices and file readers raise MeasurementFailed instead. A
+time that was not measured is None, never an estimate.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from evenshard.tables.table import Table
 
 OK = "ok"
 OUT_OF_MEMORY = "out_of_memory"
-# ``proposed_by`` of repeated placements and of shards measured alone.
+# Values of ``proposed_by`` for repeated placements and for shards measured alone.
 CONTROL = "control"
 RANDOM_SHARD = "random_shard"
-# No step takes 31 years; sums and squares of such times are still finite in float32.
+# 31 years as an upper limit of step times; sums and squares of such times are still finite in float32.
 MOST_MS = 1e12
-# The end of the year 9999, the last that a date can say, in seconds since 1970 UTC.
+# End of the year 9999, the last year of a Python date, in seconds since 1970 UTC.
 LAST_MOMENT = 253_402_300_799.0
 
 
@@ -41,35 +41,35 @@ LAST_MOMENT = 253_402_300_799.0
 class DeviceCost:
     """Times of one device in one training step, ms: medians over repeats."""
 
-    # The shard's fused embedding lookup and pooling; None where only ``fwd_bwd_compute_ms`` is known.
+    # The shard's fused embedding lookup and pooling; None if only ``fwd_bwd_compute_ms`` is known.
     fwd_compute_ms: float | None
-    fwd_all_to_all_ms: float  # exchange of pooled embeddings before the dense part
-    bwd_all_to_all_ms: float  # exchange of their gradients after it
-    bwd_compute_ms: float | None  # fused gradient and optimizer update; None where only ``fwd_bwd_compute_ms`` is known
-    # Distance between the 25th and 75th percentile, of the repeats of one visit or between visits, whichever is larger.
+    fwd_all_to_all_ms: float  # all-to-all of pooled embeddings before the dense part
+    bwd_all_to_all_ms: float  # all-to-all of their gradients after it
+    bwd_compute_ms: float | None  # fused gradient and optimizer update; None if only ``fwd_bwd_compute_ms`` is known
+    # Interquartile range over the repeats of a visit, or between visits if that is larger.
     fwd_compute_spread_ms: float = 0.0
-    bwd_compute_spread_ms: float = 0.0  # the same distance, backward
-    # Start skew: from the end of its own forward to the slowest device's, when the exchange can begin. No part of the
-    # device's times (docs/decisions/0009).
+    bwd_compute_spread_ms: float = 0.0  # interquartile range of the backward time
+    # Start skew: from the end of the device's forward to that of the slowest device, when the exchange can start. It is
+    # not part of the device's times (docs/decisions/0009).
     fwd_wait_ms: float = 0.0
-    status: str = OK  # "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then
-    # Forward and backward compute together, where they were timed as one; else None.
+    status: str = OK  # "ok", or "out_of_memory" for a shard that does not fit the device; its times are then infinite
+    # Forward and backward compute together, if they were timed as one; else None.
     fwd_bwd_compute_ms: float | None = None
-    input_dist_ms: float = 0.0  # exchange of the indices before the lookups; 0 where it was not taken, as in DreamShard
+    input_dist_ms: float = 0.0  # input dist before the lookups; 0 if not measured, as in DreamShard
 
     @staticmethod
     def of_total(fwd_bwd_compute_ms: float) -> DeviceCost:
-        """The cost of a shard alone on a device, of which only forward and backward together were timed."""
+        """Return the cost of a shard alone on a device, of which only forward and backward together were timed."""
         return DeviceCost(None, 0.0, 0.0, None, fwd_bwd_compute_ms=fwd_bwd_compute_ms)
 
     @staticmethod
     def out_of_memory() -> DeviceCost:
-        """The cost of a shard that does not fit: no time is long enough."""
+        """Return the cost of a shard that does not fit: infinite times."""
         never = math.inf
         return DeviceCost(never, never, never, never, status=OUT_OF_MEMORY)
 
     def with_exchange(self, out_ms: float, back_ms: float, wait_ms: float, inputs_ms: float) -> DeviceCost:
-        """The same compute times beside these of exchanges; a plain call, as ``replace`` takes ten times as long."""
+        """Add communication times to a cost; a direct constructor call, because ``replace`` takes ten times as long."""
         return DeviceCost(
             self.fwd_compute_ms,
             out_ms,
@@ -84,7 +84,7 @@ class DeviceCost:
         )
 
     def problem(self) -> str | None:
-        """Says in one clause what makes this cost impossible, or None."""
+        """Explain in a clause why this cost is impossible; None if it is valid."""
         if self.status not in (OK, OUT_OF_MEMORY):
             return f"status is {brief(self.status)}, not {OK} or {OUT_OF_MEMORY}"
         if self.status == OUT_OF_MEMORY:
@@ -97,13 +97,13 @@ class DeviceCost:
                 "a shard that was timed as a whole has other times" if any(rest) else None
             )
         times = _times_of(self)
-        if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # a NaN makes the sum one
+        if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # the sum is NaN if a time is
             return None
         return next(filter(None, map(time_problem, _TIMES, times)), None)
 
     @property
     def compute_ms(self) -> float:
-        """Forward and backward compute together, without the exchange; infinite out of memory."""
+        """Return forward plus backward compute, without communication; infinite out of memory."""
         if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
             assert self.fwd_bwd_compute_ms is not None, "the time of a device is known in parts or as a whole"
             return self.fwd_bwd_compute_ms
@@ -111,14 +111,14 @@ class DeviceCost:
 
     @property
     def split_ms(self) -> tuple[float, float]:
-        """Forward and backward compute; NaN both where only their sum is known."""
+        """Return forward and backward compute; both NaN if only their sum is known."""
         if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
             return math.nan, math.nan
         return self.fwd_compute_ms, self.bwd_compute_ms
 
     @property
     def total_ms(self) -> float:
-        """The device's times together, waiting left aside, whatever they run beside."""
+        """Return the sum of the device's times without waiting, ignoring overlap."""
         return self.input_dist_ms + self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
 
 
@@ -128,12 +128,12 @@ _times_of = attrgetter(*_TIMES)
 
 
 def time_problem(name: str, value: object) -> str | None:
-    """Says in one clause why a value is not a measured time, or None."""
+    """Explain in a clause why a value is not a measured time; None if it is."""
     return _number_problem(name, value, MOST_MS, "a time from 0 to {:g} ms")
 
 
 def moment_problem(name: str, value: object) -> str | None:
-    """Says in one clause why a value is not a moment in seconds since 1970 UTC, or None."""
+    """Explain in a clause why a value is not a time in seconds since 1970 UTC; None if it is."""
     return _number_problem(name, value, LAST_MOMENT, "a moment in seconds from 1970 to the year 9999")
 
 
@@ -152,7 +152,7 @@ class PlacementCost:
     """
 
     devices: tuple[DeviceCost, ...]  # by device id
-    # "modelled" where a link model gave the all-to-all times, "measured" where devices really exchanged.
+    # "modelled" if a link model computed the all-to-all times, "measured" if devices communicated.
     all_to_all: str
 
     def __post_init__(self) -> None:
@@ -164,15 +164,15 @@ class PlacementCost:
 
     @property
     def max_device_ms(self) -> float:
-        """The largest sum of a device's times, by which DreamShard (section 2) and AutoShard learn and are compared.
+        """Return the largest sum of a device's times, the objective of DreamShard (section 2) and AutoShard.
 
-        It is what cost datasets record. A step takes longer, as exchanges are barriers (``step_ms``). Infinite if a
-        device ran out of memory.
+        Cost datasets record it. A step takes longer, because exchanges are barriers (``step_ms``). Infinite if a device
+        ran out of memory.
         """
         return max(device.total_ms for device in self.devices)
 
     def step_ms(self, pipeline: str) -> float:
-        """The time of a step; infinite if a device ran out of memory. See ``step_time``."""
+        """Return the step time; infinite if a device ran out of memory. See ``step_time``."""
         return float(step_ms(self._phases, pipeline)) if self.fits else math.inf
 
     def device_ms(self, pipeline: str) -> tuple[float, ...]:
@@ -183,7 +183,7 @@ class PlacementCost:
 
     @property
     def _phases(self) -> Phases:
-        """Count a joint time of forward and backward as the backward pass."""
+        """Return the phases of the devices; a joint time of forward and backward counts as backward."""
         compute = [one.split_ms if one.fwd_bwd_compute_ms is None else (0.0, one.compute_ms) for one in self.devices]
         forward, backward = np.array(compute).T
         exchanges = [(one.input_dist_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms) for one in self.devices]
@@ -192,20 +192,20 @@ class PlacementCost:
 
     @property
     def fits(self) -> bool:
-        """True if every device could hold and run its shard."""
+        """Return True if no device ran out of memory."""
         return all(device.status == OK for device in self.devices)
 
 
 def interquartile_range(values: Sequence[float]) -> float:
-    """Distance between the 25th and 75th percentile."""
+    """Return the distance between the 25th and 75th percentile."""
     low, high = np.percentile(values, [25, 75])
     return float(high - low)
 
 
 def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
-    """The cost of a placement that was measured several times, at different moments: medians over the visits.
+    """Combine measurements of a placement at several moments into their medians.
 
-    A device that ran out of memory in any visit is out of memory.
+    A device that ran out of memory in one visit counts as out of memory.
     """
 
     def over_visits(device: int) -> DeviceCost:
@@ -228,21 +228,21 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of a measurement: columns that every row repeats, so that no row can lose it.
+    """The origin of a measurement, which every row of a dataset repeats.
 
     Attributes:
         hardware: kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
         driver: driver of the GPU, or the kernel of the operating system; "none" for a simulated device.
         versions: libraries as "torch 2.13.0, fbgemm_gpu 1.8.0".
-        link: link model of the all-to-all times, or the backend that really exchanged, such as "gloo".
+        link: link model of the all-to-all times, or the backend that was measured, such as "gloo".
         seed: seed of the lookups.
-        repeats: timed repeats behind each median; 0 where that is not known.
+        repeats: timed repeats behind each median; 0 if unknown.
         device_error_percent, device_error_points: the two numbers of a simulated device's ``DeviceError``; 0 for real
-            hardware, and where a file does not state them.
+            hardware, or if a file does not have them.
         optimizer: optimizer of the backward passes.
 
     Raises:
-        MeasurementFailed: if the hardware is of no known kind, or the optimizer is unknown.
+        MeasurementFailed: if the kind of hardware or the optimizer is unknown.
     """
 
     hardware: str
@@ -263,7 +263,7 @@ class Provenance:
 
     @property
     def device_error(self) -> DeviceError | None:
-        """The error of a simulated device against the real one; None for real hardware."""
+        """Return the error of a simulated device against the real one; None for real hardware."""
         if not is_simulated(self.hardware):
             return None
         stated = DeviceError(self.device_error_percent, self.device_error_points)
@@ -275,35 +275,35 @@ class MeasuredPlacement:
     """One measured placement of one task."""
 
     measurement_id: str  # unique within a dataset
-    round: int  # the round of the loop it was measured in; 0 for an evaluation
-    proposed_by: str  # the sharder that made the placement; "control" for one that is repeated to watch the noise
-    task: ShardingTask  # its tables, and the machine
-    parts: tuple[TablePart, ...]  # of the tables, with their devices
+    round: int  # round of the loop in which it was measured; 0 for an evaluation
+    proposed_by: str  # sharder that made the placement; "control" for a placement repeated to observe noise
+    task: ShardingTask  # tables and machine
+    parts: tuple[TablePart, ...]  # parts of the tables, with their devices
     cost: PlacementCost
     provenance: Provenance
     measured_at: float = 0.0  # end of its last visit, seconds since 1970 UTC
 
     @property
     def is_control(self) -> bool:
-        """True for a repeated control placement, which tells about the noise and not about a sharder."""
+        """Return True for a repeated control placement, which measures noise and not a sharder."""
         return self.proposed_by == CONTROL
 
     @cached_property
     def placement(self) -> Placement:
-        """The devices of its tables, all of which are whole."""
+        """Return the devices of its tables, which must be whole."""
         return Placement.of(self.task, self.parts)
 
     @cached_property
     def shards(self) -> tuple[tuple[Table, ...], ...]:
-        """The tables of each device, all of which are whole, by device id."""
+        """Return the tables of each device, all of which are whole, by device id."""
         return self.placement.shards_of(self.task.tables)
 
 
 def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:
-    """The optimizer behind all of the costs; that of none at all is sgd.
+    """Return the optimizer of all measurements; sgd if there are none.
 
     Raises:
-        BadInput: if there are several.
+        BadInput: if they have several optimizers.
     """
     found = sorted({one.provenance.optimizer for one in measured}) or [SGD]
     if len(found) > 1:

@@ -1,17 +1,17 @@
-"""The model of a shard's time on a GPU: the kernels of FBGEMM's fused embedding, one after the other.
+"""A model of the time of a shard on a GPU: the kernels of FBGEMM's fused embedding, one after the other.
 
 Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
-runs of equal ones, the radix sort of the indices with their bags between the two, then the kernels that sum up the
-gradients of each distinct row and update it with the optimizer. Where nothing is looked up there is no backward pass.
+runs of equal ones, with the radix sort of indices and bags between the two, then the kernels that sum the gradients of
+each distinct row and apply the optimizer. Without lookups there is no backward pass.
 
-A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
-L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels
-were measured one by one, instructions come on top of these waits, and every row of a call has as many lanes of a warp
-as its widest row needs: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is
-never shorter than the host takes to launch its kernels.
+A kernel takes a minimum time, and time for each bag, lookup and distinct row. Kernels that read rows also wait for the
+L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels were
+measured separately, instructions add to these waits, and every row of a call uses as many lanes of a warp as the widest
+row: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is never shorter than the
+time that the host needs to launch its kernels.
 
-The terms are those that traces and measurements of FBGEMM's kernels show; what the constants of a profile were
-fitted to, and how far off it is, stands in its ``evidence``.
+The terms come from traces and measurements of FBGEMM's kernels. A profile's ``evidence`` lists the data for its
+constants and its error.
 
 Legend: N shards.
 """
@@ -34,19 +34,19 @@ RADIX_BITS = 8
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
 MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
-# A lane of a warp takes so many values of a row, and a row so many lanes at least.
+# Values of a row that a lane of a warp takes, and the least lanes of a row.
 LANE_VALUES, LEAST_LANES = 4, 8
 # Largest dims of calls whose rows take 8 lanes, 16, and a whole warp.
 LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST_VALUES)
-HOT_LOOKUPS = 128.0  # lookups of a row that one warp adds up
-ONE_KERNEL_PAIRS = 4864.0  # most that a single kernel of CUB sorts: 256 threads with 19 pairs each
-ANY_LOOKUPS = 0.5  # a call that expects fewer has none
+HOT_LOOKUPS = 128.0  # lookups of a row that one warp sums
+ONE_KERNEL_PAIRS = 4864.0  # most pairs that a single CUB kernel sorts: 256 threads with 19 pairs each
+ANY_LOOKUPS = 0.5  # fewer expected lookups count as none
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
 
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Times of the kernels of shards, [N] ns each: what a GPU trace shows of a step."""
+    """Times of the kernels of shards, [N] ns each, as a GPU trace shows them."""
 
     bounds_check: FloatArray
     lookup: FloatArray
@@ -60,7 +60,7 @@ FORWARD_KERNELS, BACKWARD_KERNELS = KERNELS[:2], KERNELS[2:]
 
 
 def kernel_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> KernelTimes:
-    """Return the times of all kernels."""
+    """Compute the times of all kernels."""
     return KernelTimes(
         bounds_check_ns(profile, work),
         lookup_ns(profile, work),
@@ -71,13 +71,13 @@ def kernel_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
 
 
 def forward_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] forward compute time; 0 where a shard is empty."""
+    """Return the forward compute time, [N]; 0 for an empty shard."""
     calls = (work.num_tables > 0).astype(np.float64)
     return pass_ms(forward_ns(profile, work), calls, profile.fwd_overhead_us, profile.fwd_host_us)
 
 
 def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N] backward compute time, with the update of the weights; 0 where nothing is looked up."""
+    """Return the backward compute time with the update of the weights, [N]; 0 without lookups."""
     calls = has_lookups(work.lookups).astype(np.float64)
     kernels_ns = backward_ns(profile, work, optimizer)
     took_ms = pass_ms(kernels_ns, calls, profile.bwd_overhead_us, profile.bwd_host_us)
@@ -90,7 +90,7 @@ def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
-    """Return the time of backward calls beside their kernels, [N]; see ``GpuProfile.short_call_us``."""
+    """Return the time of backward calls in addition to their kernels, [N]; see ``GpuProfile.short_call_us``."""
     if profile.short_call_us == profile.medium_call_us == 0:
         return np.zeros(len(lookups_N))
     powers_N = np.log2(np.maximum(lookups_N, 1.0))
@@ -100,31 +100,30 @@ def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
 
 
 def pass_ms(kernels_ns: FloatArray, calls: FloatArray, overhead_us: float, host_us: float) -> FloatArray:
-    """Return the time of a forward or backward pass of several calls, one after the other; 0 where there is none.
+    """Return the time of a forward or backward pass of consecutive calls; 0 without calls.
 
-    The host runs ahead of the device: it launches the kernels of a call while those of earlier ones run, so that the
-    longer of the two, all kernels (``kernels_ns``) or all launches (``host_us`` each), decides. In ``overhead_us`` no
-    kernel runs.
+    The host runs ahead of the device: it launches the kernels of a call while earlier kernels run, so a pass takes the
+    longer of all kernels (``kernels_ns``) and all launches (``host_us`` each). No kernel runs during ``overhead_us``.
     """
     issued_ms = np.maximum(kernels_ns / NS_PER_MS, calls * (host_us / US_PER_MS))
     return np.where(calls > 0, overhead_us / US_PER_MS + issued_ms, 0.0)
 
 
 def forward_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the kernels of forward calls, with those of a cache; 0 where a shard is empty."""
+    """Return the time of the kernels of forward calls, including those of a cache, [N]; 0 for an empty shard."""
     cache_ns = profile.cached_fwd_us * NS_PER_US * work.cached
     return np.where(work.num_tables > 0, bounds_check_ns(profile, work) + lookup_ns(profile, work) + cache_ns, 0.0)
 
 
 def backward_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N] the kernels of backward calls, with the update of the weights; 0 where nothing is looked up."""
+    """Return the time of the kernels of backward calls, with the update of the weights, [N]; 0 without lookups."""
     kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work, optimizer)
     kernels_ns += profile.cached_bwd_us * NS_PER_US * work.cached
     return np.where(has_lookups(work.lookups), kernels_ns, 0.0)
 
 
 def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the kernel that checks every index against the rows of its table."""
+    """Return the time of the kernel that checks every index against the rows of its table, [N]."""
     return np.asarray(
         profile.bounds_floor_us * NS_PER_US
         + profile.bounds_ns_per_bag * work.bags
@@ -133,7 +132,7 @@ def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 class Waits(NamedTuple):
-    """Waits of a kernel that reads rows, [N] ns each; see ``overlap``. All but chain add up over tables."""
+    """Waits of a kernel that reads rows, [N] ns each; see ``overlap``. All but ``chain`` are sums over tables."""
 
     instructions: FloatArray
     l2: FloatArray
@@ -142,20 +141,20 @@ class Waits(NamedTuple):
 
 
 def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other."""
+    """Return the time of the forward kernel, where a warp sums the rows of a bag one after the other, [N]."""
     issued_ns = (all_lanes_ns(profile, work)[:2] * lanes_by_widest(profile, work.widest)[:2]).sum(axis=0)
     return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap(np.stack(lookup_waits(profile, work))))
 
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
-    """[N] share of a warp that each row of a call takes, to a power, by the largest dim: FBGEMM has one for all."""
+    """Return the fraction of a warp per row, to a power, [N]; the largest dim of a call decides it for all its rows."""
     few, half, _ = LANE_LIMITS
     needed = np.where(widest <= few, 0.25, np.where(widest <= half, 0.5, 1.0))
     return np.asarray(needed**power)
 
 
 def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
-    """Return the factors of the times of ``all_lanes_ns`` by the largest dim of a call, [3, N]."""
+    """Return the factors of the times of ``all_lanes_ns`` for the largest dim of a call, [3, N]."""
     bags = lanes(widest, profile.lookup_lane_power)
     gradients = lanes(widest, profile.gradient_lane_power)
     warps = np.ceil(np.maximum(widest, 1.0) / REQUEST_VALUES)
@@ -163,7 +162,7 @@ def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
 
 
 def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Return the time of bags, rows and gradients on top of all waits, if each took all lanes of a warp, [3, N]."""
+    """Return the time of bags, rows and gradients in addition to waits, if each used all lanes of a warp, [3, N]."""
     bags, rows, gradients = np.zeros((3, len(work.bags)))
     if profile.lookup_lane_power:
         bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
@@ -188,19 +187,19 @@ def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
 def longest_bag_ns(
     profile: GpuProfile, longest_bag: FloatArray, row_bytes: FloatArray, row_miss_bytes: FloatArray
 ) -> FloatArray:
-    """[N] the longest bag, which takes its time however idle the rest of the GPU is."""
+    """Return the time of the longest bag, which is a lower bound on an idle GPU, [N]."""
     miss_share = row_miss_bytes / np.where(row_bytes > 0, row_bytes, 1.0)
     return (profile.bag_hit_ns + (profile.bag_miss_ns - profile.bag_hit_ns) * miss_share) * longest_bag
 
 
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the kernels that make linear indices before the sort, and find the runs of equal ones after it."""
+    """Return the time of the kernels that make linear indices and find runs of equal ones, without the sort, [N]."""
     bag_ns = profile.index_bag_ns * work.longest_bag
     return np.asarray(profile.index_floor_us * NS_PER_US + indexed_ns(profile, work) + bag_ns)
 
 
 def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """Return the time of these kernels that adds up over tables, [N]."""
+    """Return the part of ``index_ns`` that is a sum over tables, [N]."""
     return np.asarray(
         profile.index_ns_per_bag * work.bags
         + profile.index_ns_per_lookup * work.lookups
@@ -209,25 +208,25 @@ def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def sort_passes(num_rows: FloatArray) -> FloatArray:
-    """[N] passes of the radix sort: as many as the linear indices of a call's rows have bytes."""
+    """Return the passes of the radix sort, [N]: the number of bytes of the linear indices of a call's rows."""
     bits = np.floor(np.log2(np.maximum(num_rows, 1.0))) + 1
     return np.asarray(np.ceil(bits / RADIX_BITS))
 
 
 def sort_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the radix sort: each pass moves all pairs of an index and its bag."""
+    """Return the time of the radix sort, whose passes each move all pairs of an index and its bag, [N]."""
     return np.asarray(profile.sort_floor_us * NS_PER_US + sort_passes_ns(profile, work.lookups, work.num_rows))
 
 
 def sort_passes_ns(profile: GpuProfile, lookups: FloatArray, num_rows: FloatArray) -> FloatArray:
-    """[N] all passes of the radix sort."""
+    """Return the time of all passes of the radix sort, [N]."""
     passes = sort_passes(num_rows)
     started_us = profile.sort_pass_us * passes * (lookups > ONE_KERNEL_PAIRS)
     return np.asarray(started_us * NS_PER_US + lookups * passes / profile.sort_pairs_per_ns)
 
 
 def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state."""
+    """Return the time of the backward kernels, which sum the gradients of each distinct row and update it, [N]."""
     issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
     issued_ns += hot_row_ns(profile, work.hottest)
     waits_ns = overlap(np.stack(gradient_waits(profile, work, optimizer)))
@@ -235,12 +234,12 @@ def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
-    """Return the time of the hottest row on top of all waits, [N]."""
+    """Return the time of the hottest row in addition to all waits, [N]."""
     return np.asarray(profile.hot_row_ns * np.minimum(hottest, HOT_LOOKUPS))
 
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
-    """Return the waits of the backward kernels; the hottest row takes its time however idle the GPU is."""
+    """Return the waits of the backward kernels; ``chain`` is the hottest row, a lower bound on an idle GPU."""
     requests = work.row_requests + updated_state_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
@@ -253,22 +252,22 @@ def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -
 
 
 def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
-    """[N] bytes of optimizer state of the distinct rows; one number of a row takes a sector."""
+    """Return the bytes of optimizer state of the distinct rows, [N]; a row-wise state takes a sector."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
 
 
 def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
-    """[N] requests that read and write the states of each weight; one of a row is part of what the row takes."""
+    """Return the requests for states per weight, [N]; a row-wise state is included in the cost of a row."""
     _, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(2 * per_weight * work.unique_requests)
 
 
 def overlap(parts_ns: FloatArray) -> FloatArray:
-    """Return a time between the longest wait of a kernel and the sum of all, [...] of [parts, ...].
+    """Combine the waits of a kernel, [parts, ...], to a time between the longest and the sum, [...].
 
-    The cube root of the sum of cubes: in the public measurements one wait hides most of another that is much shorter,
-    but two equal ones take about a quarter longer than one.
+    The cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter one,
+    but two equal waits take about a quarter longer than one.
     """
     longest = np.maximum(parts_ns.max(axis=0), 1e-9)
     ratios = parts_ns / longest

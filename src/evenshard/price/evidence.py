@@ -1,6 +1,6 @@
 """The evidence for a simulated device: the real measurements that its profile was fitted to or compared with.
 
-From it follows the device's own error, which every interval of a time on simulated hardware includes.
+It determines the device's error, which every interval of a time on simulated hardware includes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from evenshard.base.knobs import Range
 from evenshard.price.hardware import names_in
 
-# Fewer measurements than these have no 90th percentile.
+# With fewer measurements, a 90th percentile is not meaningful.
 MIN_HELD_OUT = 10
-# As a logarithm: profiles from data sheets had eight of nine medians within a factor of 3.5.
+# In logarithm: profiles from data sheets had eight of nine medians within a factor of 3.5.
 UNCONFIRMED_PERCENT = 125.0
-# Error of nine of ten kernels in unlike configurations, V100 and A100.
+# 90th percentile of the error of kernels in different configurations, V100 and A100.
 EXTRAPOLATED_PERCENT = 45.0
 _COUNT = Range(0, 10**9, whole=True)
 _PERCENT = Range(0, 10_000)
@@ -27,9 +27,9 @@ class Evidence:
     """Measurements of one kind that a profile was fitted to or compared with.
 
     Attributes:
-        points, source: the measured points, and who measured them, or where they are published.
-        fitted, held_out: measurements that the fit used, and others, which the errors are of.
-        median_error_percent, p90_error_percent: half, or nine of ten, of the held-out ones have a smaller error.
+        points, source: the measured points, and who measured or published them.
+        fitted, held_out: measurements that the fit used, and other measurements.
+        median_error_percent, p90_error_percent: percentiles of the error on the held-out measurements.
     """
 
     points: str
@@ -40,7 +40,7 @@ class Evidence:
     p90_error_percent: float | None = None
 
     def problem(self) -> str | None:
-        """Return what makes it impossible in one clause, or None."""
+        """Explain in a clause why the evidence is impossible; None if it is valid."""
         for name in ("points", "source"):
             if not getattr(self, name).strip():
                 return f"{name} is empty"
@@ -72,9 +72,9 @@ class DeviceError:
 
     @staticmethod
     def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
-        """Return the error by the first evidence with enough held-out measurements; the most relevant stands first.
+        """Return the error of the first evidence with enough held-out measurements; the most relevant is first.
 
-        A few of them count where much of the profile is another one's: then nothing has to be known from data sheets.
+        A profile extrapolated from another one needs fewer measurements, because no constant is from a data sheet.
         """
         least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
         for one in evidence:
@@ -87,11 +87,11 @@ class DeviceError:
 
     @property
     def is_confirmed(self) -> bool:
-        """True if enough measurements confirm it."""
+        """Return True if there are enough measurements to confirm the profile."""
         return self.points >= MIN_HELD_OUT
 
     def problem(self) -> str | None:
-        """Return what makes it impossible in one clause, or None."""
+        """Explain in a clause why the error is impossible; None if it is valid."""
         for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
             if problem := limits.problem(getattr(self, name)):
                 return f"{name} {problem}"
@@ -99,27 +99,27 @@ class DeviceError:
 
     @property
     def factor(self) -> float:
-        """Nine of ten times are within this factor of the real ones, or taken to be: the one number of this error.
+        """Return the factor that covers 90 % of times, measured or assumed.
 
-        Half the width of the 90 % interval of a time's logarithm is the relative error itself: of errors as often above
-        as below, the mean of log(1 + e) and -log(1 - e) is e, to the third order.
+        The half-width of the 90 % interval of log time equals the relative error e: with errors of both signs, the mean
+        of log(1 + e) and -log(1 - e) is e, to the third order.
         """
         return math.exp(self.percent / 100)
 
     @property
     def is_measured(self) -> bool:
-        """True if the factor is that of the held-out measurements, and not assumed for want of them."""
+        """Return True if the factor is measured on held-out measurements, not assumed."""
         return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
 
     def __str__(self) -> str:
-        """Such as "90 % of times within a factor of 1.13, by 40 held-out measurements"."""
+        """Return text such as "90 % of times within a factor of 1.13, by 40 held-out measurements"."""
         taken = "90 % of times taken to be"
         within = f"within a factor of {self.factor:.3g}"
         return f"90 % of times {within}, by {self.why}" if self.is_measured else f"{taken} {within}, since {self.why}"
 
     @property
     def why(self) -> str:
-        """Reason for the factor, as a clause."""
+        """Return the reason for the factor, as a clause."""
         if self.is_measured:
             return f"{self.points:,} held-out measurements"
         if self.is_confirmed:
@@ -130,9 +130,9 @@ class DeviceError:
 
 
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
-    """Say how right simulated hardware and modelled links are; empty where all is real.
+    """Describe the accuracy of simulated hardware and modelled links; empty if everything is real.
 
-    ``links`` is None where none is modelled, or nothing is said of them. ``hardware`` may be several names, joined.
+    ``links`` is None to leave out links. ``hardware`` may be several joined names.
     """
     names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
     said = [] if error is None else [f"{names}: {error}"]
@@ -142,8 +142,8 @@ def device_text(hardware: str, error: DeviceError | None, links: DeviceError | N
 def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:
     """Return the factors to divide and to multiply a time by for its 90 % interval.
 
-    Kernels and exchanges are off independently of each other, so that the squares of their shares add up. Real hardware
-    has no error of kernels (None). Without one of links, exchanges are off with the kernels.
+    Errors of kernels and exchanges are assumed independent, so the squares of their shares add up. Real hardware has no
+    error of kernels (None). Without an error of links, exchanges have the same error as kernels.
     """
     off = kernels.factor if kernels is not None else 1.0
     shares = ((1.0, off),) if links is None else ((1 - exchange_share, off), (exchange_share, links.factor))
@@ -160,9 +160,9 @@ def with_device_error(
     links: DeviceError | None = None,
     exchange_share: float = 0.0,
 ) -> tuple[float, float]:
-    """Widen the 90 % interval of a predicted time by the cost model alone by the errors of device and links.
+    """Widen the 90 % interval of a cost model by the errors of device and links.
 
-    They are independent of the model's: on the scale of logarithms, their squares add up. See ``error_factors``.
+    They are assumed independent of the model's error, so their squares add up on the log scale. See ``error_factors``.
     """
 
     def factor(end_ms: float, off: float) -> float:

@@ -1,9 +1,9 @@
-"""Profiles: the constants of simulated GPUs, and of calibrated links, as YAML files, each number with its source.
+"""Profiles: the constants of simulated GPUs and of calibrated links, as YAML files, each number with its source.
 
-A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to a list of what it was fitted to and
-compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file that names a
-``vendor`` is the data sheet of a GPU: ``gpu_rules`` complete it. PyYAML is imported when a profile is read, so that a
-bare GPU box can measure without it.
+A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to the data that it was fitted to or
+compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file with a ``vendor``
+is a GPU's data sheet, which ``gpu_rules`` complete. PyYAML is only imported to read a profile, so that a minimal GPU
+machine can measure without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evenshard.price.evidence import DeviceError, Evidence
 from evenshard.price.hardware import HardwareName, profile_path
 
 Profile = TypeVar("Profile")
-# Range of a constant in the units of the profiles, whose largest numbers are some thousands of GB per second.
+# Range of a constant in the units of the profiles; the largest are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
 DATA_SHEET, GUESS = "data sheet", "guess"
@@ -34,66 +34,66 @@ _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"c
 _SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
 _HEADER = "# A simulated device or a link; evenshard/price/ says what the constants mean\n"
 BYTES_PER_MB = 2**20
-# Taken for a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``price/offload.py``.
+# Default for a device whose profile does not name it: PCIe 5 with 16 lanes, fitted, see ``price/offload.py``.
 HOST_GB_S = 50.0
-# Taken for the kernels of a cache, if the profile does not say it.
+# Default for the kernels of a cache, if the profile does not name it.
 CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
 
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """A GPU under FBGEMM's fused table-batched embedding.
+    """The constants of a GPU that runs FBGEMM's fused table-batched embedding.
 
     Attributes:
         link: name of the link between such devices, in ``price/link.py``.
-        num_sms, warps_per_sm: streaming multiprocessors, and most warps that one of them keeps resident.
+        num_sms, warps_per_sm: streaming multiprocessors, and the most resident warps of each.
         memory_gb: GB (1024**3 bytes) of device memory.
         hbm_gb_s: peak of the device memory, 10**9 bytes per second, which is bytes per nanosecond.
         l2_mb: size of the L2 cache, 1024**2 bytes.
-        l2_usable_share: part of it that holds randomly read rows before misses set in.
-        hbm_efficiency: part of the peak that embedding kernels reach.
+        l2_usable_share: fraction of it that randomly read rows fill before misses set in.
+        hbm_efficiency: fraction of the peak that embedding kernels reach.
         l2_gb_s: bandwidth of randomly read rows that hit the L2, 10**9 bytes per second.
-        fwd_overhead_us: time of a forward call in which no kernel of it runs: the host before the first one, and what
-            measuring adds.
+        fwd_overhead_us: time of a forward call in which none of its kernels runs: the host before the first kernel, and
+            the overhead of measuring.
         bwd_overhead_us: the same time of a backward call.
-        fwd_host_us: time the host takes to launch the kernels of a forward call, which they cannot beat together.
+        fwd_host_us: time the host takes to launch the kernels of a forward call, a lower bound of the call.
         bwd_host_us: the same time of a backward call.
-        short_call_us: most time that a backward call with less than 2**18 lookups takes beside its kernels: nothing up
-            to 2**13 lookups, all of it from 2**17 on.
-        bounds_floor_us: the bounds check of next to nothing.
+        short_call_us: largest time of a backward call with less than 2**18 lookups in addition to its kernels: nothing
+            up to 2**13 lookups, all of it from 2**17 on.
+        bounds_floor_us: time of the bounds check of a tiny input.
         bounds_ns_per_bag, bounds_ns_per_lookup: its time for each bag and each lookup.
-        lookup_floor_us: the forward kernel of next to nothing.
+        lookup_floor_us: time of the forward kernel on a tiny input.
         lookup_ns_per_bag: its instructions for each bag.
         lookup_ns_per_request: its instructions for each row, or each 128 values of a wider one.
-        bag_hit_ns, bag_miss_ns: one row after the other of the longest bag, out of the L2 and out of device memory.
-        index_floor_us: all kernels on indices of next to nothing, the sort apart.
+        bag_hit_ns, bag_miss_ns: time per row of the longest bag, from the L2 and from device memory.
+        index_floor_us: time of all kernels on indices of a tiny input, without the sort.
         index_ns_per_bag, index_ns_per_lookup, index_ns_per_row: their time for each bag, lookup and distinct row.
-        sort_floor_us: the sort of next to nothing.
+        sort_floor_us: time of the sort of a tiny input.
         sort_pairs_per_ns: pairs of an index and its bag that one pass of the radix sort moves.
-        gradient_floor_us: the gradient kernels of next to nothing.
+        gradient_floor_us: time of the gradient kernels on a tiny input.
         gradient_ns_per_request: their instructions for each gradient, or each 128 values of a wider one.
         gradient_ns_per_row: their instructions for each distinct row.
-        hot_lookup_ns: one gradient after the other of the hottest row.
-        medium_call_us: as ``short_call_us``, of a call with more lookups: all of it at 2**21, nothing at 2**18 and from
-            2**24 on.
-        lookup_lane_power, gradient_lane_power: 0, or: instructions of bags, rows and gradients come on top of what the
-            kernel waits for, and go with the lanes of a warp that a row takes, to this power: the 8, 16 or 32 that the
-            widest row of the call needs, however narrow the others are.
-        gradient_wide_power: the same power, by how many warps' worth of values the widest row has.
+        hot_lookup_ns: time per gradient of the hottest row.
+        medium_call_us: like ``short_call_us`` for a call with more lookups: all of it at 2**21, nothing at 2**18 and
+            from 2**24 on.
+        lookup_lane_power, gradient_lane_power: if not 0, instructions of bags, rows and gradients add to the kernel's
+            waits, and are proportional to this power of the lanes of a warp that a row takes: the 8, 16 or 32 that
+            the widest row of the call needs.
+        gradient_wide_power: the same power, of the number of warps that the widest row fills.
         row_state_share, weight_state_share: how much longer the instructions of gradients take with an optimizer that
             has one state per row, and for each state per weight.
-        index_bag_ns: of the kernels on indices, one lookup after the other of the longest bag.
-        sort_pass_us: each pass of the sort of next to nothing, where it takes several kernels.
-        hot_row_ns: one gradient after the other of the hottest row, up to ``HOT_LOOKUPS``: further ones are spread over
-            the GPU. On top of what the kernel waits for.
-        cached_fwd_us, cached_bwd_us: the kernels of next to nothing that a call has beside its own where it looks up a
-            cache; see ``price/offload.py``.
-        clock_ghz: of the multiprocessors, at most.
+        index_bag_ns: time of the kernels on indices per lookup of the longest bag.
+        sort_pass_us: time of each pass of the sort of a tiny input, if it takes several kernels.
+        hot_row_ns: time per gradient of the hottest row, up to ``HOT_LOOKUPS``, since more are spread over the GPU. It
+            adds to the kernel's waits.
+        cached_fwd_us, cached_bwd_us: time of the additional kernels of a call that looks up a cache; see
+            ``price/offload.py``.
+        clock_ghz: highest clock of the multiprocessors.
         l1_kb: first-level cache and shared memory of a multiprocessor, 1024 bytes.
         tflops: dense products of BF16 on tensor cores, 10**12 operations a second; 0 where there are none.
-        host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``price/offload.py``.
+        host_gb_s: bandwidth of reading rows in host memory, 10**9 bytes per second; see ``price/offload.py``.
         evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
-        extrapolated_from: the profile that says what its own measurements do not.
+        extrapolated_from: the profile that provides the constants that were not measured.
     """
 
     link: str
@@ -148,31 +148,31 @@ class GpuProfile:
 
     @property
     def error(self) -> DeviceError:
-        """Error of its times against those of the real device."""
+        """Return the error of its times against the real device."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of device memory."""
+        """Return the bytes of device memory."""
         return self.memory_gb * BYTES_PER_GB
 
     @property
     def l2_bytes(self) -> float:
-        """Bytes of L2 that hold rows."""
+        """Return the bytes of L2 that hold rows."""
         return self.l2_mb * BYTES_PER_MB * self.l2_usable_share
 
     @property
     def resident_warps(self) -> float:
-        """Warps that the whole GPU keeps resident."""
+        """Return the number of warps that the whole GPU keeps resident."""
         return self.num_sms * self.warps_per_sm
 
     @property
     def hbm_bytes_per_ns(self) -> float:
-        """Bandwidth of the device memory that embedding kernels reach."""
+        """Return the bandwidth of device memory that embedding kernels reach."""
         return self.hbm_gb_s * self.hbm_efficiency
 
 
-# Constants that only measurements of each kernel of many calls tell; 0 in profiles without such.
+# Constants that require separate measurements of each kernel; 0 in profiles without them.
 BY_KERNEL = (
     "lookup_lane_power",
     "gradient_lane_power",
@@ -183,7 +183,7 @@ BY_KERNEL = (
     "sort_pass_us",
     "hot_row_ns",
 )
-# Physically conceivable values; a constant that ends at such a bound shows that the model lacks something.
+# Physically possible values; a constant at such a bound shows that the model lacks a term.
 _FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "hbm_efficiency": (0.05, 1.0),
@@ -221,7 +221,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "sort_pass_us": _FLOOR_US,
     "hot_row_ns": (1e-3, 1e5),
 }
-# No data sheet says these: ``evenshard calibrate-device`` fits them to measured times.
+# Constants that no data sheet has: ``evenshard calibrate-device`` fits them to measured times.
 FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
 
 RATES = (
@@ -238,15 +238,15 @@ ABOVE_0 = Range(1e-9, 1e18)
 
 
 def profile_of(hardware: HardwareName) -> GpuProfile | None:
-    """Return the profile of simulated hardware; None of real hardware. Errors are those of ``gpu_profile``."""
+    """Return the profile of simulated hardware; None for real hardware. Raises as ``gpu_profile``."""
     return gpu_profile(hardware.device) if hardware.kind.is_simulated else None
 
 
 def gpu_profile(name: str) -> GpuProfile:
-    """Return the profile with this name, or of this YAML file.
+    """Load a profile by name or YAML file.
 
     Raises:
-        BadConfig: if there is none.
+        BadConfig: if there is no such profile.
         BadFile: if the file is not a device profile.
     """
     path = Path(profile_path(name))
@@ -262,10 +262,10 @@ def gpu_profile(name: str) -> GpuProfile:
 
 @blame_file
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """Read a profile as its dataclass: numbers, strings, evidence and curves; fields with a default may be left out.
+    """Read a profile as a dataclass of numbers, strings, evidence and curves; fields with a default are optional.
 
     Raises:
-        BadFile: if the file is missing or no YAML, or a constant is missing, unknown, impossible or without a source.
+        BadFile: if the file is missing or not YAML, or a constant is missing, unknown, impossible or without a source.
     """
     content = _load(path)
     constants = [field.name for field in fields(kind) if field.type == "float" and field.name in content]  # type: ignore[arg-type]
@@ -289,21 +289,21 @@ def sources_of(path: Path) -> dict[str, str]:
     """Return the source of each constant of a profile that ``read_profile`` accepts.
 
     Raises:
-        BadFile: if the file is missing or no YAML.
+        BadFile: if the file is missing or not YAML.
     """
     return {name: str(entry["source"]) for name, entry in _load(path).items() if isinstance(entry, dict)}
 
 
 def origin_of(source: str) -> str:
-    """Return the origin of a number by its source: measured, fitted, of a data sheet or a guess."""
+    """Classify the source of a number: measured, fitted, from a data sheet, or a guess."""
     return next((origin for word, origin in _ORIGINS.items() if source.startswith(word)), GUESS)
 
 
 def is_link_profile(path: Path) -> bool:
-    """Return True if a file is the profile of a link; else it should be that of a device.
+    """Return True if a file is the profile of a link; otherwise it should be the profile of a device.
 
     Raises:
-        BadFile: if the file is missing or no YAML.
+        BadFile: if the file is missing or not YAML.
     """
     return "latency_us" in _load(path)
 
@@ -318,11 +318,11 @@ def write_profile(
 ) -> None:
     """Write the profile of ``template`` with some constants replaced; the others keep their sources.
 
-    The evidence for the template says nothing about the new constants. The file appears whole or not at all.
+    The evidence for the template does not apply to the new constants. The file is written atomically.
 
     Args:
-        source: of the new constants.
-        extrapolated_from: the profile that says what the evidence does not.
+        source: source of the new constants.
+        extrapolated_from: the profile that provides the constants that were not measured.
 
     Raises:
         BadFile: if the template cannot be read.
@@ -330,7 +330,7 @@ def write_profile(
     import yaml
 
     content = _load(template)
-    # Six digits are more than any measurement gives, and a file of them can be read.
+    # Six digits exceed the precision of any measurement and keep the file readable.
     content.update({name: {"value": float(f"{value:.6g}"), "source": source} for name, value in values.items()})
     content["evidence"] = [
         {name: value for name, value in asdict(one).items() if value is not None} for one in evidence
@@ -353,10 +353,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def is_data_sheet(path: Path) -> bool:
-    """Return True if a file is the data sheet of a GPU, and no whole profile.
+    """Return True if a file is the data sheet of a GPU, and not a complete profile.
 
     Raises:
-        BadFile: if the file is missing or no YAML.
+        BadFile: if the file is missing or not YAML.
     """
     content = read_yaml(path, _REMEDY, _REMEDY)
     return isinstance(content, dict) and "vendor" in content

@@ -1,12 +1,12 @@
 """GPUs without measurements, from their data sheets: rules learned on the GPUs whose kernels were all measured.
 
-What kernels do for each bag, lookup, row and pair takes time against the speed of a GPU, and their rates go with it:
+Times per bag, lookup, row and pair are inversely proportional to the speed of a GPU, and rates are proportional to it:
 
     speed = SMs x clock x L1 of an SM
 
-What is left of a constant is a mean over the fitted GPUs, each weighted by the ratio of the speeds, the slower one by
-the faster. Floors, chains and the host's times are such means as they are. How far off times by these rules are is in
-``EVIDENCE``, and by kernel in docs/decisions/0041-gpus-by-their-data-sheets.md.
+The remaining factor of a constant is a mean over the fitted GPUs, weighted by the ratio of the slower to the faster
+speed. Floors, chains and host times are such means without scaling. ``EVIDENCE`` has the error of these rules;
+docs/decisions/0041-gpus-by-their-data-sheets.md has it by kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from evenshard.base.knobs import Range
 from evenshard.price.evidence import Evidence
 
-# The fields that a data sheet must have, and the range of each: a value outside of it is in another unit.
+# The required fields of a data sheet, and the range of each: a value outside has another unit.
 SHEET: Mapping[str, Range] = {
     "num_sms": Range(1, 10_000),
     "clock_ghz": Range(0.1, 20),
@@ -28,15 +28,15 @@ SHEET: Mapping[str, Range] = {
     "tflops": Range(1, 1_000_000),
     "pcie_gb_s": Range(0.5, 10_000),
 }
-# The profiles that the rules are learned on: each kernel of each GPU was measured, by the FBGEMM of today.
+# The profiles that the rules are learned on: all kernels of each GPU were measured with a recent FBGEMM.
 FITTED = ("h100", "h200")
-# Rates, which go with the speed, and times that go against it beside those for each bag, lookup, row and request.
+# Rates, proportional to the speed, and times inversely proportional to it, besides those per bag, lookup or row.
 _RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
-# Share of PCIe's line rate that reads of rows in host memory reach: 50 of 63 GB/s, fitted to an H100.
+# Fraction of PCIe's line rate for reads of rows in host memory: 50 of 63 GB/s, fitted to an H100.
 HOST_SHARE = 50 / 63
 WARPS_PER_SM = 64
 
-# The rules are by benchmarks/scripts/gpu_rules.py. Nothing is known of GPUs of another vendor.
+# benchmarks/scripts/gpu_rules.py learned the rules. They are not known to hold for GPUs of other vendors.
 VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
     "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",
@@ -49,7 +49,7 @@ EVIDENCE = Evidence(
 
 
 def speed_of(gpu: Mapping[str, float]) -> float:
-    """The speed of a GPU, in a unit of its own."""
+    """Return the speed of a GPU in an arbitrary unit."""
     return gpu["num_sms"] * gpu["clock_ghz"] * gpu["l1_kb"]
 
 
@@ -58,9 +58,9 @@ def constants_by_rules(
     fitted: Mapping[str, Mapping[str, float]],
     speed: Callable[[Mapping[str, float]], float] = speed_of,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return all constants of a profile that its data sheet does not say, and which of them follow from it.
+    """Compute the constants of a profile that its data sheet lacks, and list those that scale with the data sheet.
 
-    ``fitted`` has all constants of the profiles to learn from, by their names.
+    ``fitted`` has all constants of the profiles to learn from, by name.
     """
     own = speed(sheet)
     ratios = {name: own / speed(other) for name, other in fitted.items()}
@@ -81,7 +81,7 @@ def constants_by_rules(
 
 
 def exponent(constant: str) -> int:
-    """The power of the speed that a constant goes with: 1 of rates, -1 of times of work, 0 of all others."""
+    """Return the power of the speed that a constant is proportional to: 1 for rates, -1 for times of work, else 0."""
     if constant in _RATES:
         return 1
     return -1 if "_ns_per_" in constant or constant in _TIMES else 0

@@ -1,4 +1,4 @@
-"""Kinds of hardware, names of hardware in every spelling, and the profiles that come with evenshard.
+"""Kinds of hardware, names of hardware in every spelling, and the profiles that ship with evenshard.
 
 A kind of hardware is an entry of ``KINDS``; ``evenshard.measure.local_hardware.open_hardware`` opens it.
 """
@@ -15,7 +15,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, did_you_mean
 
 Times = Literal["measured", "simulated"]
-# Profiles of GPUs whose own name does not state the memory.
+# Profiles of GPUs whose driver name does not include the memory size.
 SHORT_NAMES = {"a100": "a100_80gb"}
 _PROFILE_OF_GPU = {
     r"\bGB300\b": "gb300",
@@ -38,14 +38,14 @@ _PROFILES = resources.files("evenshard.price").joinpath("profiles")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of hardware; its name is the first word of every spelling of such hardware.
+    """A kind of hardware; its name is the first word of every spelling.
 
     Attributes:
         runs_kernels: True if it runs kernels on devices of this machine, one process of torchrun for each.
-        device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
+        device: placeholder for a device's name in flags and settings, such as "<profile>"; "" if there is none.
         compute_device: torch's word for such devices.
-        needs_gpu: True if there must be a GPU here to ask or to measure on.
-        memory_bytes_per_ns: speed of the memory where no profile says it: guesses for a core of a CPU, and for a GPU.
+        needs_gpu: True if this machine must have a GPU to query or measure.
+        memory_bytes_per_ns: assumed memory bandwidth without a profile, for a CPU core or a GPU.
     """
 
     name: str
@@ -58,23 +58,23 @@ class Kind:
 
     @property
     def is_simulated(self) -> bool:
-        """True if its times are those of a device model."""
+        """Return True if its times come from a device model."""
         return self.times == "simulated"
 
     @property
     def is_host(self) -> bool:
-        """True if its devices are shares of a host: they have its memory, and there may be any number of them."""
+        """Return True if devices are shares of a host: they share its memory, and there may be any number of them."""
         return self.compute_device == "cpu"
 
     @property
     def usage(self) -> str:
-        """Spelling in flags and settings."""
+        """Return the spelling in flags and settings."""
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
-# Placements are for this hardware if neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
+# Default hardware if neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
 DEFAULT_HARDWARE = "simulated:h100"
-# CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any.
+# CUDA if there is a GPU, else the CPU; as hardware that a model must match: any.
 AUTO = "auto"
 KINDS = (
     Kind("cpu", compute_device="cpu", memory_bytes_per_ns=5.0),
@@ -86,18 +86,18 @@ CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 
 
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the device profiles that come with evenshard."""
+    """Return the names of the device profiles that ship with evenshard."""
     files = (entry.name for entry in _PROFILES.iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
 def profile_of_gpu(name: str) -> str | None:
-    """Return the profile of a GPU by the name of its driver ("NVIDIA H200"); None where it has none."""
+    """Return the profile of a GPU by its driver name ("NVIDIA H200"); None if there is none."""
     return next((profile for pattern, profile in _PROFILE_OF_GPU.items() if re.search(pattern, name)), None)
 
 
 def profile_path(name: str) -> Path:
-    """The file of a profile: a name that comes with evenshard, or the path of a YAML file.
+    """Return the file of a profile: the name of one that ships with evenshard, or the path of a YAML file.
 
     Raises:
         BadConfig: if it is neither.
@@ -110,7 +110,7 @@ def profile_path(name: str) -> Path:
 
 
 def link_profile_path(name: str) -> Path:
-    """Return the file of a fitted link that comes with evenshard."""
+    """Return the file of a fitted link that ships with evenshard."""
     return Path(str(_PROFILES.joinpath("links", name + ".yaml")))
 
 
@@ -121,12 +121,12 @@ _SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)
 class HardwareName:
     """The name of some hardware: its kind, and the device of that kind.
 
-    It has three spellings, and ``parse`` reads them all: simulated:h200 in flags and settings (``str``), "simulated:
-    h200" in measurements (``provenance``), and simulated-h200 in data/. Real hardware is asked for by its kind alone
-    (cuda); its measurements also name the device ("cuda: NVIDIA H200"). ``device`` is "" for any.
+    ``parse`` reads three spellings: simulated:h200 in flags and settings (``str``), "simulated: h200" in measurements
+    (``provenance``), and simulated-h200 in data/. Real hardware is named by its kind alone (cuda); its measurements
+    also name the device ("cuda: NVIDIA H200"). ``device`` is "" for any.
 
-    "simulated:" may be left out of a profile that comes with evenshard, which may have the name of the GPU: h200 is
-    simulated:h200, a100 simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
+    "simulated:" is optional for a profile that ships with evenshard, which may have the name of the GPU: h200 is
+    simulated:h200, a100 is simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
     """
 
     kind: Kind
@@ -134,15 +134,15 @@ class HardwareName:
 
     @staticmethod
     def of(kind: str, device: str = "") -> HardwareName:
-        """The name of a kind of hardware, and of a device."""
+        """Return the name of a kind of hardware and a device."""
         return HardwareName(_KIND_OF[kind], device)
 
     @staticmethod
     def parse(text: str) -> HardwareName:
-        """The name in any of its spellings, or a short one.
+        """Parse a name in any spelling, or a short name.
 
         Raises:
-            BadConfig: if it is of no known kind.
+            BadConfig: if the kind is unknown.
         """
         return _name_in(text) or _short_name(text)
 
@@ -151,7 +151,7 @@ class HardwareName:
 
     @property
     def provenance(self) -> str:
-        """The name as it stands in every row that is measured on this hardware."""
+        """Return the name as it is recorded in every row that is measured on this hardware."""
         device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
         return f"{self.kind.name}: {device}"
 
@@ -174,17 +174,17 @@ def names_in(text: str) -> tuple[HardwareName, ...]:
 
 
 def measured_or_simulated(hardware: str) -> Times:
-    """Return the word for times on one or several joined names of hardware, in any spelling."""
+    """Return "measured" or "simulated" for one or several joined names of hardware, in any spelling."""
     return "simulated" if is_simulated(hardware) else "measured"
 
 
 def is_simulated(hardware: str) -> bool:
-    """Return True if any of one or several names is of a device model."""
+    """Return True if any of one or several names belongs to a device model."""
     return any(name.kind.is_simulated for name in names_in(hardware))
 
 
 def provenance_problem(hardware: str) -> str | None:
-    """Return why this is not the provenance of a measurement in one clause, or None."""
+    """Explain in a clause why this is not the provenance of a measurement; None if it is."""
     name = _name_in(hardware)
     if name is not None and name.kind in KINDS:
         return None

@@ -1,7 +1,6 @@
-"""The links by their names: fitted ones, those of rules and data sheets, and stated bandwidths.
+"""Links by name: fitted links, links by rules and data sheets, and given bandwidths.
 
-The rules are learned on the links that were fitted. How far off they are where they can be checked is said in decision
-38, and in the evidence of each such link.
+The rules are learned on the fitted links. Decision 38, and the evidence of each such link, have their errors.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curv
 DEFAULT_LINK = "ethernet_25g"
 GPUS_OF_A_NODE = 8
 SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
-# GB/s a direction of NVLink, by data sheets, of the links that were fitted.
+# NVLink GB/s per direction, from data sheets, of the fitted links.
 NVLINK_GB_S = {
     "nvlink_a100": 300.0,
     "nvlink_h100": 450.0,
@@ -36,9 +35,9 @@ NVLINK_GB_S = {
     "nvlink_b200": 900.0,
     "nvlink_gb200": 900.0,
 }
-# Transports that a provenance may name instead of a link, such as nccl (NET/IB/GDRDMA).
+# Transports that a provenance may name in place of a link, such as nccl (NET/IB/GDRDMA).
 BACKENDS = ("gloo", "nccl")
-# A provenance names this where each shard was measured on one device alone, with no link to another.
+# Named by a provenance if each shard was measured alone on one device, without a link.
 NO_LINK = "none"
 
 _NEURO_SHARD = (
@@ -50,14 +49,14 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 
 
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
-    """Return an NVLink of which no more than the data sheet is known: the mean of the fitted links of its line rate.
+    """Estimate an NVLink from its data sheet, as the mean of the fitted links with its line rate.
 
-    Where none was fitted, it is the mean over all line rates: the same latencies, and bytes as much faster as the line.
+    Without such a link, it is the mean over all line rates: the same latencies, with byte times scaled by line rate.
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
         others: fitted links, of ``NVLINK_GB_S``.
-        evidence: how far the rule was off on other links.
+        evidence: the rule's error on other links.
     """
     alike = [name for name in others if NVLINK_GB_S[name] == line_gb_s] or list(others)
     by_rate: dict[float, list[Link]] = {}
@@ -88,13 +87,13 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
     )
 
 
-# Shares of the line rate and latencies, us, by GPUs: RTX 4090 and 5090; the values between are a guess.
+# By number of GPUs, shares of the line rate (ring, all-to-all) and latency, us: RTX 4090 and 5090, some values assumed.
 _PCIE_SHARES = {2: (0.80, 0.80), 4: (0.80, 0.40), 8: (0.44, 0.19)}
 _PCIE_US = {2: 12.0, 4: 20.0, 8: 42.0}
 
 
 def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
-    """PCIe between GPUs that reach each other's memory, of which no more than the line rate is known."""
+    """Estimate PCIe with peer access between GPUs from its line rate."""
     curves = [
         Curve(one, num, (0.0,), (_PCIE_US[num],), line_gb_s * (to_all if one == ALL_TO_ALL else ring))
         for one in COLLECTIVES
@@ -113,15 +112,15 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
     )
 
 
-# Share of a NIC's line rate that exchanges of several nodes reach: 19.1 of 25 and 38.4 of 50 GB/s.
+# Share of a NIC's line rate that multi-node exchanges reach: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
 
 
 def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
-    """Return a network between nodes with a NIC for each GPU: an all-to-all waits for the bytes that cross it.
+    """Estimate a network with a NIC for each GPU, where an all-to-all waits for the bytes between nodes.
 
-    Over N nodes that makes a bus bandwidth of N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue
-    130), less what nobody reaches. ``line_gb_s`` is of a NIC.
+    Over N nodes, the bus bandwidth is N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue 130), times
+    the reachable share. ``line_gb_s`` is per NIC.
     """
     return Link(
         10.0,
@@ -144,7 +143,7 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
 
 
 class _Links(UserDict[str, Any]):
-    """Links by name, each made from its profile or rule when it is first asked for."""
+    """Links by name, each built from its profile or rule on first use."""
 
     def __getitem__(self, name: str) -> Link:
         if not isinstance(self.data[name], Link):
@@ -167,11 +166,11 @@ def _by_fitted_links(line_gb_s: float, spans: float, evidence: Sequence[Evidence
 
 
 def _nvlink(line_gb_s: float, spans: float) -> Link:
-    """Make the NVLink of a line rate by the rule; its error is smaller if a fitted link has that rate."""
+    """Build an NVLink from its line rate by the rule; its error is smaller if a fitted link has that rate."""
     return _by_fitted_links(line_gb_s, spans, [_SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE])
 
 
-# The errors are by benchmarks/scripts/fit_links.py.
+# benchmarks/scripts/fit_links.py computed the errors.
 _SAME_LINE = Evidence(
     "collectives of 2 to 8 H100, H200, B200 and GB200, each link as the other of its line rate",
     _NCCL_TESTS,
@@ -227,7 +226,7 @@ LINKS: Mapping[str, Link] = _Links(
         "nvlink_gb200": partial(_of_profile, "nvlink_gb200"),
         "nvlink_b300": partial(_nvlink, 900.0, GPUS_OF_A_NODE),
         "nvlink_gb300": partial(_nvlink, 900.0, 72),
-        # Seven links of each GPU, by the rule for NVLink, which nothing confirms here.
+        # Seven links per GPU, by the rule for NVLink, which no measurement confirms.
         "infinity_fabric_mi300x": partial(_by_fitted_links, 448.0, GPUS_OF_A_NODE),
         "infinity_fabric_mi350x": partial(_by_fitted_links, 537.6, GPUS_OF_A_NODE),
     }
@@ -235,18 +234,18 @@ LINKS: Mapping[str, Link] = _Links(
 ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr", "ib_800g": "infiniband_xdr"} | {
     f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
 }
-# Latency of a link that is stated by its bandwidth alone: that of NVLink.
+# Latency of a link that is given by its bandwidth alone: that of NVLink.
 STATED_LATENCY_US = 15.0
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 
 def is_modelled(name: str) -> bool:
-    """Return True if exchange times of a provenance with this link are modelled; else devices really exchanged."""
+    """Return True if exchange times of a provenance with this link are modelled, not measured."""
     return name.partition(" ")[0] not in BACKENDS
 
 
 def beyond_span(name: str, num_devices: int) -> str | None:
-    """Return a warning for more devices than a link of ``LINKS`` connects; None where it connects them all."""
+    """Return a warning for more devices than a link of ``LINKS`` connects; None if it connects them all."""
     found = LINKS.get(name)
     if found is None or num_devices <= found.spans:
         return None
@@ -261,16 +260,16 @@ def link_or_own(name: str, own: str = DEFAULT_LINK) -> str:
     """Return the name of a link in ``LINKS``; auto means ``own``.
 
     Raises:
-        BadConfig: if there is none.
+        BadConfig: if there is no such link.
     """
     return own if name == AUTO else link_name(name)
 
 
 def link(name: str) -> Link:
-    """Return a link: one of ``LINKS`` or ``ALIASES``, a bandwidth such as 50gb_s, or a YAML file.
+    """Return a link by a name of ``LINKS`` or ``ALIASES``, a bandwidth such as 50gb_s, or a YAML file.
 
     Raises:
-        BadConfig: if there is none.
+        BadConfig: if there is no such link.
         BadFile: if the file is not a link profile.
     """
     if name.endswith((".yaml", ".yml")):
@@ -298,15 +297,15 @@ def _of_file(path: Path) -> Link:
 
 
 def bandwidth_name(gb_s: float) -> str:
-    """The name of a link of which a bandwidth is all that is known."""
+    """Return the name of a link of which only a bandwidth is known."""
     return f"{Decimal(f'{gb_s:.6g}'):f}gb_s"
 
 
 def link_name(name: str) -> str:
-    """The name in ``LINKS`` of a link that may be called by another one; a bandwidth or the path of a file as it is.
+    """Resolve an alias to its name in ``LINKS``; a bandwidth or a file path is returned unchanged.
 
     Raises:
-        BadConfig: if there is none.
+        BadConfig: if there is no such link.
     """
     if name.endswith((".yaml", ".yml")):
         return name

@@ -1,16 +1,16 @@
-"""Times of exchanges over a link: a fixed time, and times that grow with three counts of bytes.
+"""Times of exchanges over a link: a latency, and terms that grow with three counts of bytes.
 
-The three counts: what a device itself moves in the busier of its two directions, what the device that moves most does
-(the others wait for its data), and what all devices send together (through a host's memory, it takes turns).
+The three counts: the bytes of the device in the busier of its two directions, those of the device that moves most (the
+others wait for its data), and those that all devices send together (they share the path through a host's memory).
 In an even exchange of N devices each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
-over the time, so on a switch, where only a device's own direction counts, it is ``bandwidth_gb_s`` of long exchanges.
-Of a link between nodes, ``bandwidth_gb_s`` is for the bytes that cross it: each device has a link of its own there, and
-NVLink carries the rest of an exchange (``price.collectives``).
+over the time, so on a switch, where only a device's own direction counts, ``bandwidth_gb_s`` is the bus bandwidth of
+long messages. For a link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device has its own
+NIC, and NVLink carries the rest of an exchange (``price.collectives``).
 
-A link that was measured closely has curves besides: the time of each collective between so many devices that all move
-as much. NCCL changes its protocol and its channels with the size, so that bandwidth grows with it in steps: a curve is
-straight between a few points, and goes straight on beyond the last. The three counts then say as how many bytes of an
-even exchange an uneven one counts.
+A closely measured link also has curves: the time of each collective for a number of devices that all move the same
+bytes. NCCL changes protocol and channels with the message size, so bandwidth grows in steps: a curve is piecewise
+linear between a few points, and linear beyond the last. The three counts then convert an uneven exchange to the bytes
+of an even one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from evenshard.base.units import seconds_to_ms
 from evenshard.price.evidence import DeviceError, Evidence
 from evenshard.tables.reuse import FloatArray
 
-BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
-# The constants of a link that are bandwidths, and the bytes that each is for.
+BYTES_PER_VALUE = 4  # pooled embeddings and their gradients are sent as FP32
+# The bandwidths of a link, and the bytes that each applies to.
 BANDWIDTHS = {
     "bandwidth_gb_s": "a device's own bytes",
     "slowest_gb_s": "those of the device that moves most",
@@ -40,17 +40,17 @@ _FAR_BYTES = 1e16
 
 
 def moved_share(collective: str, num_devices: int) -> float:
-    """Bytes that a device moves in the busier direction, for each byte of its whole buffer."""
+    """Return the bytes that a device moves in the busier direction per byte of its buffer."""
     return (2 if collective == ALL_REDUCE else 1) * (num_devices - 1) / num_devices
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The time of one of ``COLLECTIVES`` between so many devices that all move as much.
+    """The time of one of ``COLLECTIVES`` between ``num_devices`` devices that all move the same number of bytes.
 
     Attributes:
-        kb: points, the first at 0: 10**3 bytes that each device moves in the busier of its two directions.
-        us: microseconds at the points; the first is the latency.
+        kb: 10**3 bytes that each device moves in the busier of its two directions, at each point; the first is 0.
+        us: microseconds at each point; the first is the latency.
         gb_s: bandwidth of bytes beyond the last point.
     """
 
@@ -61,7 +61,7 @@ class Curve:
     gb_s: float
 
     def problem(self) -> str | None:
-        """Return what makes it impossible in one clause, or None."""
+        """Explain in a clause why the curve is impossible; None if it is valid."""
         if self.collective not in COLLECTIVES:
             return f"collective is none of {', '.join(COLLECTIVES)}"
         if self.num_devices < 2:
@@ -77,7 +77,7 @@ class Curve:
 
     @property
     def latency_ms(self) -> float:
-        """Time without any bytes."""
+        """Return the time without bytes."""
         return self.us[0] / 1e3
 
     def bytes_ms(self, moved: FloatArray | float) -> FloatArray:
@@ -86,26 +86,26 @@ class Curve:
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return bytes and ms above the latency, with one far point so that every size is between two."""
+        """Return bytes and ms above the latency, with a far last point so that every size is interpolated."""
         moved, ms = 1e3 * np.array(self.kb), (np.array(self.us) - self.us[0]) / 1e3
         beyond_ms = ms[-1] + (_FAR_BYTES - moved[-1]) / self.gb_s / 1e6
         return np.append(moved, _FAR_BYTES), np.append(ms, beyond_ms)
 
     @property
     def floor(self) -> Curve:
-        """A straight line that is nowhere above it, of the same latency."""
+        """Return a straight line with the same latency that is a lower bound of the curve."""
         more_us = np.array(self.us[1:]) - self.us[0]
         chords = np.divide(self.kb[1:], more_us, out=np.full(len(more_us), np.inf), where=more_us > 0)
         return replace(self, kb=(0.0,), us=self.us[:1], gb_s=float(chords.max(initial=self.gb_s)))
 
     def faster(self, factor: float) -> Curve:
-        """The curve with the same latency, and with all bytes so many times as fast."""
+        """Return the curve with the same latency and ``factor`` times the bandwidth."""
         us = tuple(self.us[0] + (one - self.us[0]) / factor for one in self.us)
         return replace(self, us=us, gb_s=self.gb_s * factor)
 
 
 def mean_curve(curves: Sequence[Curve], weights: Sequence[float]) -> Curve:
-    """The weighted mean of times at each number of bytes."""
+    """Return the weighted mean of the curves' times at each number of bytes."""
     kb = sorted({point for one in curves for point in one.kb})
     ms = [one.latency_ms + one.bytes_ms(1e3 * np.array(kb)) for one in curves]
     us = 1e3 * np.average(ms, axis=0, weights=weights)
@@ -114,10 +114,9 @@ def mean_curve(curves: Sequence[Curve], weights: Sequence[float]) -> Curve:
 
 
 def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curve | None:
-    """The curve between so many devices; None where none of the collective is known.
+    """Return the curve of a collective between ``num_devices`` devices; None if there is none.
 
-    Between two known numbers of devices times are interpolated along the logarithm of the number; below the least and
-    above the largest they are those of that number.
+    Times are interpolated along the logarithm of the number of devices, and constant outside the known range.
     """
     known = {one.num_devices: one for one in curves if one.collective == collective}
     if not known:
@@ -132,16 +131,16 @@ def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curv
 
 @dataclass(frozen=True)
 class Link:
-    """A link between devices. Its bandwidths are 10**9 bytes per second; infinite where those bytes take no time.
+    """A link between devices. Its bandwidths are 10**9 bytes per second; infinite if those bytes take no time.
 
     Attributes:
-        latency_us: microseconds that an exchange takes besides its bytes.
+        latency_us: microseconds of an exchange without its bytes.
         bandwidth_gb_s, slowest_gb_s, shared_gb_s: for the bytes that ``BANDWIDTHS`` names.
-        forward_share: duration of a forward exchange over that of the backward one.
-        spans: devices that it connects; infinite for any number.
-        curves: times of collectives; those without a curve go by the numbers above.
+        forward_share: ratio of the durations of forward and backward exchanges.
+        spans: largest number of devices that it connects; infinite if unlimited.
+        curves: times of collectives; collectives without a curve use the numbers above.
         evidence: measured exchanges that the numbers were fitted to or compared with.
-        extrapolated_from: the links or points that a rule made the numbers of; empty for none.
+        extrapolated_from: links or points that a rule derived the numbers from; empty if measured.
     """
 
     latency_us: float
@@ -157,12 +156,12 @@ class Link:
 
     @property
     def error(self) -> DeviceError:
-        """Error of its exchanges by the evidence; unconfirmed links count as devices do."""
+        """Return the error of its exchanges by the evidence; unconfirmed links count as devices do."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @cached_property
     def floor(self) -> Link:
-        """A link that takes no more for any bytes, in proportion to them."""
+        """Return a link whose times are a lower bound and proportional to bytes."""
         return replace(self, curves=tuple(one.floor for one in self.curves)) if self.curves else self
 
     @cached_property
@@ -170,14 +169,14 @@ class Link:
         return {}
 
     def curve(self, collective: str, num_devices: int) -> Curve | None:
-        """The curve of a collective between so many devices; None where it goes by the link's own numbers."""
+        """Return the curve of a collective between ``num_devices`` devices; None if the link's own numbers apply."""
         key = collective, num_devices
         if key not in self._curve_of:
             self._curve_of[key] = curve_at(self.curves, collective, num_devices)
         return self._curve_of[key]
 
     def latency_ms(self, num_devices: int, collective: str = ALL_TO_ALL) -> float:
-        """Return the time of a collective without its bytes."""
+        """Return the latency of a collective."""
         curve = self.curve(collective, num_devices)
         return self.latency_us / 1e3 if curve is None else curve.latency_ms
 
@@ -189,10 +188,10 @@ class Link:
         num_devices: int,
         collective: str = ALL_TO_ALL,
     ) -> FloatArray:
-        """Return the time that bytes take without the latency, [any shape] ms.
+        """Return the time of bytes without the latency, [any shape] ms.
 
         Args:
-            own, slowest, shared: bytes of the device's own busier direction, of the device that moves most, and of all.
+            own, slowest, shared: bytes of the device in its busier direction, of the busiest device, and of all.
         """
         curve = self.curve(collective, num_devices)
         if curve is not None:
@@ -202,7 +201,7 @@ class Link:
     def even_bytes(
         self, own: FloatArray | float, slowest: FloatArray | float, shared: FloatArray | float, num_devices: int
     ) -> FloatArray | float:
-        """Bytes of an even exchange that takes as long, on a straight line; for the arguments see ``bytes_ms``."""
+        """Convert to the bytes of an even exchange with the same linear time; for the arguments see ``bytes_ms``."""
         if self.counts_own_alone:
             return own
         return self._straight_seconds(own, slowest, shared) * 1e9 * self._straight_gb_s(num_devices)
@@ -214,16 +213,16 @@ class Link:
 
     @property
     def counts_own_alone(self) -> bool:
-        """True if the time of a device depends on its own bytes alone."""
+        """Return True if a device's time depends only on its own bytes."""
         return math.isinf(self.slowest_gb_s) and math.isinf(self.shared_gb_s)
 
     @property
     def tier(self) -> str:
-        """Tier of the link: intra within a node, or several that it spans, inter between nodes."""
+        """Return the link's tier: intra for links within nodes (or a domain), inter between nodes."""
         return "inter" if math.isinf(self.spans) else "intra"
 
     def even_gb_s(self, num_devices: int) -> float:
-        """NCCL's bus bandwidth of a long backward exchange in which all devices send alike."""
+        """Return NCCL's bus bandwidth for a long backward exchange in which all devices send the same bytes."""
         curve = self.curve(ALL_TO_ALL, num_devices)
         return self._straight_gb_s(num_devices) if curve is None else curve.gb_s
 

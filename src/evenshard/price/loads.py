@@ -1,8 +1,8 @@
-"""The lookups of devices and their compute time: sums of columns of many placements, changed many at a time.
+"""The lookups of devices and their compute time: sums of columns for many placements, with many changes at a time.
 
 Legend: N placements, D devices, X devices of all placements, K kinds of devices, P lookups, C kernel calls, G groups of
-calls, H columns, L maxima among them, Q times of a call, M changes that are tried out, E cells, S sums, Y calls of
-changed devices, Z sums that change, T changed devices, U devices of changed sums, B cells of some sums.
+calls, H columns, L maxima among them, Q times of a call, M candidate changes, E cells, S sums, Y calls of changed
+devices, Z sums that change, T changed devices, U devices of changed sums, B cells of some sums.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Rows:
-    """Arrays of one length, which are the fields of a dataclass."""
+    """Arrays of equal length as the fields of a dataclass."""
 
     def select(self, which: npt.NDArray[Any]) -> Self:
-        """Return some rows, or all in another order."""
+        """Select rows by index or mask."""
         return type(self)(*(array[which] for array in vars(self).values()))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of all parts, one after the other."""
+        """Concatenate the rows of all parts."""
         return cls(*map(np.concatenate, zip(*(vars(one).values() for one in parts), strict=True)))
 
 
 class LookupColumns:
-    """The columns of all that may be looked up, for each kind of device: ``columns_KPH``, complete after ``update``."""
+    """The columns of all possible lookups for each kind of device: ``columns_KPH``, complete after ``update``."""
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
@@ -44,10 +44,10 @@ class LookupColumns:
         self.columns_KPH: list[Columns] = []
 
     def row(self, lookups: tuple[Lookup, ...], dim: int | None = None) -> int:
-        """Add a row for tables that are always looked up together, in one call, and return its number.
+        """Add a row for tables that are always looked up in the same call, and return its index.
 
         Args:
-            dim: of all the tables, in place of their own.
+            dim: dim of all the tables, which replaces their own.
         """
         self._new.append((lookups, dim))
         self._num_rows += 1
@@ -68,7 +68,7 @@ class LookupColumns:
 
 
 def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Columns:
-    """Return the columns of each run of rows: sums, and the largest of the maxima."""
+    """Reduce each run of rows: sums, and for the last columns maxima."""
     if len(first_Z) == len(columns_EH):
         return columns_EH
     found_ZH = np.add.reduceat(columns_EH, first_Z, axis=0)
@@ -79,10 +79,10 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 @dataclass(frozen=True)
 class CellChanges(Rows):
-    """Lookups that come to places (``sign_E`` 1) or go (-1), of all changes or placements one after the other.
+    """Lookups added to places (``sign_E`` 1) or removed (-1), concatenated over all changes or placements.
 
-    A place is the devices that look up the same in a kernel call: one, those of a node, or all. ``device_E`` is one of
-    them.
+    A place is the set of devices with the same lookups in a kernel call: a device, a node, or all devices. ``device_E``
+    is one of them.
     """
 
     change_E: Indices
@@ -93,11 +93,11 @@ class CellChanges(Rows):
 
 
 class _KindLoads:
-    """The loads of all devices as one kind of device takes them.
+    """The loads of all devices, priced as one kind of device.
 
-    A kind that is priced by call has a sum of each call and place, at the place's first device; any other has one of
-    each device. Sums are numbered by ``group * X + device``, where a group is a call, or 0; ``span_G`` devices have the
-    same sum. ``next_SL`` has the second largest of each maximum, equal to it where two cells have it.
+    A kind that is priced by call has a sum for each call and place, at the place's first device; any other kind has a
+    sum for each device. The index of a sum is ``group * X + device``, where the group is the call, or 0; ``span_G``
+    devices share a sum. ``next_SL`` is the runner-up of each maximum, equal to it if two cells attain it.
     """
 
     def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
@@ -111,7 +111,7 @@ class _KindLoads:
         self.sum_E = self.row_E = np.zeros(0, dtype=np.int64)
 
     def sum_cells(self, is_changed_S: Mask) -> None:
-        """Sum the cells of changed sums, in their order."""
+        """Recompute changed sums from their cells."""
         own_E = np.flatnonzero(is_changed_S[self.sum_E])
         own_E = own_E[np.argsort(self.sum_E[own_E], kind="stable")]
         sum_E, columns_EH = self.sum_E[own_E], self.columns_PH[self.row_E[own_E]]
@@ -126,14 +126,14 @@ class _KindLoads:
             self.next_SL[sum_E[first_Z]] = np.where(is_shared_ZL, largest_EL[first_Z], below_ZL)
 
     def changed_sums(self, sum_Z: Indices, first_Z: Indices, row_E: Indices, sign_E: Indices) -> Columns:
-        """Return sums after their additions and removals."""
+        """Return sums after additions and removals of cells."""
         count_Z, columns_EH = np.diff(first_Z, append=len(row_E)), self.columns_PH[row_E]
         more_EH = sign_E[:, None].astype(columns_EH.dtype) * columns_EH
         sums_ZH = self.sums_SH[sum_Z]
         maxima = self.price.num_maxima
         largest_ZL = sums_ZH[:, sums_ZH.shape[1] - maxima :].copy()
         sums_ZH += more_EH[first_Z]
-        for at in range(1, int(count_Z.max())):  # once, mostly: far faster than ``reduceat`` of rows
+        for at in range(1, int(count_Z.max())):  # mostly one iteration: far faster than ``reduceat`` of rows
             some = np.flatnonzero(count_Z > at)
             sums_ZH[some] += more_EH[first_Z[some] + at]
         if maxima:
@@ -151,7 +151,7 @@ class _KindLoads:
         return sums_ZH
 
     def _maxima_after(self, sum_Z: Indices, number_E: Indices, row_E: Indices, sign_E: Indices) -> Columns:
-        """Return the maxima of sums after additions and removals, from all of their cells."""
+        """Compute the maxima of sums after additions and removals from all their cells."""
         is_asked_S = np.zeros(len(self.sums_SH), dtype=bool)
         is_asked_S[sum_Z] = True
         held = np.flatnonzero(is_asked_S[self.sum_E])
@@ -170,11 +170,11 @@ class _KindLoads:
 
 
 class Loads:
-    """The lookups of the devices of N placements, and the compute time that they take, forward and backward, ms.
+    """The lookups of the devices of N placements, and their compute time, forward and backward, ms.
 
     Args:
         kind_of_D: the kind of each device.
-        span_C: number of devices, one after the other, that look up the same in each call: 1, a node's, or all.
+        span_C: number of consecutive devices with the same lookups in each call: 1, a node's, or all.
     """
 
     def __init__(
@@ -191,11 +191,11 @@ class Loads:
         ]
 
     def fill(self, cells: CellChanges) -> None:
-        """Sum the lookups of all placements."""
+        """Compute the sums of all placements."""
         self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
 
     def make(self, changes: CellChanges, cells: CellChanges) -> None:
-        """Sum the lookups of changed places, from the cells of all placements after the changes."""
+        """Recompute the sums of changed places from the cells of all placements after the changes."""
         is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
         is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True
         self._sum(cells, is_changed_CX)
@@ -204,7 +204,7 @@ class Loads:
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
     def _by_sum(self, one: _KindLoads, cells: CellChanges) -> CellChanges:
-        """Return cells with the device of the sum that they are of, once for each sum."""
+        """Return a cell for each sum that it contributes to, with the device of the sum."""
         first_E = self._first_devices(cells)
         if one.price.is_by_call:
             return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)
@@ -240,7 +240,7 @@ class Loads:
             self.compute_2ND.reshape(2, -1)[:, own_X] = compute_2X
 
     def try_out(self, placement_M: Indices, changes: CellChanges) -> FloatArray:
-        """Return the compute times after each change of a placement, by itself, [2, M, D]."""
+        """Compute the times after each change of a placement separately, [2, M, D]."""
         found_2MD = np.take(self.compute_2ND, placement_M, axis=1)
         for kind, one in enumerate(self._kinds):
             own, is_kind_D = self._by_sum(one, changes), self._kind_of_D == kind
@@ -284,14 +284,14 @@ class Loads:
 
 
 def _firsts(sorted_E: Indices) -> Indices:
-    """Return where each run of equal numbers begins."""
-    is_first_E = np.ones(len(sorted_E), dtype=bool)  # far faster than ``np.diff`` with something before it
+    """Return the start index of each run of equal numbers."""
+    is_first_E = np.ones(len(sorted_E), dtype=bool)  # far faster than ``np.diff`` with a prepended value
     is_first_E[1:] = sorted_E[1:] != sorted_E[:-1]
     return np.flatnonzero(is_first_E)
 
 
 def repeat_numbers(counts_E: Indices) -> tuple[Indices, Indices]:
-    """Return each number as often as its count says, and which time it is."""
+    """Repeat each index by its count, and number the repetitions from 0."""
     from_F = np.repeat(np.arange(len(counts_E)), counts_E)
     starts_E = np.cumsum(counts_E) - counts_E
     return from_F, np.arange(len(from_F)) - starts_E[from_F]

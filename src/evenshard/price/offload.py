@@ -1,19 +1,19 @@
-"""Added time of a step for rows outside of device memory: they come over the host's link, or from SSDs.
+"""Additional step time for rows outside of device memory, which are read over the host's link or from SSDs.
 
 A device reads and writes host memory row by row while its kernels run (FBGEMM's managed tables, UVM):
 
-    forward   the rows looked up. They are not kept in the L2: lookups of a row share a transfer only while it is under
-              way, so that some hundred kilobytes of rows are remembered, whatever the size of the batch.
-    backward  each distinct row, and those of its optimizer's states that it has for every weight, read and written.
-              A state of one number per row is in device memory wherever the weights are.
+    forward   the rows looked up. The L2 does not keep them: lookups of a row share a transfer only while it is in
+              flight, so some hundred kilobytes of rows are reused, for any batch size.
+    backward  each distinct row, and its optimizer states per weight, read and written. Row-wise states are in device
+              memory wherever the weights are.
 
-With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup, and one
-for the call, which the device model adds (``ShardWork.cached``). Each distinct row that is missing then comes in while
-another goes out. The backward pass finds all weights in the cache, but no states: FBGEMM caches none.
+With a cache in device memory, the forward pass first finds the cached rows: a time for each lookup, and a time for the
+call, which the device model adds (``ShardWork.cached``). Each missing distinct row is then read while another row is
+evicted. The backward pass finds all weights in the cache, but no states: FBGEMM does not cache states.
 
-The constants are those of an H100 with PCIe 5, fitted at commit 98165ba4 to public measurements of rows of 512 bytes
-(benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and ``host``: what they cost here is bytes
-over rates that the user or an assumption names.
+The constants are for an H100 with PCIe 5, fitted at commit 98165ba4 to public measurements of rows of 512 bytes
+(benchmarks/offload_h100_202611.md). ``key_value`` and ``host`` were not measured: their costs are bytes over rates that
+the user or an assumption gives.
 
 Legend: P tables looked up, K = 17 reuse bins.
 """
@@ -39,29 +39,29 @@ from evenshard.tables.locality import looked_up_rows, set_miss_ratio
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Fitted at commit 98165ba4, as HOST_GB_S is; what they mean stands in HostLink.
+# Fitted at commit 98165ba4, like HOST_GB_S; see HostLink for their meanings.
 UNDER_WAY_BYTES = 143e3
 UPDATE_SHARE = 0.89
 FIND_NS_PER_LOOKUP = 0.79
 CACHED_UPDATE_NS_PER_LOOKUP = 0.07
 
-# Assumed.
-LINE_BYTES = 64  # line of host memory: no shorter row is read
-PROCESSOR_GB_S = 51 * 1.024**3  # where the host's bandwidth is not known: what TorchRec takes its memory for
-SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs, as TorchRec takes it, too
+# Assumptions.
+LINE_BYTES = 64  # cache line of host memory: the least bytes of a read
+PROCESSOR_GB_S = 51 * 1.024**3  # if the host's bandwidth is unknown: TorchRec's constant for host memory
+SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs; TorchRec's constant
 
 
 @dataclass(frozen=True)
 class HostLink:
-    """Speed at which a device reaches rows that are not in its memory; rates in 10**9 bytes per second.
+    """Speed of a device's access to rows outside of its memory; rates in 10**9 bytes per second.
 
     Attributes:
-        host_gb_s: of its link to the host, in each direction.
+        host_gb_s: rate of its link to the host, in each direction.
         memory_gb_s, ssd_gb_s: its share of the host's memory (infinite if unknown) and SSDs, reads and writes together.
-        under_way_bytes: of rows that are being read at a time, which further lookups of these rows need not read again.
-        update_share: part of the link's rate that a kernel reaches which reads rows and writes them back.
-        find_ns_per_lookup: time to find out which rows are in the cache, forward.
-        cached_update_ns_per_lookup: further time of updates that go to the cache, backward.
+        under_way_bytes: bytes of rows in flight; other lookups of these rows share the transfer.
+        update_share: share of the link's rate for a kernel that reads rows and writes them back.
+        find_ns_per_lookup: time to find the cached rows, forward.
+        cached_update_ns_per_lookup: additional time to update cached rows, backward.
     """
 
     host_gb_s: float = HOST_GB_S
@@ -74,29 +74,29 @@ class HostLink:
 
     @property
     def read_gb_s(self) -> float:
-        """Rate for rows that are only read."""
+        """Return the rate for rows that are only read."""
         return min(self.host_gb_s, self.memory_gb_s)
 
     @property
     def exchange_gb_s(self) -> float:
-        """Rate for rows that come in, while as many others go out."""
+        """Return the rate for rows that are read while as many are written."""
         return min(self.host_gb_s, self.memory_gb_s / 2)
 
     @property
     def update_gb_s(self) -> float:
-        """Rate for rows that are read, changed and written back."""
+        """Return the rate for rows that are read, changed and written back."""
         return min(self.update_share * self.host_gb_s, self.memory_gb_s / 2)
 
     @property
     def processor_gb_s(self) -> float:
-        """Rate for rows that the host's processor reads or writes for the device."""
+        """Return the rate for rows that the host's processor reads or writes for the device."""
         return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
 
 
 def host_link(machine: Nodes, profile: GpuProfile | None = None) -> HostLink:
-    """Return one device's share of its host, while all others of the host take as much.
+    """Return one device's equal share of its host's bandwidths.
 
-    A bandwidth that the machine does not say (0), and a device without a profile, have defaults.
+    Bandwidths that are 0 in the machine, and devices without a profile, use defaults.
     """
     share = 1 / machine.devices_per_node
     return HostLink(
@@ -107,11 +107,11 @@ def host_link(machine: Nodes, profile: GpuProfile | None = None) -> HostLink:
 
 
 def part_offload_ms(task: ShardingTask, part: TablePart, table: Table, link: HostLink) -> tuple[float, float]:
-    """Return how much longer forward and backward take on the device of a part than with it in device memory, ms.
+    """Return the additional forward and backward time of a part that is outside of device memory, ms.
 
     Args:
-        table: the whole one, of which the part is.
-        link: of the device.
+        table: the whole table of the part.
+        link: the device's link.
     """
     storage = part.storage
     if storage.is_on_device:
@@ -121,13 +121,13 @@ def part_offload_ms(task: ShardingTask, part: TablePart, table: Table, link: Hos
 
 
 def offload_ms(lookups: Sequence[Lookup], storage: Storage, miss: float, link: HostLink) -> tuple[float, float]:
-    """Return how much longer forward and backward take for rows outside of device memory, ms.
+    """Return the additional forward and backward time of rows outside of device memory, ms.
 
     Args:
-        lookups: of a part, as ``kernel_calls.part_lookups`` says.
-        storage: place of the rows.
-        miss: share of the batch's distinct rows that are not in the cache, if there is one.
-        link: of the device.
+        lookups: lookups of a part, from ``kernel_calls.part_lookups``.
+        storage: memory that keeps the rows.
+        miss: share of the batch's distinct rows that the cache misses, if there is a cache.
+        link: the device's link.
     """
     if storage.is_on_device:
         return 0.0, 0.0
@@ -138,7 +138,7 @@ def offload_ms(lookups: Sequence[Lookup], storage: Storage, miss: float, link: H
 
 @dataclass(frozen=True)
 class _Rows:
-    """Looked-up rows of tables, [P] each: ``state_bytes`` for each weight, ``row_state_bytes`` for each row."""
+    """Looked-up rows of tables, [P] each; ``state_bytes`` are states per weight, ``row_state_bytes`` per row."""
 
     lookups: FloatArray
     read_bytes: FloatArray
@@ -150,13 +150,13 @@ class _Rows:
     counts_PK: FloatArray
 
     def sent_bytes(self, under_way_bytes: float) -> FloatArray:
-        """Compute the bytes of lookups that share no transfer with another one."""
+        """Return the bytes of lookups that share no transfer with another lookup."""
         read_bytes_PK = self.unique_bytes_PK * self.counts_PK
         under_way_P = np.full(len(self.lookups), under_way_bytes)
         return missed_bytes(self.unique_bytes_PK, read_bytes_PK, self.counts_PK, under_way_P)
 
 
-@lru_cache(maxsize=10_000)  # a part is priced with caches of several sizes
+@lru_cache(maxsize=10_000)  # a part is priced with several cache sizes
 def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
     tables = [one.table for one in lookups]
     bags_P = np.array([one.bags for one in lookups], dtype=np.float64)
@@ -201,13 +201,13 @@ def _on_ssd_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
 
 
 def _on_host_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    """Send pooled embeddings and their gradients over the link, but no rows."""
+    """Send only pooled embeddings and their gradients over the link."""
     exchanged = rows.output_bytes / link.read_gb_s
     updated = 2 * (rows.weight_bytes + rows.state_bytes + rows.row_state_bytes)
     return exchanged + rows.read_bytes / link.processor_gb_s, exchanged + updated / link.processor_gb_s
 
 
-# [P] forward and backward time, ns, of each place that is not device memory.
+# Forward and backward time, ns, [P], for each memory other than device memory.
 _PASSES: dict[str, Callable[[_Rows, FloatArray, HostLink], _Passes]] = {
     FUSED_UVM: _managed_ns,
     FUSED_UVM_CACHING: _cached_ns,

@@ -1,19 +1,19 @@
 """The work of a shard for a GPU: lookups, bytes and cache misses of its tables, summed over the shard.
 
-Nothing here depends on the free constants of a profile, so that calibrating counts the work once. FBGEMM's kernels
-run over the bags table by table (bag t * B + b is sample b of table t), and over the gradients in the order of sorted
-rows, which is table by table too. A table therefore competes for the L2 with those tables only whose bags are in
-flight at the same time: all of the shard's at small batches, next to none at batch 65536.
+Nothing here depends on the free constants of a profile, so calibration computes the work once. FBGEMM's kernels run
+over the bags table by table (bag t * B + b is sample b of table t), and over the gradients in the order of sorted rows,
+which is by table too. A table therefore competes for the L2 only with tables whose bags are in flight at the same time:
+all of the shard's at small batches, almost none at batch 65536.
 
 L2 misses follow Che's approximation on reuse histograms. The rows of a bin are looked up c times at random moments of a
-pass. A row is still in an LRU cache if it was looked up within the last share x of the pass, which is one x for all
-rows (Che, Tung and Wang, 2002). That no lookup of a row falls into such a window has probability (1 - x)**c, so the
-cache is full when
+pass. A row is still in an LRU cache if it was looked up within the last fraction x of the pass, which is the same for
+all rows (Che, Tung and Wang, 2002). No lookup of a row falls into this window with probability (1 - x)**c, so the cache
+is full when
 
     sum over bins of unique_bytes * (1 - (1 - x)**c) = capacity,
 
 and a lookup after the first misses with probability (1 - x)**c. The first lookup of a row always misses: the cache
-is flushed before a pass. Che's exp(-c * x) is the limit of many lookups; (1 - x)**c is right at c = 2 too, and at
+is flushed before a pass. Che's exp(-c * x) is the limit of many lookups; (1 - x)**c is also exact at c = 2, and at
 x = 1, where everything fits and nothing is missed twice.
 
 Legend: T tables, N shards or streams of lookups, K = 17 reuse bins, C columns of a table's work, W windows.
@@ -35,10 +35,10 @@ from evenshard.tables.table import Table
 
 Indices = npt.NDArray[np.int64]
 SECTOR_BYTES = 32
-REQUEST_VALUES = 128  # what one instruction of a warp fetches: 4 values for each of its 32 threads
+REQUEST_VALUES = 128  # one warp instruction fetches 4 values for each of its 32 threads
 PLAIN_BYTES = 4  # FP32 outputs and gradients, INT32 indices and offsets
 MAX_CACHED_TABLES = 100_000
-MAX_STEPS, TOLERANCE = 100, 1e-11  # of Newton's method
+MAX_STEPS, TOLERANCE = 100, 1e-11  # Newton's method
 _BINS = NUM_REUSE_BINS
 
 
@@ -46,21 +46,20 @@ _BINS = NUM_REUSE_BINS
 class ShardWork:
     """Work of shards in one training step, [N] each; an empty shard is all zero.
 
-    Rows are counted in whole 32-byte sectors, and requests for them of 128 values each; gradients take as many
-    requests.
+    Bytes of rows are whole 32-byte sectors; a request is for up to 128 values of a row or gradient.
 
     Attributes:
-        num_rows: rows of all tables, which decide the bits to sort.
+        num_rows: rows of all tables, which determine the bits to sort.
         bags: samples times tables.
         uniques: distinct rows.
-        row_miss_bytes, grad_miss_bytes: part of ``row_bytes`` and of ``grad_bytes`` that the L2 misses.
+        row_miss_bytes, grad_miss_bytes: bytes of ``row_bytes`` and of ``grad_bytes`` that the L2 misses.
         output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
         grad_bytes: gradient rows read in the backward pass, one for each lookup.
-        unique_values: values of the distinct rows, which some optimizers keep states of.
-        hottest: lookups of the row that is looked up most.
-        longest_bag: lookups of a bag of the table with the most.
+        unique_values: values of the distinct rows, for optimizers with states per weight.
+        hottest: lookups of the row with the most lookups.
+        longest_bag: largest mean number of lookups per bag over tables.
         widest: largest dim.
-        cached: 1 where rows are looked up in a cache, see ``work_columns``; else 0.
+        cached: 1 if rows are looked up in a cache, see ``work_columns``; else 0.
     """
 
     num_tables: FloatArray
@@ -84,14 +83,14 @@ class ShardWork:
     cached: FloatArray
 
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
-        """Return some of the shards."""
+        """Return a subset of the shards."""
         return ShardWork(*(getattr(self, name)[mask_or_indices] for name in _FIELDS))
 
 
 _FIELDS = tuple(field.name for field in fields(ShardWork))
-# ShardWork, then [K] each: distinct rows, lookups, bytes of the distinct rows, bytes of the lookups.
+# Fields of ShardWork, then [K] each: distinct rows, lookups, bytes of the distinct rows, bytes of the lookups.
 NUM_WORK_COLUMNS = len(_FIELDS)
-# Columns of which a shard has the largest of its tables'; of the others it has the sum.
+# Columns that are maxima over a shard's tables; all others are sums.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
 CACHED = _FIELDS.index("cached")
 _ROW_MISSES, _ROW_BYTES, _TABLES, _BAGS = (
@@ -100,7 +99,7 @@ _ROW_MISSES, _ROW_BYTES, _TABLES, _BAGS = (
 
 
 class WorkCounter:
-    """Counts the work of shards on one GPU; remembers what it found out about a table."""
+    """A cache of table work on one GPU, from which it computes the work of shards."""
 
     def __init__(self, profile: GpuProfile, optimizer: str = SGD) -> None:
         self._l2_bytes = profile.l2_bytes
@@ -109,7 +108,7 @@ class WorkCounter:
         self._known: dict[int, dict[Table, FloatArray]] = {}  # by batch size
 
     def columns(self, tables: Sequence[Table], batch_size: int) -> FloatArray:
-        """[T, C] work of each table on its own."""
+        """Return the work of each table alone, [T, C]."""
         known = self._known.setdefault(batch_size, {})
         found = [known.get(table) for table in tables]
         if not any(row is None for row in found):
@@ -123,20 +122,20 @@ class WorkCounter:
         return found_TC[number_T]
 
     def narrow_columns(self, tables: Sequence[Table], dims_T: Indices, batch_size: int) -> FloatArray:
-        """[T, C] work of each table with another dim; nothing of it is remembered."""
+        """Return the work of each table with other dims, [T, C], without caching it."""
         distinct = {id(table): table for table in tables}
         number_of = {key: number for number, key in enumerate(distinct)}
         number_T = np.array([number_of[id(table)] for table in tables])
         return _table_columns(list(distinct.values()), batch_size, self._l2_bytes, self._optimizer, number_T, dims_T)
 
     def work_of(self, shards: Sequence[tuple[Sequence[Table], int]]) -> ShardWork:
-        """The work of shards, each given by its tables, of which it has some, and its batch size."""
+        """Return the work of shards, each given by its tables, at least one, and its batch size."""
         columns = [self.columns(tables, batch_size) for tables, batch_size in shards]
         shard_of_T = np.repeat(np.arange(len(shards)), [len(tables) for tables, _ in shards])
         return self.shard_work(np.concatenate(columns), shard_of_T, len(shards))
 
     def shard_work(self, columns_TC: FloatArray, shard_of_T: npt.NDArray[np.int64], num_shards: int) -> ShardWork:
-        """Return the work of shards; [T, C] of ``columns`` may hold a table several times, each in a shard of [T]."""
+        """Sum the rows of ``columns_TC`` by shard; a table may occur in several rows."""
         order_T = np.argsort(shard_of_T, kind="stable")
         occupied_N, starts_N = np.unique(shard_of_T[order_T], return_index=True)
         sorted_TC = columns_TC[order_T]
@@ -149,9 +148,9 @@ class WorkCounter:
         """Return the work of shards, from the sums of their tables' columns.
 
         Args:
-            sums_NC: [N, C] each column's sum over the shard, but its maximum in the columns ``MAXIMA``. The first
-                ``NUM_WORK_COLUMNS`` alone make the same work, but ``row_miss_bytes`` is then that of tables that never
-                compete for the L2: a little less.
+            sums_NC: [N, C] each column's sum over the shard, or its maximum in the columns ``MAXIMA``. With only the
+                first ``NUM_WORK_COLUMNS``, ``row_miss_bytes`` is slightly too low: as if tables never competed for
+                the L2.
         """
         work_CN = np.ascontiguousarray(sums_NC[:, :NUM_WORK_COLUMNS].T)
         if sums_NC.shape[1] > NUM_WORK_COLUMNS:
@@ -160,14 +159,14 @@ class WorkCounter:
         return ShardWork(*work_CN)
 
     def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
-        """Interpolate between tables that have the L2 to themselves and tables that share it; two tables at least."""
+        """Interpolate between tables with the L2 to themselves and tables that share it, for at least two tables."""
         alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
         sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
         together_N = missed_bytes(*reuse_columns(sums_NC), np.full(len(sums_NC), self._l2_bytes))
         return np.asarray(alone_N + sharing_N * np.maximum(together_N - alone_N, 0.0))
 
     def tables_in_flight(self, batch_size: FloatArray | float) -> FloatArray | float:
-        """Return how many other tables' bags the GPU works on at a time: it keeps one warp per bag resident."""
+        """Return the number of other tables whose bags are in flight: the GPU keeps one warp per bag resident."""
         return self._resident_warps / batch_size
 
 
@@ -182,7 +181,7 @@ def _table_columns(
     """Return the columns of ``ShardWork`` for tables that have the GPU to themselves, [T, C].
 
     Args:
-        number_T, dims_T: for several dims of a table, its position in ``tables`` and the dim; by default its own.
+        number_T, dims_T: index into ``tables`` and dim of each row; by default, each table with its own dim.
     """
     if number_T is None or dims_T is None:
         number_T = np.arange(len(tables))
@@ -229,13 +228,13 @@ def _table_columns(
 
 
 def reuse_columns(columns_TC: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """[T, K] each of a table's columns: bytes of its distinct rows, of all its lookups, and lookups of one row."""
+    """Return bytes of distinct rows, bytes of lookups, and lookups per distinct row from work columns, [T, K] each."""
     uniques, lookups, unique_bytes, row_bytes = np.split(columns_TC[:, NUM_WORK_COLUMNS:], 4, axis=1)
     return unique_bytes, row_bytes, np.where(uniques > 0, lookups / np.where(uniques > 0, uniques, 1.0), 1.0)
 
 
 def sector_bytes(row_bytes_T: npt.NDArray[np.int64], size: int = SECTOR_BYTES) -> FloatArray:
-    """[T] bytes of the 32-byte sectors, or lines of another size, that a row touches: a mean over where rows begin."""
+    """Return the bytes of 32-byte sectors, or larger lines, that a row touches, averaged over alignments, [T]."""
     aligned_T = np.gcd(row_bytes_T, size)
     return np.asarray(((row_bytes_T - aligned_T) / size + 1) * size)
 
@@ -243,19 +242,19 @@ def sector_bytes(row_bytes_T: npt.NDArray[np.int64], size: int = SECTOR_BYTES) -
 def _grad_misses(
     lookups_T: FloatArray, grad_row_bytes_T: FloatArray, outputs_T: FloatArray, l2_bytes: float
 ) -> FloatArray:
-    """[T] bytes of gradient rows, one for each output, that come from memory.
+    """Return the bytes of gradient rows, one per output, that are read from memory, [T].
 
-    The rows of a table are taken in sorted order, the samples they belong to are random: each gradient row is read once
-    for each lookup of its output, at random moments, so ``missed_bytes`` has a closed form.
+    A table's rows are processed in sorted order and their samples are random: a gradient row is read once per lookup
+    of its output at random moments, so ``missed_bytes`` has a closed form.
     """
-    read_T = np.minimum(lookups_T, outputs_T)  # outputs that anything is looked up for
+    read_T = np.minimum(lookups_T, outputs_T)  # outputs with at least one lookup
     footprint_T = read_T * grad_row_bytes_T
     forgotten_T = np.maximum(1 - l2_bytes / np.maximum(footprint_T, 1.0), 0.0)
     return np.asarray(footprint_T + (lookups_T - read_T) * grad_row_bytes_T * forgotten_T)
 
 
 def _hottest(uniques_TK: FloatArray, counts_TK: FloatArray) -> FloatArray:
-    """Return the lookups of a row in the highest bin that holds at least half a row."""
+    """Return the lookups of a row in the highest bin that has at least half a row."""
     populated_TK = uniques_TK >= 0.5
     top_T = _BINS - 1 - np.argmax(populated_TK[:, ::-1], axis=1)
     return np.where(populated_TK.any(axis=1), counts_TK[np.arange(len(top_T)), top_T], 0.0)
@@ -264,7 +263,7 @@ def _hottest(uniques_TK: FloatArray, counts_TK: FloatArray) -> FloatArray:
 def missed_bytes(
     unique_bytes_NK: FloatArray, looked_up_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: FloatArray
 ) -> FloatArray:
-    """Return the [N] bytes that streams fetch from memory.
+    """Compute the bytes that streams of lookups fetch from memory, [N].
 
     Args:
         unique_bytes_NK, looked_up_bytes_NK: [N, K] bytes of the distinct rows, and of all lookups.
@@ -277,10 +276,10 @@ def missed_bytes(
 
 
 def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: FloatArray) -> FloatArray:
-    """[N] the window as -log(1 - x), in which the cached bytes are concave; large where everything fits.
+    """Solve for the window as -log(1 - x), [N], in which the cached bytes are concave; large if everything fits.
 
-    Newton's steps from 0 never overshoot on a concave function. A stream that has converged stays as it is, so that
-    its result does not depend on the others.
+    Newton's steps from 0 never overshoot on a concave function. A converged stream is not iterated further, so its
+    result does not depend on the others.
     """
     window_N = np.zeros(len(capacity_N))
     fits_N = unique_bytes_NK.sum(axis=1) <= capacity_N
@@ -294,22 +293,22 @@ def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: Floa
         step_A = (capacity_N[active] - cached_A) / (counts_AK * absent_AK).sum(axis=1)
         window_N[active] += step_A
         active = active[step_A > TOLERANCE * window_N[active]]
-    window_N[fits_N] = 700.0  # exp(-700) is nothing, and 0 * inf cannot arise
+    window_N[fits_N] = 700.0  # exp(-700) is 0, and 0 * inf cannot occur
     return window_N
 
 
 class WindowGrid:
-    """Misses of streams that share a cache, by what each of their parts misses at some windows: these add up.
+    """Cache misses of streams from additive columns: the cached and fetched bytes of each stream at a grid of windows.
 
-    Between two windows of the grid the misses are taken to fall in a straight line with the bytes in the cache. Where
-    parts of unlike counts share a bin, ``missed_bytes`` takes their mean, and this takes each as it is.
+    Between two windows of the grid, misses are linear in the cached bytes. If streams with different counts share a
+    bin, ``missed_bytes`` uses the mean count, while this class counts each separately.
     """
 
     edges_W = np.concatenate([[0.0], np.geomspace(1e-6, 32.0, 26)])
 
     @staticmethod
     def of_tables(columns_TC: FloatArray) -> FloatArray:
-        """[T, 2 W] of tables, from their columns; tables that differ only in dims are in proportion."""
+        """Return the columns of tables, [T, 2 W]; tables that differ only in dims are proportional."""
         rows_TK = np.ascontiguousarray(columns_TC[:, NUM_WORK_COLUMNS : NUM_WORK_COLUMNS + 2 * _BINS])
         as_bytes_T = rows_TK.view(np.dtype((np.void, rows_TK.itemsize * rows_TK.shape[1])))[:, 0]
         _, first_U, number_T = np.unique(as_bytes_T, return_index=True, return_inverse=True)
@@ -320,7 +319,7 @@ class WindowGrid:
 
     @staticmethod
     def columns(unique_bytes_NK: FloatArray, looked_up_bytes_NK: FloatArray, counts_NK: FloatArray) -> FloatArray:
-        """[N, 2 W] of streams: bytes in a cache at each window, then bytes fetched; arguments of ``missed_bytes``."""
+        """Return the bytes in a cache at each window, then the bytes fetched, [N, 2 W]; see ``missed_bytes``."""
         again_NK = np.maximum(looked_up_bytes_NK - unique_bytes_NK, 0.0)
         cached, fetched = [], []
         for edge in WindowGrid.edges_W.tolist():
@@ -331,10 +330,10 @@ class WindowGrid:
 
     @staticmethod
     def missed_bytes(sums_WN: FloatArray, capacity: float) -> FloatArray:
-        """[N] bytes that streams fetch together, from the sums of their columns.
+        """Interpolate the bytes that streams fetch together from the sums of their columns, [N].
 
         Args:
-            sums_WN: [2 W, N].
+            sums_WN: sums of ``columns``, [2 W, N].
             capacity: bytes that the cache holds.
         """
         count = len(WindowGrid.edges_W)

@@ -1,8 +1,8 @@
 """The price of a simulated device: its device model, for kernel calls whose tables change.
 
-``device_model`` counts a call as a whole. Here each table has columns of its own, most of which add up: what kernels
-wait for is linear in them, the kernels' times follow. Only how tables share the L2 is taken from a grid
-(``WindowGrid``) while a search changes calls; what is predicted in the end (``held_ms``) is the device model itself.
+``device_model`` computes a call as a whole. Here each table has its own columns, most of which add up: the waits of
+kernels are linear in them, and the kernels' times are a function of the waits. Only the sharing of the L2 between
+tables uses a grid (``WindowGrid``) while a search changes calls; the final prediction (``held_ms``) is exact.
 
 Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
 """
@@ -45,20 +45,20 @@ from evenshard.tables.reuse import FloatArray
 
 TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
 OTHER_NS = slice(6, 8)
-# ns that a kernel waits for instructions, for the L2, and for device memory.
+# Waits of a kernel for instructions, for the L2, and for device memory, ns.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
-# ns of instructions with a table's own lanes (in ``OTHER_NS``), and with all lanes of a warp.
+# Instructions with a table's own lanes (in ``OTHER_NS``), and with all lanes of a warp, ns.
 OWN_LANES, ALL_LANES = slice(14, 17), slice(17, 20)
 SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))
 LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
 
 
 class DeviceModelPrice:
-    """The compute times of a simulated GPU by the constants of its profile; see ``DevicePrice``.
+    """Compute times of a simulated GPU from the constants of its profile; see ``DevicePrice``.
 
     Attributes:
-        floors_ns: kernels of a call with next to nothing, [2, 1].
-        launch_ms_2, overhead_ms_2: time of the host to launch each call, and to begin a pass.
+        floors_ns: times of the kernels of a tiny call, [2, 1].
+        launch_ms_2, overhead_ms_2: host time to launch each call, and to begin a pass.
     """
 
     num_maxima = 4
@@ -101,8 +101,8 @@ class DeviceModelPrice:
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """Return the times of forward and backward kernels, and of backward passes beside them, [3, N]."""
-        profile, sums_HN = self.profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
+        """Return the times of forward and backward kernels, and of backward passes outside of kernels, [3, N]."""
+        profile, sums_HN = self.profile, np.maximum(sums_NH.T, 0.0)  # differences of sums may round below 0
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
         waits_WPN[:3, 0], waits_WPN[:3, 1] = sums_HN[LOOKUP_WAITS], sums_HN[GRADIENT_WAITS]
@@ -126,7 +126,7 @@ class DeviceModelPrice:
         return found
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
-        """Compute the further bytes that miss because a call's tables share the L2; see ``WorkCounter``."""
+        """Return the additional bytes that miss because a call's tables share the L2; see ``WorkCounter``."""
         tables_N = sums_HN[TABLES]
         several_N = np.maximum(tables_N, 2.0)
         in_flight_N = self._counter.tables_in_flight(np.maximum(sums_HN[BAGS], 1.0) / several_N)
@@ -175,7 +175,7 @@ class DeviceModelPrice:
         return np.stack([forward, backward], axis=1)[:, None]
 
     def interval(self, members_M: FloatArray) -> float:
-        """Return 0: the evidence tells the error of a device model."""
+        """Return 0: a device model's error comes from its evidence."""
         return 0.0
 
 
@@ -186,7 +186,7 @@ def _by_pass(issued_3N: FloatArray) -> FloatArray:
 def work_columns(
     counter: WorkCounter, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None
 ) -> FloatArray:
-    """[P, C] work of tables that are looked up, with these dims instead of their own."""
+    """Return the work of looked-up tables, with these dims in place of their own, [P, C]."""
     by_bags, rows = numbers_by_bags(lookups), []
     for bags, numbers in by_bags.items():
         tables = [lookups[at].table for at in numbers]
@@ -200,5 +200,5 @@ def work_columns(
 
 
 def simulated_kind(profile: GpuProfile, machine: Nodes) -> DeviceKind:
-    """Devices of a profile in a machine."""
+    """Return the devices of a profile in a machine."""
     return DeviceKind(DeviceModelPrice(profile), profile.hbm_bytes_per_ns, host_link(machine, profile))

@@ -1,6 +1,6 @@
-"""The predicted training step of a placement: compute by the price of its devices, exchanges by the links.
+"""The predicted training step of a placement: compute from the device prices, communication from the links.
 
-``step_time`` makes a step of the times of the devices.
+``step_time`` combines the times of the devices to a step.
 
 Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
 """
@@ -38,11 +38,11 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 NS_PER_MS = 1e6
-# Times that a dense gradient's values move: zeroed, then read with the weights, which are written.
+# Memory passes over a dense gradient: cleared, then read with the weights, which are written.
 DENSE_PASSES = 4
-# Times that a division by lengths as wide as the outputs moves each of them, forward and backward.
+# Memory passes of a division by lengths of the same size as the outputs, forward and backward.
 DIVISION_PASSES = 9
-# Tables and devices of all whole placements that are predicted at once: their numbers take some 50 MB.
+# Tables and devices of the whole placements that are predicted in one batch: some 50 MB.
 MOST_AT_ONCE = 2**16
 
 
@@ -50,14 +50,14 @@ Numbers = TypeVar("Numbers", float, FloatArray)
 
 
 def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
-    """Return the time of a device to clear dense gradients and to update weights and states with them, ms."""
+    """Return a device's time to clear dense gradients and update weights and states with them, ms."""
     states = STATE_NUMBERS[optimizer][1]
     return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices that are alike: their price, bytes per ns of their memory for dense gradients, and their host."""
+    """A kind of equal devices: their price, bytes per ns of their memory for dense gradients, and their host."""
 
     price: DevicePrice
     bytes_per_ns: float
@@ -66,10 +66,10 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class PredictedDevice:
-    """Predicted times of one device in one training step, ms; one that holds no table has exchanges alone.
+    """Predicted times of one device in one training step, ms; a device without tables only communicates.
 
-    The hidden part of the exchange of indices runs beside the step before. ``predicted_wait_ms`` is spent waiting for
-    other devices: with ``predicted_total_ms`` the time of the step.
+    The hidden part of the input dist overlaps the step before. ``predicted_wait_ms`` is spent waiting for other
+    devices; together with ``predicted_total_ms`` it is the step time.
     """
 
     predicted_fwd_compute_ms: float
@@ -82,7 +82,7 @@ class PredictedDevice:
 
     @property
     def predicted_total_ms(self) -> float:
-        """Time of its own work in a step: its five times, without hidden time."""
+        """Return the device's own time in a step: the sum of its five times without hidden time."""
         return sum(predicted_step_times(self))
 
 
@@ -90,7 +90,7 @@ STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchang
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
-    """Return the predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
+    """Return the predicted times of a device that count in a step, in the order of ``STEP_PARTS``."""
     return (
         device.predicted_input_dist_ms - device.predicted_hidden_ms,
         device.predicted_fwd_compute_ms,
@@ -107,14 +107,14 @@ def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
 
 
 def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
-    """Return the times of kernels and of exchanges in a step."""
+    """Return the times of kernels and of communication in a step."""
     phases = predicted_phases(devices)
     compute_ms = kernels_ms(phases, pipeline)
     return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
 
 
 def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
-    """Return the share of exchanges in a step, 0 to 1."""
+    """Return the share of communication in a step, 0 to 1."""
     compute_ms, exchanged_ms = step_shares_ms(devices, pipeline)
     total_ms = compute_ms + exchanged_ms
     return exchanged_ms / total_ms if total_ms > 0 else 0.0
@@ -122,7 +122,7 @@ def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
 
 @dataclass(frozen=True)
 class PredictedParts:
-    """Prediction of a placement, with the 90 % interval of the step by the models alone; device models have none."""
+    """A prediction for a placement, with the 90 % interval of the step by the models alone; 0 for device models."""
 
     parts: tuple[TablePart, ...]
     devices: tuple[PredictedDevice, ...]
@@ -133,9 +133,9 @@ class PredictedParts:
 
 
 class PartCosts:
-    """Predicts any placement of the parts of a task's tables.
+    """Predictor of the step time for any placement of a task's tables.
 
-    ``pipeline`` makes a step of the phases of devices (``step_time.windows``); by default it is the task's.
+    ``pipeline`` determines how the phases of devices form a step (``step_time.windows``); by default, the task's.
     """
 
     def __init__(
@@ -152,16 +152,16 @@ class PartCosts:
         self.pipeline = task.pipeline if pipeline is None else pipeline
 
     def of_task(self, task: ShardingTask) -> PartCosts:
-        """The costs of the same tables on the same machine under other rules."""
+        """Return the costs of the same tables on the same machine under other rules."""
         found = copy(self)
         found.task = task
         return found
 
     def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
-        """Times of every device and of the step, and how sure that is.
+        """Predict the times of every device and of the step, with an interval.
 
         Raises:
-            BadConfig: if the parts are not those of the task's tables.
+            BadConfig: if the parts do not belong to the task's tables.
         """
         by_table = parts_by_table(self.task, parts)
         device_1P = np.array(
@@ -170,9 +170,9 @@ class PartCosts:
         return self._predict_side_by_side(by_table, device_1P, [parts])[0]
 
     def divided_ms(self, collections: Collection[object]) -> float:
-        """Return the time of dividing the outputs of collections, on the device whose memory is slowest, ms.
+        """Return the time to divide the outputs of collections on the device with the slowest memory, ms.
 
-        TorchRec divides sums of rows into means. No predicted time counts that.
+        TorchRec divides sums by lengths for MEAN tables cut by rows. Predicted times do not include it.
         """
         tables = [table for table in self.task.tables if table.collection in collections]
         moved = (
@@ -181,11 +181,11 @@ class PartCosts:
         return moved / min(kind.bytes_per_ns for kind in self.kinds) / NS_PER_MS
 
     def divisions_ms(self, parts: Sequence[TablePart]) -> float:
-        """Return that time of the collections with MEAN tables that a placement cuts by rows, ms."""
+        """Return the division time of the collections with MEAN tables that a placement cuts by rows, ms."""
         return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
-        """Predict many placements of whole tables as ``predict`` does each, faster: what they share is priced once."""
+        """Predict many placements of whole tables like ``predict``, but faster: shared terms are priced once."""
         tables, found = self.task.tables, []
         by_table = {table.name: (whole_part(table, (0,)),) for table in tables}
         at_once = max(1, MOST_AT_ONCE // (len(tables) + self.task.num_devices))
@@ -227,9 +227,9 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the times of each part, ms: alone on its device, and what the device would save without it.
+        """Return the time of each part alone on its device, and the time that the device would save without it, ms.
 
-        Exchanges count as if all devices had as much to exchange.
+        Communication counts as if all devices had the same volumes.
         """
         by_table = parts_by_table(self.task, parts)
         slopes_V, replica_ms = self.exchange_slopes
@@ -264,7 +264,7 @@ class PartCosts:
     def _beside_ms(
         self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_V: FloatArray, replica_ms: float
     ) -> float:
-        """Add up a part's times besides kernels: exchanges, dense gradients and other memory."""
+        """Sum a part's times outside of kernels: communication, dense gradients and other memory."""
         if len(part.devices) > 1:
             values = table.num_rows * table.embedding_dim
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
@@ -276,7 +276,7 @@ class PartCosts:
         )
 
     def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
-        """Return the added forward and backward time of a part on each kind of device; empty in device memory."""
+        """Return the additional forward and backward time of a part on each kind of device; empty in device memory."""
         if part.storage.is_on_device:
             return ()
         return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
@@ -292,10 +292,9 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """Time of exchanges for each of the volumes, [V], if all devices have as much; and of a weight of a replica.
+        """Return the communication time per unit of each volume, [V], equal on all devices, and per replicated weight.
 
-        No exchange takes less in proportion to its bytes without latencies. An exchange of indices that runs beside the
-        step before counts nothing.
+        It is a lower bound without latencies. An input dist that overlaps the step before counts as 0.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
@@ -303,11 +302,11 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """Time of exchanges for each of the volumes, [V], if one device alone has any."""
+        """Return the communication time per unit of each volume, [V], if only one device has any."""
         return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
     def _slopes_V(self, held_D: FloatArray) -> FloatArray:
-        """Return the time of exchanges on the first device for each of the volumes, if devices hold so much of it."""
+        """Return the communication time on the first device per volume, if ``held_D`` is the volume of each device."""
         found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
@@ -319,7 +318,7 @@ class PartCosts:
         return list(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
-        """Compute times by ensemble member, [N, D, M, 2], forward and backward, of ``copies`` (N) machines in a row."""
+        """Return forward and backward compute times by ensemble member, [N, D, M, 2], of ``copies`` (N) machines."""
         devices = copies * self.task.num_devices
         found = [kind.price.held_ms(held, devices) for kind in self.kinds]
         total = np.zeros((devices, max(times.shape[1] for times in found), 2))

@@ -1,16 +1,16 @@
 """The time of a training step from the times of its devices' phases: exchanges are barriers.
 
-No exchange begins before the slowest device is there. Between two barriers a step takes the slowest device's time, and
-a step is the sum of that over its windows:
+An exchange begins when the slowest device is ready. Between two barriers a step takes the slowest device's time. The
+step time is the sum over these windows:
 
-- none, base: exchange of indices and forward kernels; forward exchange; backward exchange and backward kernels.
+- none, base: input dist and forward kernels; forward exchange; backward exchange and backward kernels.
 - sparse_dist, prefetch: forward exchange; backward exchange, backward kernels and the forward kernels of the next step,
-  between which nothing makes devices wait. The exchange of indices runs beside these kernels: on each device only what
-  is longer than they are counts.
+  between which no device waits. The input dist overlaps these kernels: on each device, only its time beyond theirs
+  counts.
 
-The dense part stands between both exchanges and is alike on all devices: it moves no barrier. It could hide more of the
-exchange of indices, which is left aside. Papers that learn from measured costs (DreamShard, AutoShard) know no barrier:
-their step is the largest sum of a device's phases (``LARGEST_SUM``).
+The dense part is between both exchanges and equal on all devices, so it moves no barrier. It could hide more of the
+input dist, which is ignored. Papers that learn from measured costs (DreamShard, AutoShard) have no barrier: their step
+is the largest sum of a device's phases (``LARGEST_SUM``).
 
 Legend: D devices, W windows.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from evenshard.placement.memory import PIPELINES, USUAL_PIPELINE
 from evenshard.tables.reuse import FloatArray
 
-# Stands in place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.
+# In place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.
 LARGEST_SUM = "largest sum"
 
 
@@ -46,21 +46,21 @@ class Window(NamedTuple):
 
     @property
     def total(self) -> FloatArray:
-        """Sum of both, [..., D]."""
+        """Return kernels plus exchanges, [..., D]."""
         return self.kernels + self.exchanges
 
 
 def hides_inputs(pipeline: str) -> bool:
-    """Return True if the exchange of indices runs beside the step before, as it does where no pipeline is named."""
+    """Return True if the input dist overlaps the step before, as in the default pipeline."""
     return pipeline != LARGEST_SUM and PIPELINES[pipeline or USUAL_PIPELINE].overlaps_inputs
 
 
 def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
-    """The windows of a step; its time is the sum of their slowest devices' times.
+    """Split a step into windows; the step time is the sum of each window's slowest device.
 
     Args:
-        phases: of the devices.
-        pipeline: one of ``PIPELINES``, empty for the usual one, or ``LARGEST_SUM``.
+        phases: phases of the devices.
+        pipeline: one of ``PIPELINES``, empty for the default, or ``LARGEST_SUM``.
     """
     inputs, forward, out, back, backward = phases
     if pipeline == LARGEST_SUM:
@@ -73,29 +73,29 @@ def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
 
 
 def without_last_digits(ms: float) -> float:
-    """Round a time, so that a sort leaves the order of equal times to their places."""
+    """Round a time, so that sorting keeps the order of practically equal times."""
     return float(f"{ms:.9g}")
 
 
 def step_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """Return the time of a step, [...]."""
+    """Return the step time, [...]."""
     return np.asarray(sum(window.total.max(axis=-1) for window in windows(phases, pipeline)))
 
 
 def device_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """Return the time of each device's own work in a step, [..., D]: the rest of the step it waits."""
+    """Return each device's own time in a step, [..., D]; for the rest of the step it waits."""
     return np.asarray(sum(window.total for window in windows(phases, pipeline)))
 
 
 def hidden_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """Return the time of the exchange of indices beside kernels of the step before, [..., D]."""
+    """Return the time of the input dist that overlaps kernels of the step before, [..., D]."""
     if not hides_inputs(pipeline):
         return np.zeros_like(phases.input_dist)
     return np.minimum(phases.input_dist, phases.forward + phases.backward)
 
 
 def kernels_ms(phases: Phases, pipeline: str) -> float:
-    """Return the kernel time of the slowest device of each window of a step; the rest is exchanged."""
+    """Sum the kernel times of the slowest device of each window of a step; the rest is communication."""
     found = 0.0
     for window in windows(phases, pipeline):
         slowest = int(window.total.argmax())

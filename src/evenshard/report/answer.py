@@ -1,4 +1,4 @@
-"""The answer that users hold: as text for the terminal, in brief as Python shows it, as a data frame and as a page."""
+"""The answer that users get: as text for the terminal, in brief for Python's repr, as a data frame and as a page."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MAX_DEVICES = 32
-# Devices that are shown where there are more.
+# Devices that are shown if there are more.
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
-# Tables with slow caches that are named, the slowest ones.
+# Most tables with slow caches that are named, slowest first.
 _MAX_SLOW_CACHES = 3
 # Styles of the five times in a bar, in the order of a step.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
@@ -68,19 +68,19 @@ LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 SLOWEST, LEGEND = " *", "* slowest"
-# An exchange is those of inputs, outputs and gradients together.
+# "exchange" is the sum of inputs, outputs and gradients.
 _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms", "waits")
-# The columns that narrow terminals can do without, the first one first; a single device never waits.
+# The columns that narrow terminals drop, in this order; a single device never waits.
 FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
-# Width of the first word of the lines below the table, and of those of the brief text.
+# Width of the first word of the lines below the table, and of the lines of the brief text.
 INDENT, BRIEF_INDENT = 9, 10
 
 
 class PlacementAnswer(Answer):
-    """``evenshard.planner.answer.PlacementAnswer`` that shows itself. Times are milliseconds of one training step."""
+    """``evenshard.planner.answer.PlacementAnswer`` with text and HTML output. Times are ms of one training step."""
 
     def __eq__(self, other: object) -> bool:
-        """Return True if both have equal fields, in whatever class."""
+        """Return True if both have equal fields, regardless of class."""
         if not isinstance(other, Answer):
             return NotImplemented
         return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))
@@ -88,7 +88,7 @@ class PlacementAnswer(Answer):
     __hash__ = Answer.__hash__
 
     def __repr__(self) -> str:
-        """Return the answer in about ten lines; ``summary`` has all of it."""
+        """Return the answer in about ten lines; ``summary`` is complete."""
         return brief_text(self)
 
     def _repr_html_(self) -> str:
@@ -97,20 +97,20 @@ class PlacementAnswer(Answer):
         return frame(self)
 
     def summary(self) -> str:
-        """Return the text that ``evenshard place`` prints, without colours."""
+        """Return the text that ``evenshard place`` prints, without colors."""
         text = StringIO()
         print_answer(self, text)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame of pandas with a row for each part, in their order.
+        """Return a pandas data frame with a row for each part, in order.
 
-        Columns: ``table``; ``sharding_type`` and ``kernel`` in TorchRec's words; ``device``, missing for replicas,
-        which are on all ``devices`` (a tuple); rows and columns of the part (the first of each, and how many);
-        ``memory_gb`` of each of its devices; ``alone_ms`` and ``adds_ms``.
+        Columns: ``table``; ``sharding_type`` and ``kernel`` as in TorchRec; ``device``, missing for replicas, which are
+        on all ``devices`` (a tuple); rows and columns of the part (first index and number); ``memory_gb`` on each of
+        its devices; ``alone_ms`` and ``adds_ms``.
 
         Raises:
-            MissingPackage: pandas is not installed.
+            MissingPackage: if pandas is not installed.
         """
         require_package("pandas")
         import pandas as pd
@@ -136,32 +136,32 @@ class PlacementAnswer(Answer):
         return frame.astype({"device": "Int64"})
 
     def save_report(self, path: str | Path) -> None:
-        """Write the page of ``evenshard place --report``, as a whole or not at all."""
+        """Write the page of ``evenshard place --report`` atomically."""
         from evenshard.report.page.page import save_page
 
         save_page(self, Path(path))
 
 
 def make_displayable(found: Answer) -> PlacementAnswer:
-    """Return the answer as one that shows itself, with its cached properties."""
+    """Convert an answer to the class with text and HTML output, keeping its cached properties."""
     own = object.__new__(PlacementAnswer)
     vars(own).update(vars(found))
     return own
 
 
 def load_answer(path: str | Path) -> PlacementAnswer:
-    """Load the answer of a placement.json.
+    """Load an answer from placement.json.
 
     Raises:
-        BadFile: if it cannot be used; the message says what to do.
+        BadFile: if it cannot be used; the message tells how to fix it.
     """
     return make_displayable(files.load_answer(path))
 
 
 def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "") -> None:
-    """Print the summary to a file, None for stdout; colours go to terminals only.
+    """Print the summary to a file, by default stdout, with colors only on terminals.
 
-    ``missing`` says why TorchRec's planner is not among the others, where it was asked for.
+    ``missing`` is the reason that TorchRec's planner, although requested, is not among the baselines.
     """
     console = plain_console(file)
     compared, not_compared = baseline_text(answer), not_compared_text(answer, missing)
@@ -190,7 +190,7 @@ def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "") 
 
 
 def _print_text(console: Console, text: str, style: str = "", word: str = "", word_style: str = "") -> None:
-    """Print wrapped text without spaces at the ends of lines; behind a word, it stands below itself."""
+    """Print wrapped text without trailing spaces; lines after a first word are indented to the text."""
     indent = INDENT if word else 0
     for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
         line.rstrip()
@@ -201,7 +201,7 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 
 
 def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
-    """Return all devices; of many, the slowest and the fullest of the others."""
+    """Return the devices to show, in two groups: all; of many, the slowest and the fullest of the others."""
     everyone = list(range(answer.num_devices))
     if answer.num_devices <= _MAX_DEVICES:
         return everyone, []
@@ -259,7 +259,7 @@ def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]])
 
 
 def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) -> dict[int, Text]:
-    """Return bars; empty bars where there is no space for them, or all would look the same."""
+    """Return bars; empty bars if there is no space for them, or all would look the same."""
     bars = {device: _bar(answer, device, width, ascii_only) for device in devices}
     if width < LEAST_BAR or len({bar.plain for bar in bars.values()}) < 2:
         return {device: Text() for device in devices}
@@ -267,7 +267,7 @@ def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) 
 
 
 def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
-    """Draw five times by their running total; the last character fills eighths."""
+    """Draw the five times as a bar by their running total; the last character has a resolution of 1/8."""
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     times = predicted_step_times(answer.devices[device])
     share = sum(times) / longest_ms if longest_ms > 0 else 0.0
@@ -287,7 +287,7 @@ def _memory_unit(answer: Answer) -> tuple[str, int]:
 
 # Below the table ------------------------------------------------------------------------------------------------------
 
-# Its first word, its text, and the style of the word.
+# First word, text, and the style of the word.
 Line = tuple[str, str, str]
 
 
@@ -358,7 +358,7 @@ def _troubles(answer: Answer) -> Iterator[Line]:
 
 
 def brief_text(answer: Answer) -> str:
-    """Return the answer in about ten lines, without a final break."""
+    """Return the answer in about ten lines, without a trailing newline."""
     request = answer.request
     title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Comparisons in words: a diff for the terminal and as Markdown for a comment of a pull request, and an explanation."""
+"""Comparisons as text: a diff for the terminal and as Markdown for a pull-request comment, and an explanation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from evenshard.report.step_facts import ends_text, gap_text, warning_texts, wort
 _NARROWEST = 80
 READ_BY_POSITION = f"A model that takes its values() reads other columns. {BY_NAME}"
 EQUAL = "Nothing moves: the two placements are equal, so there is no move to pay back."
-# Moves and devices that are shown where there are more, the largest ones.
+# Moves and devices that are shown if there are more, largest first.
 _MAX_LINES = 32
-# Moves and names that a comment of a pull request lists: GitHub takes 65,536 characters for it.
+# Moves and names in a pull-request comment: GitHub allows 65,536 characters.
 _MAX_ROWS = 20
-# A space without a width: GitHub looks for @name and #17 after it has resolved entities.
+# Zero-width space: GitHub looks for @name and #17 after it has decoded entities.
 _NOTHING = "&#8203;"
 
 
 def print_difference(difference: Difference, file: TextIO | None = None, paid: Payback | None = None) -> None:
-    """Print a diff, and when its move pays back, to a file, None for stdout; colours go to terminals only."""
+    """Print a diff, and when its move pays back, to a file, by default stdout, with colors only on terminals."""
     console = plain_console(file, _NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):
@@ -64,7 +64,7 @@ def _times(difference: Difference) -> str:
 
 
 def saved_text(difference: Difference, amount: str) -> str:
-    """Return the saving with its share of the old step and, of the same tables, its interval."""
+    """Return the saving with its share of the old step and, if both have the same tables, its interval."""
     times = difference.times
     share, low, high = (100 * one / times.old_ms for one in (times.saves_ms, times.saves_low_ms, times.saves_high_ms))
     is_sure = low == high or not difference.is_of_same_tables
@@ -91,7 +91,7 @@ def _seconds(traffic: Traffic) -> str:
 
 
 def payback_lines(paid: Payback) -> Iterator[str]:
-    """Yield sentences on the payback of a move; the second is of the steps that were asked for."""
+    """Yield sentences on the payback of a move; the second covers the requested number of steps."""
     saves = f"{_with_sign(paid.saves_ms, ms_text)} ms (90 %: {_ends(paid.saves_low_ms, paid.saves_high_ms, ms_text)})"
     once = duration_text(paid.transfer_seconds + paid.restart_seconds)
     restart = f", {duration_text(paid.restart_seconds)} of it a restart" if paid.restart_seconds else ""
@@ -120,7 +120,7 @@ def _steps(count: float) -> str:
 
 
 def _whole(count: float) -> int:
-    """Round; a part of one step is a step."""
+    """Round to an integer, but a fraction of one step to 1."""
     return round(count) or math.ceil(count)
 
 
@@ -133,7 +133,7 @@ def _ends(low: float, high: float, text: Callable[[float], str]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return three digits or so, with the unit that suits."""
+    """Return a duration with about three digits in a suitable unit."""
     for unit, of_unit in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * of_unit:
             return f"{seconds / of_unit:,.1f} {unit}"
@@ -152,7 +152,7 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
 
 
 def _table_lines(difference: Difference, most: int, write: Callable[[str], str]) -> Iterator[str]:
-    """Yield the tables that one answer alone has, or that are shaped, sharded or kept in another way."""
+    """Yield the tables that only one answer has, or that differ in shape, sharding type or storage."""
 
     def named(tables: Sequence[str]) -> str:
         return f"{names_text(tables, most, write)} ({count_text(len(tables), 'table')})"
@@ -213,7 +213,7 @@ def _gb(num_bytes: int) -> str:
 
 
 def marker(title: str) -> str:
-    """The first line of a comment, by which it is found again: the same for the same title, which cannot end it."""
+    """Return the first line of a comment, which identifies it by its title and is safe against any title."""
     said = re.sub("--+|[<>&@]", lambda found: _entities(found[0]), printable(title))
     return f"<!-- evenshard placement of {said} -->"
 
@@ -225,7 +225,7 @@ def difference_markdown(
     title: str = "",
     paid: Payback | None = None,
 ) -> str:
-    """Return a comment on the diff of two answers; its title is the new answer's table file where left out."""
+    """Return a comment on the diff of two answers; its title is the new answer's table file by default."""
     title = title or str(new.lineage.get("tables") or "placement")
     lines = [marker(title), f"### evenshard: {code(title)}", ""]
     if warnings := [*warning_texts(new), *new.memory_warnings]:
@@ -261,7 +261,7 @@ def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
 
 
 def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
-    """Yield a table: each side with its own tables, and the old plan with the new loads."""
+    """Yield a Markdown table: each side with its own tables, and the old plan with the new loads."""
     yield "| | before | after |"
     yield "|---|---:|---:|"
     steps = (ms_text(one.predicted_ms) for one in (old, new))
@@ -302,15 +302,15 @@ def _fold(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def code(text: str) -> str:
-    """A name as code: nothing in it is Markdown, a mention or a cell."""
+    """Format a name as code, safe against Markdown, mentions and table cells."""
     shown = printable(text)
     if shown == shown.strip() != "" and not set(shown) & set("`|\\"):
         return f"`{shown}`"
-    return f"<code>{_entities(shown)}</code>"  # what would end a code span or a cell
+    return f"<code>{_entities(shown)}</code>"  # characters that would end a code span or a cell
 
 
 def escape_markdown(text: str) -> str:
-    """A sentence in which nothing is Markdown or HTML, nor a mention of somebody or of an issue."""
+    """Escape a sentence: no Markdown, HTML, mentions or issue references remain."""
     return "".join(
         _entities(sign) + _NOTHING * (sign in "@#") if sign in "\\`*_<>|[]@#&" else sign for sign in printable(text)
     )
@@ -324,7 +324,7 @@ def _entities(text: str) -> str:
 
 
 def print_explanation(found: Explanation, file: TextIO | None = None) -> None:
-    """Print an explanation to a file, None for stdout; colours go to terminals only."""
+    """Print an explanation to a file, by default stdout, with colors only on terminals."""
     console = plain_console(file, _NARROWEST)
     console.print(
         f"Embedding work takes {ms_text(found.step_ms)} ms per step; device {found.slowest_device} is the slowest "

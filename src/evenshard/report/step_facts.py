@@ -1,6 +1,6 @@
-"""The facts of an answer in words: its setting and assumptions, the step, and the placements beside it.
+"""The facts of an answer as text: its setting and assumptions, the step, and the placements beside it.
 
-Terminal, Markdown and page say the same; all take it from here and from ``table_facts``.
+Terminal, Markdown and page share these sentences and those of ``table_facts``.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from evenshard.report.table_facts import PlacedPart, placed_parts
 from evenshard.tables.assumptions import Assumption
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
-# Column of the assumption that stands above all others, as times follow it.
+# Column of the assumption that is shown before all others, because times depend on it most.
 LOOKUPS = "pooling_factor"
-# Differences below are rounding, per cent.
+# Smaller differences are rounding, per cent.
 AS_FAST_PCT = 0.05
-# Unit of all times of an answer: lookups and exchanges of the tables, without the dense rest of a step.
+# Unit of all times of an answer: lookups and communication of the tables, without the dense part of a step.
 EMBEDDING_WORK = "ms of embedding work per step"
-# A part that takes this share of the step on its own decides it.
+# Share of the step from which a single part determines it.
 DECIDES = 0.95
-# Memory that is fuller leaves little choice.
+# Share of memory from which little choice is left.
 TIGHT = 0.9
-# A mean device that takes this share of the step leaves little for one part to decide.
+# Share of the step from which the mean device leaves little for one part to determine.
 UNEVEN = 0.9
-# A placement this close to the lower bound leaves nothing to gain, per cent.
+# Distance from the lower bound below which nothing can be gained, per cent.
 CLOSE_PCT = 2.0
 
 
 @dataclass(frozen=True)
 class AssumedGroup:
-    """One assumption that several tables share: their column, the assumed value and its reason, and their names."""
+    """An assumption shared by several tables: column, assumed value with its reason, and table names."""
 
     column: str
     text: str
@@ -59,7 +59,7 @@ class AssumedGroup:
 
 
 def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
-    """The assumptions, those about several tables together that say the same but for their numbers."""
+    """Group assumptions that are equal except for their numbers."""
     found: dict[tuple[str, str], list[Assumption]] = {}
     for one in answer.assumptions:
         found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)
@@ -70,7 +70,7 @@ def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
 
 
 def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
-    """Sentences on tables whose lookups are assumed, and on how to give them; none if all are known."""
+    """Return sentences on tables with assumed lookups, and how to provide them; empty if all are known."""
     groups = [group for group in assumed_groups(answer) if group.column == LOOKUPS]
     tables = tuple(name for group in groups for name in group.tables)
     if not tables:
@@ -95,7 +95,7 @@ def _with_ranges(texts: Sequence[str]) -> str:
 
 
 def machine_text(request: PlacementRequest) -> str:
-    """The nodes, the devices and what they are."""
+    """Return the nodes, the number of devices and their hardware as text."""
     machine = request.nodes
     groups = [(group.num_devices, group.hardware) for group in machine.groups]
     kinds = groups or [(machine.num_devices, request.hardware)]
@@ -106,7 +106,7 @@ def machine_text(request: PlacementRequest) -> str:
 
 
 def link_text(answer: PlacementAnswer) -> str:
-    """The links of the machine, and whether their times come from a model; empty where none is known."""
+    """Return the links of the machine, and whether their times are modelled; empty if no link is known."""
     machine = answer.request.nodes
     intra = machine.intra or answer.link
     if not intra:
@@ -137,7 +137,7 @@ def setting_text(answer: PlacementAnswer) -> str:
 
 
 def optimizer_text(request: PlacementRequest) -> str:
-    """The optimizer of the tables; of several, how many tables each has."""
+    """Return the optimizer of the tables as text; if there are several, with the number of tables of each."""
     counts = Counter(request.optimizer_of(table.name) for table in request.tables).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -151,12 +151,12 @@ def _communication_text(way: Communication) -> str:
 
 
 def timing_word(answer: PlacementAnswer) -> str:
-    """Measured or simulated: what times on the request's hardware are, beside the predicted ones."""
+    """Return "measured" or "simulated" for times on the request's hardware."""
     return measured_or_simulated(answer.request.hardware)
 
 
 def device_error_text(answer: PlacementAnswer) -> str:
-    """Describe the evidence for a simulated device and modelled links; empty where all is real."""
+    """Describe the evidence for a simulated device and modelled links; empty if everything is real."""
     return device_text(answer.request.hardware, answer.device_error, answer.link_error)
 
 
@@ -164,14 +164,14 @@ def device_error_text(answer: PlacementAnswer) -> str:
 
 
 def step_headline(answer: PlacementAnswer) -> str:
-    """Return the time of the embedding work of a step, and its distance from the bound."""
+    """Return the embedding time of a step, and its distance from the bound."""
     step_ms = answer.predicted_ms if answer.measured_ms is None else answer.measured_ms
     step = f"{ms_text(step_ms)} {EMBEDDING_WORK}"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
 
 
 def gap_text(answer: PlacementAnswer) -> str:
-    """Describe how far above any other placement the step is; of a learned model, as a claim of that model alone."""
+    """Describe how far the step is above any other placement; attributed to the model if it is learned."""
     by = " (by this model)" if is_learned(answer) else ""
     if answer.gap_pct < AS_FAST_PCT:
         return f"no placement takes less{by}"
@@ -179,12 +179,12 @@ def gap_text(answer: PlacementAnswer) -> str:
 
 
 def is_learned(answer: PlacementAnswer) -> bool:
-    """Return whether a model predicted the times that was trained on measured costs."""
+    """Return True if the model that predicted the times was trained on measured costs."""
     return bool(model_lineage(answer).get("trained_on"))
 
 
 def warning_texts(answer: PlacementAnswer) -> list[str]:
-    """Return the sentences that precede an answer: values in an unlikely unit, a request outside the training range."""
+    """Return the warnings that precede an answer: unlikely units, then values outside the training range."""
     outside = _outside_range(answer)
     texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
     if outside:
@@ -217,7 +217,7 @@ def bound_text(answer: PlacementAnswer) -> str:
 
 
 def advice(answer: PlacementAnswer) -> list[str]:
-    """Return advice for a faster step, as far as the answer tells; one sentence or two each."""
+    """Return advice for a faster step, if the answer shows any; one or two sentences each."""
     if answer.num_devices == 1:
         return []
     slowest, found = slowest_device(answer.devices), list[str]()
@@ -260,7 +260,7 @@ def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) ->
 
 
 def best_baseline(answer: PlacementAnswer) -> Baseline | None:
-    """The fastest of those that found a placement and broke no rule; measured times count where there are any."""
+    """Return the fastest baseline that has a placement and breaks no rule; measured times take precedence."""
 
     def rank(baseline: Baseline) -> tuple[float, bool, bool]:
         return _baseline_ms(baseline), baseline.sharder == "random", baseline.chosen in (PLAIN_PLAN, BY_RATING)
@@ -273,7 +273,7 @@ def _legal_baselines(answer: PlacementAnswer) -> list[Baseline]:
 
 
 def baseline_difference(answer: PlacementAnswer, baseline: Baseline) -> str:
-    """Describe the difference of a baseline's time, measured or predicted as both are; empty without a placement."""
+    """Describe the difference of a baseline's time, measured if both are; empty without a placement."""
     if baseline.predicted_ms is None:
         return ""
     if answer.measured_ms is not None and baseline.measured_ms is not None:
@@ -291,9 +291,9 @@ def _pct(time_ms: float, reference_ms: float) -> float:
 
 
 def baseline_text(answer: PlacementAnswer) -> str | None:
-    """Compare the answer with the best of the others; None without any.
+    """Compare the answer with the best baseline; None without baselines.
 
-    An answer that may cut tables is not called faster by so much than others that may not.
+    The difference is omitted if only the answer may cut tables.
     """
     baseline = best_baseline(answer)
     if baseline is None or answer.num_devices == 1:
@@ -307,7 +307,7 @@ def baseline_text(answer: PlacementAnswer) -> str | None:
 
 
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Each baseline that might cut tables, with what it was asked with, or which rule it is."""
+    """Yield a line for each baseline that may cut tables, with its settings or its rule."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
@@ -315,9 +315,9 @@ def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
 
 
 def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Compare the answer with TorchRec's default plan and with the placement in use, where there are any.
+    """Compare the answer with TorchRec's default plan and with the placement in use, if there are any.
 
-    Each with an interval of the difference: what a model errs in alike for both is no part of it.
+    Each line has the interval of the difference, in which errors common to both cancel.
     """
     plain = [one for one in answer.comparison if one.saves is not None and one.chosen in ("", PLAIN_PLAN)]
     if plain:
@@ -338,22 +338,22 @@ def _saved_text(answer: PlacementAnswer, other_ms: float, saves: DifferenceInter
 
 
 def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
-    """The ends of an interval of a difference, per cent; with words for either side of 0 where it includes that."""
+    """Return the ends of an interval in per cent, with words for either side of 0 if it includes 0."""
     if low_pct < 0 < high_pct:
         return f"{pct_text(-low_pct)} {below} to {pct_text(high_pct)} {above}"
     return " to ".join(pct_text(one) for one in sorted((abs(low_pct), abs(high_pct))))
 
 
 def whole_tables_text(answer: PlacementAnswer, baseline: Baseline) -> str:
-    """Return the words behind a baseline's name where the answer might cut tables and it might not."""
+    """Return a suffix for a baseline's name if it keeps tables whole but the answer may cut them."""
     return ", whole tables" if not answer.request.is_whole and baseline.sharder not in FULL_SPACE_BASELINES else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
-    """Return a sentence where TorchRec's planner is missing among the others, or is there for whole tables only.
+    """Return a sentence if TorchRec's planner is not a baseline, or only for whole tables; otherwise None.
 
     Args:
-        reason: why it is missing; empty where it was not asked for.
+        reason: why it is missing; empty if it was not requested.
     """
     who = "TorchRec's planner"
     if not answer.request.is_whole and all(baseline.sharder != FULL_SPACE for baseline in answer.comparison):
@@ -365,14 +365,14 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
 
 
 def difference_text(difference_pct: float) -> str:
-    """A difference of step times in words."""
+    """Describe a difference of step times in words."""
     if abs(difference_pct) < AS_FAST_PCT:
         return "as fast"
     return f"{pct_text(abs(difference_pct))} {'slower' if difference_pct > 0 else 'faster'}"
 
 
 def near_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield what moves from the placement in use, and the times with less and with more moved."""
+    """Yield the moves from the placement in use, and the times with less and with more moved."""
     near = answer.nearness
     if near is None:
         return

@@ -1,4 +1,4 @@
-"""The tables of an answer in words: their memory, the places where they are kept, and their sharding."""
+"""The tables of an answer as text: their memory, their storage, and their sharding."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
-# Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes.
+# Shares from which a slow cache is mentioned: missed distinct rows of a batch, and share of its device's time.
 HIGH_MISS_RATIO, WORTH_A_WORD = 0.2, 0.05
 
 
 def reserve_text(request: PlacementRequest) -> str:
-    """Describe the reserve of each device, and the counted memory where that is little. Without a full stop."""
+    """Describe the reserve of each device, and the counted memory if that is only a part. Without a full stop."""
     share = request.reserved_share
     what = [pct_text(100 * share).replace(".0 ", " ")] if share else []
     what += [size_text(request.reserved_bytes)] if request.reserved_bytes else []
@@ -48,7 +48,7 @@ def is_offloaded(answer: PlacementAnswer) -> bool:
 
 
 def kept_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
-    """Each place where tables are kept, with how many, how much and which; nothing where all are in device memory."""
+    """Return each storage in use, with number, size and names of its tables; empty if all are in device memory."""
     if not is_offloaded(answer):
         return []
     tables: dict[str, list[str]] = {}
@@ -77,7 +77,7 @@ def _kernel_text(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> 
 
 
 def offload_text(answer: PlacementAnswer) -> str:
-    """Return the time of tables outside of device memory on the slowest device with some; empty without any."""
+    """Return the time of tables outside of device memory on the slowest device that has some; empty without any."""
     taken = [0.0] * answer.num_devices
     for one in answer.offloaded:
         taken[one.part.device] += one.offload_ms
@@ -91,7 +91,7 @@ def offload_text(answer: PlacementAnswer) -> str:
 
 
 def slow_caches(answer: PlacementAnswer) -> list[OffloadedPart]:
-    """The slowest part of each table whose cache misses much and takes long; the slowest first."""
+    """Return each table's slowest part with many cache misses and a long time, slowest first."""
     worst: dict[str, OffloadedPart] = {}
     for one in sorted(answer.offloaded, key=lambda one: -one.offload_ms):
         takes_long = one.offload_ms >= WORTH_A_WORD * _device_ms(answer, one.part.device)
@@ -115,7 +115,7 @@ def _device_ms(answer: PlacementAnswer, device: int) -> float:
 
 
 def host_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
-    """Host memory and SSDs in use, of what there is; nothing where none is in use."""
+    """Return the host memory and SSDs in use, with their totals; empty if none are in use."""
     hosts, found = answer.host_memory, []
     for word, used, room in (
         ("host memory", [one.used_bytes for one in hosts], [one.room for one in hosts]),
@@ -136,11 +136,11 @@ def _of_hosts(hosts: Sequence[NodeMemory], used: Sequence[int], room: Sequence[i
 
 @dataclass(frozen=True)
 class PlacedPart:
-    """A table, or some of its rows and columns, where it lives.
+    """A table, or some of its rows and columns, on its device.
 
-    ``table`` is the part as a table of its own, ``way`` the sharding type of the whole one. No device that holds the
-    part takes less than ``alone_ms``, and its device would save ``adds_ms`` without it: ``share``, 0 to 1, of its time,
-    of a replica's slowest one.
+    ``table`` is the part as a table of its own, ``way`` the sharding type of the whole table. A device with the part
+    takes at least ``alone_ms``, and would save ``adds_ms`` without it: ``share``, 0 to 1, of its time; for a replica,
+    of its slowest device's.
     """
 
     part: TablePart
@@ -153,7 +153,7 @@ class PlacedPart:
 
     @property
     def where(self) -> str:
-        """Its device, or that it is on all."""
+        """Return its device as text, or that it is on all."""
         return "all" if len(self.part.devices) > 1 else str(self.part.device)
 
 
@@ -167,7 +167,7 @@ class SpreadTable:
 
     @property
     def columns(self) -> dict[Span, tuple[PlacedPart, ...]]:
-        """The parts of each cut by columns, by their rows."""
+        """Return the parts of each column span, by their rows."""
         found: dict[Span, tuple[PlacedPart, ...]] = {}
         for one in self.parts:
             found[one.part.columns] = (*found.get(one.part.columns, ()), one)
@@ -175,7 +175,7 @@ class SpreadTable:
 
 
 def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
-    """All parts, in their order."""
+    """Return all parts, in order."""
     total_ms = [device.predicted_total_ms for device in answer.devices]
     tables = {table.name: table for table in answer.request.tables}
     columns = (answer.parts, answer.part_bytes, answer.alone_ms, answer.adds_ms)
@@ -188,7 +188,7 @@ def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
 
 
 def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
-    """The part of each table that adds most to its device; those that add most first."""
+    """Return the part of each table that adds most to its device, in descending order."""
     by_table: dict[str, PlacedPart] = {}
     for one in parts:
         if one.part.table not in by_table or one.adds_ms > by_table[one.part.table].adds_ms:
@@ -197,7 +197,7 @@ def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
 
 
 def sharded_tables(answer: PlacementAnswer) -> tuple[SpreadTable, ...]:
-    """The tables that are cut or replicated, in their order."""
+    """Return the tables that are cut or replicated, in order."""
     parts: dict[str, tuple[PlacedPart, ...]] = {}
     for one in placed_parts(answer):
         if one.way != TABLE_WISE:
@@ -210,7 +210,7 @@ MAX_CUT, MAX_LISTED_PARTS = 4, 4
 
 
 def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
-    """Each sharding type in use, and how many tables are sharded so, which, and where."""
+    """Return each sharding type in use, with number, names and places of its tables."""
     cut: dict[str, list[SpreadTable]] = {}
     for table in sharded_tables(answer):
         cut.setdefault(table.way, []).append(table)
@@ -240,7 +240,7 @@ def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> 
 
 
 def where_text(table: SpreadTable, machine: Nodes) -> str:
-    """The cuts of a table and their devices or nodes."""
+    """Return the cuts of a table and their devices or nodes as text."""
     columns = table.columns
     if len(columns) > MAX_LISTED_PARTS:
         devices = {device for one in table.parts for device in one.part.devices}

@@ -1,4 +1,4 @@
-"""Machines beside each other as text for the terminal: a line for each, which are the best, what was assumed."""
+"""A comparison of machines as text for the terminal: a line for each, the best ones, and the assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval,
 from evenshard.price.hardware import is_simulated
 from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
 
-# The change that groups make to training, whatever they save.
+# Reminder that groups change the training result.
 STEPS_OF_THEIR_OWN = (
     "between two averages each group takes steps of its own from its share of the batch, so that a learning rate and "
     "AdaGrad's sums mean something else than in one group; arXiv 2508.03854 makes up for it with a momentum-scaled "
@@ -25,7 +25,7 @@ STEPS_OF_THEIR_OWN = (
 
 
 def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
-    """Prints the options and what they say to a file, None for stdout; colours go to terminals only."""
+    """Print the options and their conclusions to a file, by default stdout, with colors only on terminals."""
     console = plain_console(file)
     console.print(heading(found))
     console.print()
@@ -63,7 +63,7 @@ def heading(found: WhatIfAnswer) -> str:
 
 
 def machine_name(one: WhatIfOption) -> str:
-    """Such as 16 x h100 with 40 GB and, of several groups, their size."""
+    """Return a name such as 16 x h100 with 40 GB and, if there are several groups, their size."""
     name = _devices_text(one)
     return name if one.num_groups == 1 else f"{name} in {one.num_groups:,} groups of {one.group_size:,}"
 
@@ -74,12 +74,12 @@ def _devices_text(one: WhatIfOption) -> str:
 
 
 def short_name(hardware: str) -> str:
-    """Hardware without the word that it is simulated, which the heading says."""
+    """Return the hardware without "simulated", which the heading has."""
     return printable(hardware.rpartition(":")[2])
 
 
 def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
-    """Return the best option, and those from which predictions do not tell it apart."""
+    """Return the best option, and options that predictions cannot tell apart from it."""
     one = best.option
     worth = f"{interval_text(one.samples_per_s)} samples/s"
     if word != "fastest":
@@ -92,14 +92,14 @@ def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
 
 
 def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
-    """Return the words for which an option is the best, or may be for all that predictions tell."""
+    """Return the criteria by which an option is the best, or may be within the uncertainty."""
     named = [word for word, best in _bests(found) if best.option is one]
     named += [f"{word}?" for word, best in _bests(found) if any(one is equal for equal in best.equals)]
     return "does not fit" if not one.fits else ", ".join(named)
 
 
 def interval_text(one: PredictedInterval) -> str:
-    """Value and interval, each with three digits; of large numbers in thousands and millions."""
+    """Format value and interval with three digits each; large numbers in thousands and millions."""
     for unit, of_unit in ((" M", 1e6), (" k", 1e3)):
         if one.value >= of_unit:
             return interval_text(one.times(1 / of_unit)).replace(" ", f"{unit} ", 1)
@@ -108,7 +108,7 @@ def interval_text(one: PredictedInterval) -> str:
 
 
 def notes(found: WhatIfAnswer) -> Iterator[str]:
-    """Yield what does not fit and why, assumptions, and warnings."""
+    """Yield the machines that do not fit and why, assumptions, and warnings."""
     placed = [one for one in found.options if one.answer is not None]
     for one in found.options:
         if not one.fits:

@@ -2,11 +2,11 @@
 
 ::
 
-    search              one search: starts, annealing, the best placement; near_placement: near one that is in use
-    space, sharding_option, piece_builder    the options of each table, and their works
-    greedy, placer      starts, such as rules of thumb, and tables placed by works
+    search              one search: starts, annealing, the best placement; near_placement: near the one in use
+    space, sharding_option, piece_builder    the options of each table, and their costs
+    greedy, placer      starts, such as rules of thumb, and greedy placement
     annealing, proposals, chains, moves      changes of many placements at once, as arrays
-    lower_bound, device_times, bound_lines   the least time of any placement
-    legal_parts, items, cuts, integer_program    a legal placement where memory is tight, costs aside
-    infeasibility       what is missing where tables do not fit
+    lower_bound, device_times, bound_lines   lower bounds of all placements
+    legal_parts, items, cuts, integer_program    a legal placement of any cost
+    infeasibility       reasons why tables do not fit
 """

@@ -1,10 +1,10 @@
 """Simulated annealing of several placements at once.
 
-The energy of a placement is, summed over the windows of a step, the time of the slowest device, a little of how close
-the other devices are to it, and a share of the mean device that falls to nothing: first all work counts, so that groups
-find cheaper options and fitting devices, at last only the slowest device does. Memory beyond a device's costs a penalty
-that grows. A batch of changes of each chain is scored in one call; those that pass the Metropolis test are made in
-their order, unless they touch a device or a group of one before them.
+The energy of a placement is, summed over the windows of a step, the time of the slowest device, plus a small term for
+how close the other devices are to it, plus a weight, which falls to 0, times the mean device. At first all work counts,
+so groups find cheaper options and suitable devices; at the end only the slowest device counts. Exceeding a device's
+memory has a growing penalty. A batch of changes of each chain is scored in one call; changes that pass the Metropolis
+test are applied in order, unless they touch a device or a group of an earlier one.
 
 Legend: N chains, M changes, E edits, F pieces, G groups, S pieces of an option (padded), D devices, B windows.
 """
@@ -22,30 +22,30 @@ from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Edits, Pieces
 from evenshard.tables.reuse import FloatArray
 
-# Phases: share of the changes, chains that are kept, weight of the mean device at the start, highest temperature.
+# Phases: share of the changes, chains that are kept, initial weight of the mean device, highest temperature.
 Phases = Sequence[tuple[float, int | None, float, float]]
 PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 3, 0.3, 0.003))
-# Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
-# At the start, at least the last of these by the number of groups.
+# Temperatures relative to the energy: at the start proportional to the changes per group, within limits; at the end.
+# The limit at the start is at least FEW_GROUPS / number of groups.
 HEAT, COOLEST_START, END, FEW_GROUPS = 1e-5, 3e-4, 1e-4, 0.02
-# Least changes of a group in each chain; fewer chains are kept of tasks with many groups.
+# Least changes per group in each chain; fewer chains are kept in tasks with many groups.
 CHANGES_OF_GROUP = 20
-# Weight of the share of the slowest device's time, to a power of 2 ** POWER, of the mean device.
+# Weight of the term for closeness: of the slowest device's share, to a power of 2 ** POWER, of the mean device.
 CLOSENESS, POWER = 0.02, 4
-# Weight of the overflow of memory at the start, and how many times as much at the end.
+# Weight of memory overflow at the start, and its factor from start to end.
 OVERFLOW, OVERFLOW_GROWTH = 3.0, 10.0
-# Weight of the share of groups with unusual cuts of columns.
+# Weight of the share of groups with unusual column cuts.
 UNUSUAL = 1e-3
-# Changes of one chain that are scored at once at most; of all chains together, where each has this many at least.
+# Most changes of one chain per batch; of all chains together, provided each has at least the last number.
 MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
-# A large change is tried in so many chains after so many batches and after so many small changes of all chains; less
-# often from so many groups on, which it places one by one.
+# Large changes are tried on CHAINS_PER_LARGE chains every BATCHES_PER_LARGE batches or CHANGES_PER_LARGE small changes;
+# less often from MANY_GROUPS on, because they place groups one by one.
 CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 1, 1024, 400
 
 
 @dataclass
 class Best(Rows):
-    """The best placement of each chain that fits in memory; a cost of infinity where there is none."""
+    """The best placement of each chain that fits in memory; its cost is infinite if there is none."""
 
     cost_N: FloatArray
     option_NG: Indices
@@ -53,13 +53,13 @@ class Best(Rows):
 
     @staticmethod
     def of(chains: Chains) -> Best:
-        """The chains as they are."""
+        """Return the current placements of chains."""
         found = Best(np.full(chains.num, np.inf), chains.option_NG.copy(), chains.place_NGS.copy())
         found.note(chains)
         return found
 
     def note(self, chains: Chains) -> None:
-        """Keep what is better."""
+        """Replace placements that the chains improve on."""
         more_N = UNUSUAL * chains.unusual_N
         if chains.moves is not None:
             more_N += chains.moves.weigh(chains.moved_N, overflow=0.0)
@@ -74,7 +74,7 @@ class Best(Rows):
 
 
 class Annealing:
-    """Improves placements; ``is_over`` is asked before each batch, ``note`` is told its changes and the best."""
+    """An annealer of placements. Before each batch it calls ``is_over``, and ``note`` with the number of changes."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Annealing:
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
     ) -> list[Best]:
-        """Anneal all placements, which may overflow memory, then the best ones again; return the best of each phase.
+        """Anneal all placements, which may exceed memory, then the best again; return the best of each phase.
 
         Args:
-            changes: of all phases together.
-            make_chains: makes chains of placements.
+            changes: number of changes over all phases.
+            make_chains: function from placements to chains.
         """
         found = []
         for share, kept, mean, hottest in phases:
@@ -176,7 +176,7 @@ def _energy(
 
 
 def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, pieces: Pieces, passes_M: Mask) -> Indices:
-    """Return the passing changes that share no device and no group with one before them."""
+    """Return the passing changes that share no device and no group with an earlier one."""
     devices, (_, groups), count = chains.task.num_devices, chains.option_NG.shape, len(chain_M)
     each = chains.on_each(pieces.select(passes_M[pieces.change_F]))
     own = np.flatnonzero(passes_M[edits.change_E])

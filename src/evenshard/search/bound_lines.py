@@ -1,22 +1,22 @@
-"""Straight lines below the times of kernels and of exchanges, for lower bounds.
+"""Linear lower bounds of kernel and communication times.
 
-**Kernels.** Kernel times are convex in the sums of columns (``kernel_calls.DevicePrice``), so that a tangent holds for
-any sum of pieces. ``PriceBounds`` has the lines of one kind of price, and the steps of time above them.
+**Kernels.** Kernel times are convex in the sums of columns (``kernel_calls.DevicePrice``), so a tangent is a lower
+bound for any sum of pieces. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
 
-**Exchanges.** A line bounds the times of exchanges by how much devices hold of what is exchanged. No latency is part of
-it. Some times are common: no device takes less, or waits less, than if all of them had the mean volume. Of these,
-curves of links count, by a line for each of some ranges of the mean volume:
+**Communication.** A line bounds communication times by the volumes of devices, without latencies. Some times are
+common: no device takes less, including waits, than if all devices had the mean volume. Common times follow the curves
+of links, with a line for each of several ranges of the mean volume:
 
-- Sums over all devices take as long on each of them.
-- One link between all devices carries what a device sends, or what all others do, whichever is more.
-- All wait for the longest forward exchange, where nothing else of the step is in its window, and some device has the
-  mean volume at least. Sums of a node are alike on all of its devices; but where a domain has several nodes, that
-  device may have none of them, and the longest exchange takes what all of them take on the mean, by floors.
-- If it is longer, without such sums, by as much as a device of another domain may save in the backward exchange,
-  both together are common, too. Let a domain have d more than the mean one. Each of its devices receives the less from
-  the others, which saves ``(far - near) * d``, by what a byte takes between domains and, its share of a domain, within
-  one. But one of them sends the more forward, ``far_forward * (domains - 1) * d``. If d is below 0, a device of another
-  domain does, by as much as ``far_forward * -d`` at least.
+- Sums over all devices take the same time on each device.
+- A single link between all devices carries the bytes that a device sends, or that all others send, whichever is more.
+- All devices wait for the longest forward exchange if nothing else of the step is in its window, and some device has at
+  least the mean volume. Sums of a node are equal on all of its devices; but if a domain has several nodes, that device
+  may have no such sums, and the longest exchange takes the mean time of all of them, by floors.
+- Without such sums, if the forward exchange is longer by at least the time that a device of another domain may save in
+  the backward exchange, both together are common, too. Suppose a domain has d more than the mean domain. Each of its
+  devices then receives less from the others, which saves ``(far - near) * d``, where far and near are the times of a
+  byte between domains and within one, per device. But one of them sends more forward, ``far_forward * (domains - 1) *
+  d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
 
 A line through 0 bounds the other times of a device by its own volume.
 
@@ -69,9 +69,9 @@ TURN = 1.25
 
 @dataclass(frozen=True)
 class TangentLine:
-    """Straight lines below the forward and backward kernel time of a device with one kernel call.
+    """Linear lower bounds of the forward and backward kernel time of a device with one kernel call.
 
-    They are ``at_0_2 + slopes_2H @ columns``, for columns that are sums.
+    Their values are ``at_0_2 + slopes_2H @ columns``, for sums of columns.
     """
 
     at_0_2: FloatArray
@@ -83,9 +83,9 @@ class TangentLine:
 
 
 class SharedSteps:
-    """Least work of tables for the steps that they need together, and none of them alone.
+    """Least work of tables for the time steps that all of them cause together, but none of them alone.
 
-    ``at_0_2`` is the forward and backward work of a mean device without a table; below 0, for steps that devices save.
+    ``at_0_2`` is the forward and backward work of a mean device without a table; below 0 for steps that devices save.
     """
 
     def __init__(self) -> None:
@@ -103,54 +103,54 @@ class PriceBounds:
         self.price = price
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return lines below the kernel times of a device, or of a call, that are close to them at these sums."""
+        """Return linear lower bounds of the kernel times of a device, or of a call, that are tight near these sums."""
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time above every line of the steps that each table's own rows need, wherever it is, [2, P]."""
+        """Return the time, above every line, of the steps that each table's own rows cause on any device, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the steps that equal devices need for all of their rows besides those of ``own_steps_ms``.
+        """Return the time steps that equal devices need for all their rows, without those of ``own_steps_ms``.
 
         Args:
-            columns_PH: tables for which the work is as large as can be; it is right for any others, too.
-            total_rows: rows that all devices hold together at least.
+            columns_PH: tables for which the work is maximized; it is valid for all other tables.
+            total_rows: least number of rows on all devices together.
         """
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the least time above a line that a call with each table takes once, [2, P]."""
+        """Return the least one-time cost, above a line, of a call with each table, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the least time of a device that holds each table, forward and backward together, [P]."""
+        """Return the least time of a device with each table, forward plus backward, [P]."""
         return alone_ms(self.price, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:
-        """True if every call of any of these tables has a backward pass: a call without lookups has none."""
+        """Return True if every call with one of these tables has a backward pass, which needs a lookup."""
         return True
 
     @property
     def further_call_ms_2(self) -> FloatArray:
-        """Least kernel time of each further call of a device, [2]."""
+        """Return the least kernel time of each additional call of a device, [2]."""
         return np.zeros(2)
 
     def launched_ms_2(self, calls: int) -> FloatArray:
-        """Return the least time of a device with so many calls, however short its kernels are, [2]."""
+        """Return the least time of a device with this number of calls, however short its kernels are, [2]."""
         return np.zeros(2)
 
 
 @singledispatch
 def price_bounds(price: DevicePrice) -> PriceBounds:
-    """Return the bounds of a price. Each kind of price registers its own."""
+    """Return the bounds of a price; a single-dispatch function to register for each kind of price."""
     raise TypeError(f"{type(price).__name__} has no lower bounds")
 
 
 class DeviceModelBounds(PriceBounds):
     """Bounds of the device model.
 
-    No steps are shared: each call sorts its own lookups, and the number of calls that share the rows is not known.
+    There are no shared steps: each call sorts its own lookups, and the number of calls that share rows is unknown.
     """
 
     def __init__(self, price: DeviceModelPrice) -> None:
@@ -158,11 +158,11 @@ class DeviceModelBounds(PriceBounds):
         self._price, self._profile = price, price.profile
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return lines below the time of a call: the waits of its kernels.
+        """Return tangents of the waits of a call's kernels.
 
-        Waits of several such calls take no less than those of one (Minkowski). Left out are the longest bag, the
-        hottest row, lanes that rows take because others are wider, misses of tables that share the L2, the start of
-        each pass of the sort, time beside the kernels, and a cache's kernels.
+        The waits of several calls are at least those of one call (Minkowski). Not included are the longest bag, the
+        hottest row, lanes that rows use because others are wider, misses of tables that share the L2, the start of
+        each sort pass, time outside of kernels, and a cache's kernels.
         """
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
@@ -173,7 +173,7 @@ class DeviceModelBounds(PriceBounds):
         return TangentLine(self._price.overhead_ms_2 + self.further_call_ms_2, slopes_2H / NS_PER_MS)
 
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the time of the passes of the sort that the rows of each table need by themselves, [2, P]."""
+        """Return the time of the sort passes that the rows of each table alone need, [2, P]."""
         found_2P = np.zeros((2, len(columns_PH)))
         passes_P = sort_passes(columns_PH[:, ROWS])
         found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
@@ -188,7 +188,7 @@ class DeviceModelBounds(PriceBounds):
         return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the times alone without what may be less beside others: longest bag, time beside the kernels, [P]."""
+        """Return times alone, [P], without terms that other tables can hide: longest bag, time outside of kernels."""
         is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
         times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
         times_QP[2] = 0.0
@@ -196,16 +196,16 @@ class DeviceModelBounds(PriceBounds):
         return np.asarray(self._price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
 
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
-        """True if there is a lookup in every call of these tables."""
+        """Return True if every call of these tables has a lookup."""
         return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
 
     @property
     def further_call_ms_2(self) -> FloatArray:
-        """Floors of a call's kernels, [2]."""
+        """Return the minimum times of a call's kernels, [2]."""
         return np.asarray(self._price.floors_ns[:, 0] / NS_PER_MS)
 
     def launched_ms_2(self, calls: int) -> FloatArray:
-        """Return the time of the host to launch so many calls, [2]."""
+        """Return the host time to launch this number of calls, [2]."""
         return np.asarray(self._price.overhead_ms_2 + calls * self._price.launch_ms_2)
 
 
@@ -217,11 +217,11 @@ price_bounds.register(DeviceModelPrice, DeviceModelBounds)
 
 @dataclass(frozen=True)
 class ExchangeLine:
-    """The least time of exchanges, ms, as far as the mean volume of a device is from ``least`` to ``most``.
+    """The least communication time, ms, if the mean volume of a device is from ``least`` to ``most``.
 
     Attributes:
-        at_0, slope: on every device, and for each unit of the mean volume.
-        own_slope, alone_slope: for each unit of a device's own volume, if all devices have as much, or no other any.
+        at_0, slope: time on every device, and per unit of the mean volume.
+        own_slope, alone_slope: time per unit of a device's own volume if all devices have the same, or all others none.
     """
 
     at_0: float
@@ -232,7 +232,7 @@ class ExchangeLine:
     most: float = float("inf")
 
     def turned_against(self, volume: float) -> ExchangeLine:
-        """A line that says as little or less of the range, and more of a volume beyond it, if this one is."""
+        """Return a line that is at most this one in its range, and steeper toward a volume beyond the range."""
         if self.least <= volume <= self.most:
             return self
         end, factor = (self.least, 1 / TURN) if volume < self.least else (self.most, TURN)
@@ -242,10 +242,10 @@ class ExchangeLine:
 def exchange_lines(
     task: ShardingTask, links: Links, pipeline: str, *, beside_nodes: bool = False
 ) -> list[list[ExchangeLine]]:
-    """The lines of each of ``VOLUMES``, and of ``REPLICATED``, for ranges of it, one after the other.
+    """Return the lines of each of ``VOLUMES``, and of ``REPLICATED``, for consecutive ranges of the volume.
 
     Args:
-        beside_nodes: whether devices may also hold sums of a node, of several in their domain.
+        beside_nodes: True if devices may also have sums of a node, and a domain has several nodes.
     """
     return [_lines_of(task, links, pipeline, name, beside_nodes) for name in (*VOLUMES, REPLICATED)]
 
@@ -276,7 +276,7 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
 
 
 def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> list[ExchangeLine]:
-    """Return lines below a time that is straight between these volumes, and 0 at 0."""
+    """Return linear lower bounds of a time that is linear between these volumes, and 0 at 0."""
     if not points:
         return [ExchangeLine(0.0, curve_ms(1.0), 0.0, 0.0)]
     kept = points[-MOST_RANGES:]
@@ -290,7 +290,7 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
 
 
 def _makes_up(task: ShardingTask, links: Links, pipeline: str) -> bool:
-    """Return whether the forward exchange of sent tables takes longer by what the backward one saves."""
+    """Return True if a longer forward exchange of sent tables outweighs the time saved in the backward exchange."""
     machine = task.machine
     if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:
         return False

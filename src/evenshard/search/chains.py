@@ -1,9 +1,9 @@
-"""Placements that a search improves side by side: the option and the places of every group, and their sums, as arrays.
+"""The placements of a search, improved in parallel: option and places of every group, with their sums, as arrays.
 
-Changes of all chains are scored in one call. Changes that are made in one chain touch different devices.
+Changes of all chains are scored in one call. Changes that are applied to the same chain touch different devices.
 
 Legend: N chains, D devices, G groups, O options of all groups, P pieces of all options, S pieces of an option (padded),
-M changes that are tried out, E edits (a group's new option and places), F pieces that come or go, C kernel calls,
+M changes that are tried out, E edits (a group's new option and places), F pieces added or removed, C kernel calls,
 V volumes, B windows of a step.
 """
 
@@ -24,18 +24,18 @@ from evenshard.search.sharding_option import Choice, Edits, Pieces, arrays_of
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
-if TYPE_CHECKING:  # the search near a placement alone needs it
+if TYPE_CHECKING:  # only the search near a placement needs it
     from evenshard.search.moves import Moves
 
 
 def round_last_digits(values: FloatArray) -> FloatArray:
-    """Round to 32 bits, so that sums that differ between CPUs in their last digits compare alike."""
+    """Round to 32 bits, so that sums whose last digits differ between CPUs compare equal."""
     return values.astype(np.float32).astype(np.float64)
 
 
 @dataclass
 class _Sums:
-    """Sums of placements besides the loads of kernels."""
+    """Sums of placements other than the loads of kernels."""
 
     volumes_VND: FloatArray
     used_3ND: Indices
@@ -73,7 +73,7 @@ class Chains:
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its pieces.
-        all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their numbers in their options.
+        all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their slots in their options.
         windows_BND: times of devices in each window of a step, ms.
         moves, moved_N: the bytes that move from an earlier placement; zeros without one.
     """
@@ -104,17 +104,17 @@ class Chains:
 
     @property
     def num(self) -> int:
-        """Number of chains."""
+        """Return the number of chains."""
         return len(self.option_NG)
 
     @property
     def used_3ND(self) -> Indices:
-        """Memory that is used of devices, hosts and SSDs, bytes."""
+        """Return the used memory of devices, hosts and SSDs, bytes."""
         return self._sums.used_3ND
 
     @property
     def cost_N(self) -> FloatArray:
-        """Time of a step, ms."""
+        """Return the step time, ms."""
         return np.asarray(self.windows_BND.max(axis=-1).sum(axis=0))
 
     # Pieces and cells -------------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ class Chains:
         return Pieces(number_E[from_F], piece_F, device_F, np.full(len(from_F), sign)), from_F, slot_F
 
     def on_each(self, pieces: Pieces) -> Pieces:
-        """Return the pieces once for each of their devices."""
+        """Repeat the pieces for each of their devices."""
         from_F, offset_F = repeat_numbers(self.arrays.span_P[pieces.piece_F])
         found = pieces.select(from_F)
         return replace(found, device_F=found.device_F + offset_F)
 
     def changed_pieces(self, chain_M: Indices, edits: Edits) -> Pieces:
-        """Return the pieces that changes take away and add, without those that stay."""
+        """Return the pieces that changes remove and add, without pieces that stay."""
         chain_E = chain_M[edits.change_E]
         old_E = self.option_NG[chain_E, edits.group_E]
         old_ES = self.place_NGS[chain_E, edits.group_E]
@@ -165,7 +165,7 @@ class Chains:
     # Sums -------------------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Sum all chains anew."""
+        """Recompute the sums of all chains."""
         cells = self._list_pieces()
         self._loads.fill(cells)
         self._sums = _Sums.empty(self.num, self.task.num_devices, len(self.space.calls), len(self._means.names))
@@ -173,14 +173,14 @@ class Chains:
         self.windows_BND = self._windows(self._sums, self._loads.compute_2ND)
 
     def try_out(self, chain_M: Indices, pieces: Pieces) -> Outcome:
-        """Return times and memory of chains after each change, by itself."""
+        """Return times and memory of chains after each change separately."""
         sums, cells = self._sums.select(chain_M), self._cells(pieces)
         self._add(sums, pieces, cells)
         windows_BMD = self._windows(sums, self._loads.try_out(chain_M, cells))
         return Outcome(windows_BMD, sums.used_3ND, self._overflow(sums))
 
     def make(self, chain_M: Indices, edits: Edits, pieces: Pieces, chosen_M: Indices) -> None:
-        """Make the chosen changes; those of one chain touch different devices and groups."""
+        """Apply the chosen changes; those of one chain touch different devices and groups."""
         is_chosen = np.zeros(len(chain_M), dtype=bool)
         is_chosen[chosen_M] = True
         edits, pieces = edits.select(is_chosen[edits.change_E]), pieces.select(is_chosen[pieces.change_F])
@@ -196,12 +196,12 @@ class Chains:
         self.windows_BND[:, own_N] = self._windows(self._sums.select(own_N), compute_2ND)
 
     def replace(self, number_M: Indices, option_MG: Indices, place_MGS: Indices) -> None:
-        """Put other placements into some chains."""
+        """Replace the placements of some chains."""
         self.option_NG[number_M], self.place_NGS[number_M] = option_MG, place_MGS
         self.fill()
 
     def _add(self, sums: _Sums, pieces: Pieces, cells: CellChanges) -> None:
-        """Add pieces that come or go, and their cells, to the sums of as many placements as there are changes."""
+        """Add or remove pieces and their cells in the sums of placements, one per change."""
         (count, calls), arrays = sums.users_NC.shape, self.arrays
         for at in self._active_V:
             sums.volumes_VND[at] += self.sum_by_device(pieces, arrays.volume_PV[:, at], count)
@@ -221,7 +221,7 @@ class Chains:
             sums.rows_NK += self._means.count_rows(pieces, count)
 
     def sum_by_device(self, pieces: Pieces, values_P: npt.NDArray[Any], count: int) -> FloatArray:
-        """Return the sums of values of pieces on each device for so many changes, [M, D]."""
+        """Sum values of pieces by device for each of ``count`` changes, [M, D]."""
         devices, span_F = self.task.num_devices, self.arrays.span_P[pieces.piece_F]
         value_F = pieces.sign_F * values_P[pieces.piece_F]
         found_MD = np.zeros((count, devices))
@@ -253,7 +253,7 @@ class Chains:
 
     @property
     def overflow_N(self) -> FloatArray:
-        """Bytes beyond the memory, relative to a device's or a host's, and wrong rows of MEAN tables; 0 if legal."""
+        """Return the bytes beyond memory, relative to a device or host, plus wrong rows of MEAN tables; 0 if legal."""
         return self._overflow(self._sums)
 
     def _overflow(self, sums: _Sums) -> FloatArray:
@@ -272,11 +272,11 @@ class Chains:
 
     @property
     def unusual_N(self) -> FloatArray:
-        """Share of the groups whose columns are cut in unusual ways, [N]."""
+        """Return the share of the groups whose columns are cut in unusual ways, [N]."""
         return np.asarray(self.table.is_unusual_O[self.option_NG].mean(axis=1))
 
     def unusual_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
-        """Return that share after each change, [M]."""
+        """Return the share of unusual groups after each change, [M]."""
         is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
         old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
         more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
@@ -285,7 +285,7 @@ class Chains:
     # Moved bytes ------------------------------------------------------------------------------------------------------
 
     def moved_after(self, chain_M: Indices, edits: Edits) -> Indices:
-        """Return the bytes that have moved after each change, [M]."""
+        """Return the moved bytes after each change, [M]."""
         chain_E = chain_M[edits.change_E]
         old_E = self._moved_bytes(self.option_NG[chain_E, edits.group_E], self.place_NGS[chain_E, edits.group_E])
         more_E = self._moved_bytes(edits.option_E, edits.place_ES) - old_E
@@ -296,6 +296,6 @@ class Chains:
 
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
-    """Return the chains of placements."""
+    """Return chains of placements."""
     arrays = [arrays_of(space.table, one) for one in placements]
     return Chains(space, *map(np.stack, zip(*arrays, strict=True)))

@@ -1,25 +1,25 @@
-"""Least times of devices: of the mean one, of devices into which whole pieces fit, and of cuts by columns.
+"""Lower bounds of device times: of the mean device, of devices that hold whole pieces, and of column cuts.
 
-A step leaves each device its time less what it takes whatever it holds: calls, latencies, and what tables take on all
-devices alike, such as replicas, rows cut over all of them, and exchanges between all. Into what is left, its room, all
-other pieces have to fit. Whether they can is told by dual feasible functions. Such a function gives each piece, by its
-share of the room, a number, and pieces that fit together have at most 1 of these: so all pieces together have at most
-as many as there are devices. Functions: Martello and Toth, "Lower bounds and reduction procedures for the bin packing
-problem" (1990); Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001).
+A device has the step time minus the time that every device spends on any placement: calls, latencies, and the cost of
+tables that are on all devices, such as replicas, rows cut over all of them, and exchanges between all. All other pieces
+have to fit into the rest, its room. Dual feasible functions decide if they can. Such a function maps each piece's share
+of the room to a number so that pieces that fit together sum to at most 1. Then all pieces together sum to at most the
+number of devices. Functions: Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem"
+(1990); Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001).
 
-How large the room is depends on what the tables take on all devices alike, so that ranges of that are looked at one by
-one, and halved until none is left in which the pieces may fit. Within a range each table takes the option with the
-least of its pieces' numbers and of a price for what it takes on all devices (Lagrange).
+The room depends on the cost of tables on all devices, so ranges of this cost are examined one by one, and halved until
+no range is left in which the pieces may fit. Within a range each table takes the option that minimizes its pieces'
+numbers plus a price for its cost on all devices (Lagrange).
 
-Some of what a call takes, such as its hottest row, it takes once: the most that one of its pieces needs. That is no
-less than a mean of what all of them need, weighted by their work. So what a piece needs beyond what every call does
-counts in proportion to its work.
+Some costs of a call occur once, such as its hottest row: the maximum over its pieces. This is at least the mean over
+its pieces, weighted by their work. So the excess of a piece over the minimum of every call counts in proportion to its
+work.
 
-**Cuts by columns** (``CutBounds``) may be uneven: rows of up to 32 columns take a quarter of a warp, rows of up to 64
-half of one, so that 80 columns take less as 64 and 16 than as 40 and 40. So each width is priced, and the least sum of
-widths that make up the table is found for each number of parts. An option of the search stands for its own number of
-parts, and for those up to the next option's: all of them together take at least that sum, and the widest of them at
-least the time of a part of an even share alone. Of many tables, the ones with the most lookups are bounded so.
+**Cuts by columns** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64
+half of a warp, so 80 columns are cheaper as 64 and 16 than as 40 and 40. So each width is priced, and the least sum of
+widths that make up the table is computed for each number of parts. An option of the search represents its own number of
+parts, and the numbers up to the next option's: all its parts together cost at least that sum, and the widest at least
+the time of a part of an even share alone. If there are many tables, only those with the most lookups are bounded so.
 
 Legend: G groups, O options of a group (of ``CutBounds`` those bounded there), W options (in ``Options`` those of a
 group), Q pieces of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
@@ -48,13 +48,13 @@ from evenshard.tables.reuse import FloatArray
 Numbers = npt.NDArray[np.int64]
 # Relative difference of times at which a bisection ends.
 CLOSE = 1e-5
-# Widths of all tables that are cut by columns whose sums are found.
+# Most widths, over all tables that are cut by columns, for which least sums are computed.
 MOST_WIDTHS = 1_000
 
 
 @dataclass(frozen=True)
 class Options:
-    """[G, W] of the options of all groups: work of all devices together, of the slowest piece alone, and memory."""
+    """Options of all groups, [G, W]: work of all devices together, of the slowest piece alone, and memory."""
 
     total_GW: FloatArray
     alone_GW: FloatArray
@@ -64,11 +64,11 @@ class Options:
 def least_time_ms(
     options: Options, offset: float, room: float, devices: int, known: float = 0.0
 ) -> tuple[float, Numbers | None]:
-    """The least time into which all groups fit, by bisection, and what each of them chooses there.
+    """Find the least time into which all groups fit, and the option of each group at this time, by bisection.
 
     Args:
-        known: times below are not asked for: where all fit into that, it is returned, without a choice.
-        offset: what each device takes besides.
+        known: a known lower bound: if all groups fit into it, it is returned without options.
+        offset: additional time of each device.
     """
     if known > 0 and _fit_options(options, known, offset, room, devices) is not None:
         return known, None
@@ -87,7 +87,7 @@ def least_time_ms(
 
 
 def _fit_options(options: Options, time_ms: float, offset: float, room: float, devices: int) -> Numbers | None:
-    """Return options that fit into a time, as far as a price of memory tells; None if none do."""
+    """Return options that fit into a time, relaxed by a price of memory; None if there are none."""
     total = np.where(options.alone_GW <= time_ms, options.total_GW, np.inf)
     rows = np.arange(len(total))
     chosen = np.asarray(total.argmin(axis=1))
@@ -113,7 +113,7 @@ def _fit_options(options: Options, time_ms: float, offset: float, room: float, d
 
 @dataclass(frozen=True)
 class _Cut:
-    """A table that a type may cut by columns; each option stands for a range of ``parts``."""
+    """A table that a type may cut by columns; each option represents a range of ``parts``."""
 
     position: int
     sharding_type: str
@@ -125,10 +125,10 @@ class _Cut:
 
 
 class CutBounds:
-    """The least that cuts by columns take.
+    """Lower bounds of the costs of column cuts.
 
     Attributes:
-        options: numbers, among all options, of those that are bounded here.
+        options: indices, among all options, of the bounded ones.
     """
 
     def __init__(self, space: SearchSpace, shared: SharedSteps | None = None) -> None:
@@ -156,7 +156,7 @@ class CutBounds:
             own, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
             blocks = own.embedding_dim // COLUMN_STEP
             most = min(type_.most_column_parts(task.machine), blocks)
-            # The option of the fewest parts stands for cuts into fewer, too; parts live on devices of their own.
+            # The option with the fewest parts also represents cuts into fewer; each part needs its own device.
             ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
             yield _Cut(
                 position,
@@ -189,7 +189,7 @@ class CutBounds:
         self._kinds = [(price_bounds(price), price.columns(lookups)) for price in prices]
 
     def alone_ms(self, slopes_V: FloatArray) -> FloatArray:
-        """Bound the time of the widest part of each option, alone on its device, from below; 0 where rows are cut."""
+        """Return a lower bound of the time of each option's widest part, alone on its device; 0 if rows are cut."""
         if not self._cuts:
             return np.zeros(0)
         alone_E = np.zeros(len(self._cut_E))
@@ -200,7 +200,7 @@ class CutBounds:
         return np.where(has_rows_O, alone_O, 0.0)
 
     def widest(self, values_FU: FloatArray) -> FloatArray:
-        """Return the least value, by blocks, of the widest part, which has an even share at least, [options]."""
+        """Return the least value of each option's widest part, which is at least an even share; values by blocks."""
         least_FU = np.minimum.accumulate(values_FU[:, ::-1], axis=1)[:, ::-1]
         number_O, _, most_O = self._parts_3O
         return np.asarray(least_FU[number_O, -(-self._blocks_F[number_O] // most_O) - 1])
@@ -210,10 +210,10 @@ class CutBounds:
         return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
     def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite where there is none.
+        """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite for impossible widths.
 
         Args:
-            line_W: number of the line of each of all options.
+            line_W: index of the line for each option.
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))
@@ -224,17 +224,17 @@ class CutBounds:
 
     @cached_property
     def shared_works_2FU(self) -> FloatArray:
-        """The same of the steps that all parts need together, on any kind of device."""
+        """Return the work of a part for the steps that all parts cause together, on any kind of device."""
         if not self._cuts:
             return np.zeros((2, 0, 0))
         return self._sum_widths_2FU(np.min([self._shared.works(columns_PH) for _, columns_PH in self._kinds], axis=0))
 
     def exchanged_FU(self, slopes_V: FloatArray) -> FloatArray:
-        """Return the time of exchanges of a part of 1, 2, ... blocks; infinite where there is none."""
+        """Return the communication time of a part of 1, 2, ... blocks; infinite for impossible widths."""
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
     def least(self, values_SFU: FloatArray) -> FloatArray:
-        """Return the least sum of values of the parts of each option, [S, options], of values by blocks."""
+        """Return the least sum of values over the parts of each option, [S, options], of values by blocks."""
         if not self._cuts:
             return np.zeros((len(values_SFU), 0))
         number_O, least_O, most_O = self._parts_3O
@@ -245,7 +245,7 @@ class CutBounds:
         return found_SO
 
     def of_tables(self, values_W: FloatArray) -> FloatArray:
-        """Return the values of tables, [F], of options that are alike in all cuts of a table."""
+        """Return the values of tables, [F], for options that are equal in all cuts of a table."""
         return values_W[[cut.options[0] for cut in self._cuts]]
 
     def _sum_widths_2FU(self, works_2P: FloatArray) -> FloatArray:
@@ -254,20 +254,20 @@ class CutBounds:
         return np.stack([self._by_blocks(works_E) for works_E in works_2E])
 
     def _by_blocks(self, values_E: FloatArray) -> FloatArray:
-        """Index values of widths by table and blocks, [F, U]; infinite where there is no such width."""
+        """Index values of widths by table and blocks, [F, U]; infinite for impossible widths."""
         found = np.full((len(self._cuts), max(cut.blocks for cut in self._cuts)), np.inf)
         found[self._cut_E, self._blocks_E - 1] = values_E
         return found
 
 
 def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
-    """Return the least sum of values of widths that make up a table, for 1, 2, ... ``most`` of them, [S, F, N].
+    """Return the least sum of values over widths that make up a table, for 1, 2, ... ``most`` parts, [S, F, N].
 
     Args:
-        values_SFU: of a width of 1, 2, ... blocks; infinite where there is none.
+        values_SFU: values of a width of 1, 2, ... blocks; infinite for impossible widths.
     """
     blocks = values_SFU.shape[2]
-    # One more width leads from some blocks that are left to fewer.
+    # Each additional width reduces the remaining blocks.
     from_U, to_U = np.tril_indices(blocks + 1, -1)
     values_SFUU = np.full((*values_SFU.shape[:2], blocks + 1, blocks + 1), np.inf)
     values_SFUU[:, :, to_U, from_U] = values_SFU[:, :, from_U - to_U - 1]
@@ -279,31 +279,31 @@ def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArr
     return np.stack(found, axis=2)
 
 
-# For each of these there is a function: see ``_by_share`` and ``_by_count``.
+# Parameters of the functions ``_by_share`` and ``_by_count``, one function for each.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 COUNTS = (1, 2, 3, 4, 5)
-# Prices, times what it costs all devices to lose room.
+# Prices, relative to the cost of lost room on all devices.
 PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
-# How often a range is halved, and relative to the time how narrow it is at last.
+# Most halvings of a range, and its least width relative to the time.
 MOST_HALVES, NARROW = 7, 3e-3
-# Relative difference of times at which the bisection for whole pieces ends, which is slower.
+# Relative difference at which the slower bisection for whole pieces ends.
 CLOSE_PIECES = 4e-3
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class WholePieces:
-    """The time that options take, each of [W]."""
+    """Lower bounds from pieces that must fit on devices; times of options, [W] each."""
 
     table: OptionTable
     devices: int
-    offset_ms: float  # what each device takes besides
-    # A device with the option's longest piece takes at least that; infinite where it is not allowed.
+    offset_ms: float  # additional time of each device
+    # Least time of a device with the option's longest piece; infinite if the option is not allowed.
     alone_W: FloatArray
-    common_W: FloatArray  # on every device
-    once_W: FloatArray  # what a call with the option takes once, beyond what every call of its class takes
-    is_spread_W: npt.NDArray[np.bool_]  # whether its pieces are on all devices
-    # Of other options, the pieces that take alike, the time of one, and the number of devices with such pieces.
+    common_W: FloatArray  # time on every device
+    once_W: FloatArray  # one-time cost of a call with the option, beyond the minimum of its class
+    is_spread_W: npt.NDArray[np.bool_]  # True if its pieces are on all devices
+    # For the other options: classes of equal pieces, with the time of one, and the number of devices with such pieces.
     option_Q: Numbers
     work_Q: FloatArray
     count_Q: FloatArray
@@ -312,7 +312,7 @@ class WholePieces:
     cut_FU: FloatArray
 
     def least_ms(self, low: float, high: float) -> float:
-        """A time between these below which no placement is, as large as is found."""
+        """Find the largest time between ``low`` and ``high`` below which no placement can be."""
         if not self.may_fit(high):
             return high
         while high - low > CLOSE_PIECES * high:
@@ -324,7 +324,7 @@ class WholePieces:
         return low
 
     def may_fit(self, time_ms: float) -> bool:
-        """False where no placement takes so little."""
+        """Return False if no placement can take this time or less."""
         is_allowed_W = self.alone_W <= time_ms
         most = time_ms - self.offset_ms
         least = float(self.table.pad_by_group(np.where(is_allowed_W, self.common_W, np.inf)).min(axis=1).sum())
@@ -342,7 +342,7 @@ class WholePieces:
         return False
 
     def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
-        """Count the pieces above 1 for each device, if every device takes at most ``most``."""
+        """Return the excess of the best function over the number of devices, if each device takes at most ``most``."""
         common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
         share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
         is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))
@@ -357,7 +357,7 @@ class WholePieces:
             return float("inf")
         if excess_FM[best, price] <= 0 or not len(self.cuts.options):
             return float(excess_FM[best, price])
-        # Cuts by columns may be uneven.
+        # Recompute with uneven cuts by columns, which are cheaper.
         numbers_W = np.where(is_allowed_W, numbers_FW[best], np.inf)
         share_FU = self.cut_FU * (1 + self.cuts.of_tables(self.once_W)[:, None] / room) / room
         parts_FU = np.where(share_FU <= 1 + _ROUNDING, FUNCTIONS[best](np.minimum(share_FU, 1.0)), np.inf)
@@ -368,7 +368,7 @@ class WholePieces:
 
     @cached_property
     def _widest_W(self) -> FloatArray:
-        """Bound the widest piece's time from below, however uneven its cut is."""
+        """Return a lower bound of the widest piece's time, for any uneven cut."""
         widest_W = np.zeros(len(self.alone_W))
         np.maximum.at(widest_W, self.option_Q, self.work_Q)
         if len(self.cuts.options):

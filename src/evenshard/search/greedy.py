@@ -1,8 +1,8 @@
 """Placements from which a search starts: an option for each group, placed greedily (``placer``).
 
-Three families of starts: rules of thumb (small tables replicated, the costliest ones cut, the others whole), limits on
-the work of a piece, also with the costliest tables in rows, and devices of their own for each class of widths. All
-starts are placed side by side as arrays.
+There are three families of starts: rules of thumb (small tables replicated, the costliest cut, the others whole),
+limits on the work of a piece, also with the costliest tables cut by rows, and separate devices for each class of
+widths. All starts are placed in parallel as arrays.
 
 Legend: N starts, G groups, O options of all groups, D devices, S pieces of an option (padded), P pieces of all options.
 """
@@ -26,46 +26,46 @@ from evenshard.search.placer import GreedyPlacer, cheapest_options
 from evenshard.search.space import SMALL
 from evenshard.tables.reuse import FloatArray
 
-# Limits on the work of a piece, in even shares of a device.
+# Limits on the work of a piece, relative to an even share of a device.
 LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
 # Limits on the weights of replicated tables.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
-# Numbers of tables that a rule of thumb cuts, None for all; and of those in rows where all others are cut by columns.
+# Numbers of tables that a rule of thumb cuts, None for all; and of tables cut by rows if all others are cut by columns.
 NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
 # Numbers of the next tables that are then cut by columns.
 NUMBERS_BESIDE_ROWS = (1, 2, 4)
 COLUMN_PARTS = (2, 4, 8, 16)
-# The best limits on replicas with which cuts are tried, and the best rules that are tried with every such limit.
+# Number of best limits on replicas that cuts are tried with, and of best rules that are tried with every limit.
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
-# The best rules whose limit on replicas also takes the sizes of tables, and the number of these.
+# Number of best rules whose limit on replicas is also set to the sizes of tables, and the number of these sizes.
 MOST_WITH_SIZES, NUM_SIZES = 8, 24
-# Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
+# Numbers of the costliest tables cut by rows, and the best limits on the work of the other pieces.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
-# Eighths of the devices that have pieces of each greater width.
+# Eighths of the devices for pieces of each greater width.
 EIGHTHS = (0, 1, 2, 3, 4)
-# Shares of the devices' memory that groups take where memory has a price, and steps to find the price.
+# Shares of the devices' memory to use if memory has a price, and steps to find the price.
 SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
 BY_COLUMNS = frozenset({TABLE_WISE, *COLUMNS_ALONE})
 WITH_REPLICAS = BY_COLUMNS | set(REPLICATED)
 NO_COLUMNS = frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE}
 TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
-# Starts times devices that are placed at once.
+# Most starts times devices that are placed at once.
 MOST_PLACED = 2**15
-# Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
+# Penalty for relative overflow of memory, relative to the placement's cost, to rank starts.
 OVERFLOW = 3.0
-# Starts beside which collections with MEAN tables are put in rows, and such collections that are put so by themselves.
+# Starts to cut collections with MEAN tables by rows in, collections that are cut alone, and best results that are kept.
 BESIDE_MEANS, MOST_ALONE, BEST_IN_ROWS = 8, 3, 4
 _Value = TypeVar("_Value")
-# A way to cut tables, and how many of the costliest tables that are not cut yet, None for all.
+# A kind of cut, and the number of costliest uncut tables that it applies to, None for all.
 _Cut = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
 class Start:
-    """Options of all groups; starts of one family differ in limits alone.
+    """Options of all groups; starts of one family differ only in limits.
 
-    Pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own if ``by_width``. ``rule`` is
-    the rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
+    If ``by_width``, pieces of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule`` is the
+    rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
     """
 
     family: str
@@ -86,12 +86,12 @@ class Placed:
 
     @property
     def rank(self) -> float:
-        """Cost with a penalty for overflow."""
+        """Return the cost with a penalty for overflow."""
         return self.cost_ms * (1 + OVERFLOW * self.overflow)
 
 
 class GreedyStarts:
-    """Makes all starts of a space."""
+    """A generator of all starts of a space."""
 
     def __init__(self, placer: GreedyPlacer) -> None:
         self.placer, self.space, self.works = placer, placer.space, placer.works
@@ -108,14 +108,14 @@ class GreedyStarts:
         self._replica_G = self._first_of(self.table.is_replica_O)
 
     def _thin(self, values: Sequence[_Value]) -> Sequence[_Value]:
-        """Leave out values, evenly, where there are many groups and devices."""
+        """Return an evenly spaced subset of values if there are many groups and devices."""
         count = math.ceil(
             len(values) * min(1.0, math.sqrt(SMALL / (len(self._weights_G) * self.space.task.num_devices)))
         )
         return [values[at * len(values) // count] for at in range(count)]
 
     def _find_allowed(self) -> Mask:
-        """[O] True for options with enough devices where their group may live, and few enough beside tables apart."""
+        """Mark options with enough devices for their group, and few enough beside tables to keep apart, [O]."""
         table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
         found_O = np.ones(len(table.group_O), dtype=bool)
         num_apart = Counter(rule for group in groups for rule in group.apart)
@@ -129,7 +129,7 @@ class GreedyStarts:
         return found_O
 
     def _first_of(self, is_wanted_O: Mask) -> Indices:
-        """[G] the first usable option that is wanted; -1 where there is none."""
+        """Return the first usable option of each group that is wanted, or -1, [G]."""
         found = np.flatnonzero(is_wanted_O & self._usable_O)
         first_G = np.full(len(self.table.num_options_G), -1)
         first_G[self.table.group_O[found[::-1]]] = found[::-1]
@@ -138,9 +138,9 @@ class GreedyStarts:
     def options(
         self, types: frozenset[str], limit_ms: float = np.inf, lane: float = np.inf, cheapest: bool = False
     ) -> Indices:
-        """[G] the option of each group with the fewest pieces below both limits, or the cheapest of these.
+        """Return each group's option with the fewest pieces, or the cheapest, within both limits, [G].
 
-        Options without memory, outside of device memory, or against the rules only stand in where there are no others.
+        Options that exceed memory, leave device memory, or break rules are used only if there are no others.
         """
         works, table = self.works, self.table
         count_O = table.count_O * np.where(table.is_replica_O & (lane < np.inf), self.space.task.num_devices, 1)
@@ -158,7 +158,7 @@ class GreedyStarts:
         return order[first]
 
     def all(self) -> list[Placed]:
-        """All starts that break no rule, the best first, each once."""
+        """Return all starts that break no rule, best first, without duplicates."""
         found = self.rules()
         even = self.works.even_ms
         limits = self._thin(LIMITS)
@@ -193,10 +193,10 @@ class GreedyStarts:
         return [one for one in unique.values() if np.isfinite(one.overflow)]
 
     def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
-        """[G] the option of each group with the least work and price of memory, outside of device memory, too.
+        """Return each group's option with the least work plus memory price, including host and SSD options, [G].
 
-        The price is the least with which all groups take no more than a share of the devices' memory; None where they
-        need no price.
+        The price is the least for which all groups take at most the given share of the devices' memory; return None if
+        they do so without a price.
         """
         table, works = self.table, self.works
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
@@ -232,7 +232,7 @@ class GreedyStarts:
                 yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
 
     def _in_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
-        """Yield starts with the costliest tables in rows, each row-wise type and width by itself."""
+        """Yield starts with the costliest tables cut by rows, for each row type and width."""
         whole_G = self.options(frozenset({TABLE_WISE}))
         order = np.argsort(-self.works.total_O[whole_G], kind="stable")
         able_O = self._cuts_rows_O & self._usable_O
@@ -248,7 +248,7 @@ class GreedyStarts:
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
     def means_in_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best starts with one collection of MEAN tables put in rows, and with all of them."""
+        """Return the best starts with one collection of MEAN tables cut by rows, and with all of them."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found
@@ -267,7 +267,7 @@ class GreedyStarts:
     # Rules of thumb ---------------------------------------------------------------------------------------------------
 
     def rules(self) -> list[Placed]:
-        """All rules of thumb, the best first: cuts beside the best limits on replicas, then other limits."""
+        """Return all rules of thumb, best first: cuts with the best limits on replicas, then other limits."""
         made: dict[tuple[int, tuple[_Cut, ...]], Placed] = {}
 
         def make(keys: Iterable[tuple[int, tuple[_Cut, ...]]]) -> None:
@@ -287,7 +287,7 @@ class GreedyStarts:
         return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
-        """Yield the cuts of the best rules beside other limits on replicas, which are the sizes of tables."""
+        """Yield the cuts of the best rules with the sizes of tables as limits on replicas."""
         families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
         cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
         sizes = np.unique(self._weights_G)
@@ -297,7 +297,7 @@ class GreedyStarts:
 
     @cached_property
     def _ways(self) -> dict[str, Indices]:
-        """[G] the option of each group for each way to cut, -1 where it has none."""
+        """Return each group's option for each kind of cut, or -1, [G]."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
         found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
@@ -308,7 +308,7 @@ class GreedyStarts:
         return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}
 
     def _rule(self, most: int, cuts: tuple[_Cut, ...]) -> Start:
-        """Replicate tables of at most ``most`` weights, then cut the costliest of the others, one way after another."""
+        """Replicate tables of at most ``most`` weights, then apply the cuts in order to the costliest of the others."""
         option_G = self.options(frozenset({TABLE_WISE}))
         is_replicated_G = (self._weights_G <= most) & (self._replica_G >= 0)
         option_G = np.where(is_replicated_G, self._replica_G, option_G)
@@ -322,7 +322,7 @@ class GreedyStarts:
         return Start(f"rule of thumb, {cuts}", option_G, rule=", ".join(words), cuts=cuts)
 
     def _place(self, starts: Sequence[Start]) -> list[Placed]:
-        """Place starts side by side; equal ones share their places."""
+        """Place starts in parallel; equal starts share their places."""
         unique = {(one.option_G.tobytes(), one.by_width): one for one in starts}
         distinct, found = list(unique.values()), list[tuple[Indices, float, float]]()
         at_once = max(1, MOST_PLACED // self.space.task.num_devices)
@@ -331,7 +331,7 @@ class GreedyStarts:
             option_NG, by_width_N = np.stack([one.option_G for one in some]), np.array([one.by_width for one in some])
             place_NGS = self.placer.place(option_NG, by_width_N)
             chains = Chains(self.space, option_NG, place_NGS)
-            if by_width_N.any():  # again, by the times of devices
+            if by_width_N.any():  # place again, by the times of devices
                 place_NGS = self.placer.place(option_NG, by_width_N, self._scale(chains))
                 chains = Chains(self.space, option_NG, place_NGS)
             overflow_N = np.where(self.placer.is_legal(chains), chains.overflow_N, np.inf)
@@ -340,7 +340,7 @@ class GreedyStarts:
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
     def _scale(self, chains: Chains) -> FloatArray:
-        """[N, G] time of the device of each group's first piece, in works of its pieces."""
+        """Return the time of each group's first device over the work of the device's pieces, [N, G]."""
         ms_P = np.where(self.space.piece_arrays.span_P == 1, self.works.ms_P, 0.0)
         load_ND = chains.sum_by_device(chains.all_pieces, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))
@@ -348,10 +348,10 @@ class GreedyStarts:
 
 
 def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
-    """Return the best start of each family, ``most`` at most, half of them rules of thumb as far as there are as many.
+    """Return the best start of each family, at most ``most``, half of them rules of thumb if there are enough.
 
     Args:
-        starts: the best first.
+        starts: all starts, best first.
     """
     best: dict[str, Placed] = {}
     for one in starts:

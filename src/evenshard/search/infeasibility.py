@@ -1,11 +1,11 @@
-"""Plain reasons that a task has no placement, with numbers and a remedy. Nothing is searched here.
+"""Simple reasons that a task has no placement, with numbers and a remedy, found without a search.
 
-What a reason says holds for every placement. Memory is counted as if each table could be spread as its types allow: a
-table that may be cut takes the least that all its parts can take. Of a task whose tables
-stay whole (``ShardingTask.is_whole``), none may be cut.
+A reason holds for every placement. Memory is counted as if each table could be spread as its types allow: a table that
+may be cut counts with the least memory of all its parts together. In a task of whole tables
+(``ShardingTask.is_whole``), no table may be cut.
 
-Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
-end say so with the other errors below, and ``legal_parts`` finds out whether there is a way around it.
+Not every infeasible task has a simple reason: tables may fit by total size but not as pieces. Sharders that reach a
+dead end raise the other errors below, and ``legal_parts`` decides if there is another placement.
 
 Legend: I items, D devices.
 """
@@ -30,16 +30,16 @@ from evenshard.search.items import PackedItem, PackedItems
 from evenshard.tables.table import Table
 
 MORE_MEMORY = "Raise memory_cap_gb"
-# The remedy where memory is short. Only a search can say how much of it: what is missing alone may not be enough.
+# The remedy if memory is short. Only a search can find the amount: adding the missing bytes may not be enough.
 MORE_ROOM = f"{MORE_MEMORY} or num_devices"
 
 
 def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
-    """Return the error of a task for which no placement can exist for a plain reason; None without one.
+    """Return an error with a simple reason that no placement can exist; None if there is no such reason.
 
-    The most specific reason: rules that leave a table no sharding type, replicas that fill a device, rules that
-    contradict each other, then tables larger than each device they may live on, then tables that overfill the few
-    devices they may live on, then all of them together, and at last a table that cannot be cut so that it fits.
+    The most specific reason comes first: rules that leave a table no sharding type, replicas that fill a device,
+    contradicting rules, tables larger than each of their allowed devices, tables that together exceed their few
+    allowed devices, then all tables together, and last a table that no cut makes fit.
     """
     found = PackedItems.of(task) if items is None else items
     looks = (_without_types, _overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
@@ -47,13 +47,13 @@ def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTa
 
 
 def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
-    """Raise InfeasibleTask if no placement can exist for a plain reason."""
+    """Raise InfeasibleTask if there is a simple reason that no placement can exist."""
     if (why := reason(task, items)) is not None:
         raise why
 
 
 def require_room(task: ShardingTask) -> PackedItems:
-    """Return the whole tables of a task as items; raise InfeasibleTask if they have no placement for a plain reason."""
+    """Return the whole tables of a task as items; raise InfeasibleTask for a simple reason that they do not fit."""
     assert task.is_whole, "a sharder of whole tables is given task.as_whole"
     items = PackedItems.of(task)
     if (why := reason(task, items)) is not None:
@@ -62,7 +62,7 @@ def require_room(task: ShardingTask) -> PackedItems:
 
 
 def require_types(task: ShardingTask) -> None:
-    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded, or no memory to be kept in."""
+    """Raise InfeasibleTask if the rules of a table leave it no sharding type or no memory."""
     position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
     if position is not None:
         kernels = task.limits_of(position).kernels or task.kernels
@@ -89,7 +89,7 @@ def require_types(task: ShardingTask) -> None:
 
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
-    """Return the error of a sharder that finds no device for tables, by position, with so many bytes in use on each."""
+    """Return the error of a sharder that finds no device for some tables, given the bytes in use on each device."""
     joined = next(one for one in joined_groups(len(task.tables), task.together) if tables[0] in one)
     everywhere = device_mask(task.num_devices, None)
     allowed_D = everywhere if (own_D := allowed_together(task, joined)) is None else own_D
@@ -105,7 +105,7 @@ def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]
 
 
 def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
-    """Return the error of a sharder that knows no placement at all, with the memory that the task needs and has."""
+    """Return the error of a sharder that has no placement, with the memory that the task needs and has."""
     if task.may_offload:
         return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
     needs = _needs_and_room(PackedItems.of(task) if items is None else items)
@@ -251,7 +251,7 @@ def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
 def _confinements(
     allowed_ID: npt.NDArray[np.bool_],
 ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
-    """Yield sets of devices, the smallest first, with the items confined to them; all devices last."""
+    """Yield sets of devices, smallest first, with the items confined to them; all devices last."""
     sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
     for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
         yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))
@@ -259,7 +259,7 @@ def _confinements(
 
 
 def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
-    """Bound an item's memory from below: of columns cut alone, each part has an optimizer's rows."""
+    """Return a lower bound of an item's memory; with column cuts, each part has the optimizer's state per row."""
     room_D = np.where(item.allowed_D, room_D, -1)
     if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
         return item.least_bytes
@@ -272,7 +272,7 @@ def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
 
 
 def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    """Return more parts than devices where they have no room."""
+    """Return the least number of parts that fit; more than the number of devices if none do."""
     fewest = len(room_D) + 1
     for scope in cut.scopes:
         enough = (-np.sort(-cut.most_blocks(room_D[scope]))).cumsum() >= cut.blocks
@@ -286,7 +286,7 @@ def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int
         return True
     if any(known.fit(room_D) for known in item.known):
         return True
-    if task.pipeline and any(cut.in_rows for cut in item.cuts):  # what other parts than even ones take is not counted
+    if task.pipeline and any(cut.in_rows for cut in item.cuts):  # the memory of uneven parts is not counted
         return int(room_D[item.allowed_D].sum()) >= item.least_bytes
     if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
         return True

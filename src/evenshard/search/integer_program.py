@@ -1,4 +1,4 @@
-"""Packing as an integer program: HiGHS (SciPy) finds a way to pack items, or proves that there is none.
+"""Packing as an integer program: HiGHS (SciPy) finds a packing of items, or proves that there is none.
 
 Legend: D devices.
 """
@@ -20,13 +20,13 @@ from evenshard.search.cuts import Cut, Grid, Taken
 from evenshard.search.items import PackedItem, PackedItems
 
 Terms = Iterable[tuple[int, float]]
-# HiGHS checks limits to 1e-6 and ignores coefficients below 1e-9: larger numbers than this are scaled down.
+# HiGHS checks limits to 1e-6 and ignores coefficients below 1e-9, so larger numbers are scaled down to this.
 _LARGEST = 1e4
 _SOLVER_ERROR = 4  # status of SciPy's milp
 
 
 class Solution(NamedTuple):
-    """The outcome of a solver: the value of each variable, if any were found; a proof that there are none."""
+    """The outcome of a solver: the value of each variable, if found, and if infeasibility was proved."""
 
     values: Sequence[int] = ()
     is_infeasible: bool = False
@@ -34,7 +34,7 @@ class Solution(NamedTuple):
 
 @dataclass
 class IntegerProgram:
-    """Integer variables from 0 up, and limits on weighted sums of them."""
+    """Integer variables of at least 0, and limits on weighted sums of them."""
 
     most: list[int] = field(default_factory=list)  # the largest value of each variable
     _rows: list[int] = field(default_factory=list)
@@ -62,7 +62,7 @@ class IntegerProgram:
         self.limit([*terms, *((variable, -weight) for variable, weight in others)], constant, constant)
 
     def solve(self, time_limit_s: float, costs: Sequence[float] | None = None) -> Solution:
-        """Return values that cost least, or any values without costs."""
+        """Return values with the least cost, or any feasible values without costs."""
         if not self.most:
             return Solution(is_infeasible=any(least > 0 or most < 0 for least, most in self._limits))
         shape = len(self._limits), len(self.most)
@@ -75,7 +75,7 @@ class IntegerProgram:
                 constraints=LinearConstraint(weights, *zip(*self._limits, strict=True)),
                 options={"time_limit": time_limit_s, "presolve": presolve},
             )
-            if ended.status != _SOLVER_ERROR:  # of a few programs, HiGHS cannot undo its own presolve
+            if ended.status != _SOLVER_ERROR:  # for some programs, HiGHS cannot undo its own presolve
                 break
         if ended.x is None:
             return Solution(is_infeasible=ended.status == 2)
@@ -83,7 +83,7 @@ class IntegerProgram:
 
 
 class Solved(NamedTuple):
-    """The outcome of packing: parts of all items, if any were found; a proof that none fit."""
+    """The outcome of packing: parts of all items, if found, and if infeasibility was proved."""
 
     parts: list[TablePart] | None = None
     impossible: bool = False
@@ -94,7 +94,7 @@ _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 
 @dataclass
 class _Model:
-    """The program while it is built; ``taken`` has variables, each with its bytes, of devices, hosts and SSDs."""
+    """An integer program under construction; ``taken`` has variables with their bytes, by device, host and SSD."""
 
     machine: Nodes
     even_grids: bool
@@ -136,7 +136,7 @@ class _Model:
 
 
 def solve_program(items: PackedItems, time_limit_s: float) -> Solved:
-    """Return the parts that the solver finds in so much time."""
+    """Solve for the parts within the time limit."""
     found = _solve(items, time_limit_s, even_grids=True)
     if found.impossible and any(one.grid is not None for own in _storage_variants(items) for one in own):
         return Solved(impossible=_solve(items, time_limit_s, even_grids=False).impossible)
@@ -213,7 +213,7 @@ def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, 
 
 
 def _add_grid(model: _Model, item: PackedItem, grid: Grid) -> int:
-    """Add columns on two nodes at least, with rows cut evenly over the devices of each."""
+    """Add columns on at least two nodes, with rows cut evenly over the devices of each."""
     counts: list[int] = []
     holds = []
     sharding = model.add_sharding(

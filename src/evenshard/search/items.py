@@ -1,7 +1,7 @@
-"""Tables to pack, or tables that stay together, and the ways that their bytes can be spread over devices.
+"""Items to pack, each a table or tables that stay together, and the ways to spread their bytes over devices.
 
-An item lives whole on one device, or is cut into equal blocks of which some devices hold some: a table of 64 columns is
-sixteen blocks of four, or as many blocks as it has rows. Each device holds one part of an item at most.
+An item is whole on one device, or cut into equal blocks that several devices share: a table of 64 columns has sixteen
+blocks of four columns, or as many blocks as rows. Each device holds at most one part of an item.
 
 Legend: I items, D devices.
 """
@@ -50,52 +50,52 @@ from evenshard.placement.task import ShardingTask, common_kernels, may_be_cut_by
 from evenshard.search.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
 from evenshard.tables.table import Table
 
-# Items by their first table and where they are kept: to build them takes far longer than to pack them.
+# Items by first table and storage: building them takes far longer than packing them.
 KnownItems = dict[tuple[int, Storage], "PackedItem"]
 NOTHING = Taken(0)
 LEAST_CACHE = 0.01
-# Kernels that keep tables outside of device memory, those that take the least of it first; a processor is the last.
+# Kernels that keep tables outside of device memory, those that use the least of it first; the CPU is last.
 OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
 
 
 @dataclass(frozen=True)
 class PackedItem:
-    """Tables that live on one device, or a table that may be cut or replicated."""
+    """Tables on one device, or a table that may be cut or replicated."""
 
-    positions: tuple[int, ...]  # of its tables in the task
-    tables: tuple[Table, ...]  # one, or those that stay together
-    table_bytes: tuple[int, ...]  # device memory of each where it is whole
-    least_bytes: int  # device memory of all its parts together, however it lives
+    positions: tuple[int, ...]  # positions of its tables in the task
+    tables: tuple[Table, ...]  # one table, or tables that stay together
+    table_bytes: tuple[int, ...]  # device memory of each table if it is whole
+    least_bytes: int  # least device memory of all its parts together
     allowed_D: npt.NDArray[np.bool_]
-    apart: tuple[int, ...]  # numbers of the groups of which a device holds one table at most
+    apart: tuple[int, ...]  # indices of the groups of tables to keep apart
     may_be_whole: bool
-    cuts: tuple[Cut, ...] = ()  # the ways to cut it, columns first
-    grid: Grid | None = None  # the way to cut its columns and the rows of each part; None if that is not allowed
-    known: tuple[KnownParts, ...] = ()  # other ways, whose parts are known
-    outside: Taken = NOTHING  # what it takes of its host where it is whole; nothing of the device here
+    cuts: tuple[Cut, ...] = ()  # possible cuts, columns first
+    grid: Grid | None = None  # cut of columns and of each part's rows; None if not allowed
+    known: tuple[KnownParts, ...] = ()  # other cuts, whose parts are known
+    outside: Taken = NOTHING  # memory on its host if it is whole; nothing of the device
     storage: Storage = ON_DEVICE
 
     @property
     def size_bytes(self) -> int:
-        """Device memory where it is whole."""
+        """Return the device memory of the item if it is whole."""
         return sum(self.table_bytes)
 
     @property
     def is_free(self) -> bool:
-        """True if it need not live whole."""
+        """Return True if it may be cut or replicated."""
         return bool(self.cuts or self.grid or self.known)
 
     @property
     def least_parts(self) -> int:
-        """Devices that it takes at least."""
+        """Return the least number of devices that it needs."""
         return 1 if self.may_be_whole else 2
 
     def whole(self, device: int) -> list[TablePart]:
-        """Its tables on a device."""
+        """Return its tables on a device."""
         return [whole_part(table, (device,)) for table in self.tables]
 
     def with_storage(self, parts: Iterable[TablePart]) -> list[TablePart]:
-        """Its parts, where they are kept."""
+        """Return its parts with its storage."""
         return [replace(part, storage=self.storage) for part in parts]
 
 
@@ -104,28 +104,28 @@ class PackedItems:
     """All items of a task, and the memory that devices have for them."""
 
     items: tuple[PackedItem, ...]  # in the order of their first tables
-    replicas: tuple[Table, ...]  # tables that may only be replicated, and so live on every device
-    # What each device has left for the items, below 0 where the replicas alone do not fit.
+    replicas: tuple[Table, ...]  # tables that may only be replicated, and so are on every device
+    # Memory of each device left for the items, below 0 if the replicas alone do not fit.
     room_D: npt.NDArray[np.int64]
     machine: Nodes
-    # Of each item, it again wherever else its tables may be kept, for a solver that chooses; empty for none.
+    # Each item in its other possible storages, for a solver to choose from; may be empty.
     others: tuple[tuple[PackedItem, ...], ...] = ()
 
     @staticmethod
     def of(
         task: ShardingTask, storages: Mapping[int, Storage] | None = None, known: KnownItems | None = None
     ) -> PackedItems:
-        """The items of a task whose every table may be sharded somehow (``task.types``).
+        """Build the items of a task whose tables all have a sharding type (``task.types``).
 
         Args:
-            storages: how tables are kept that are not in device memory, by position.
+            storages: storages of tables outside of device memory, by position.
         """
         kept = storages or {}
         return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),), known)
 
     @staticmethod
     def wherever_kept(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
-        """The items of such a task, with all the storages that each item may have."""
+        """Build the items of such a task, with all the storages that each item may have."""
 
         def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
             on_device = FUSED in common_kernels(task, positions)
@@ -135,31 +135,31 @@ class PackedItems:
 
     @property
     def allowed_ID(self) -> npt.NDArray[np.bool_]:
-        """True where each item may live, [I, D]."""
+        """Mark the allowed devices of each item, [I, D]."""
         return np.array([item.allowed_D for item in self.items], dtype=bool).reshape(-1, len(self.room_D))
 
     def replica_parts(self) -> list[TablePart]:
-        """The replicated tables."""
+        """Return the parts of the replicated tables."""
         everywhere = tuple(range(len(self.room_D)))
         return [whole_part(table, everywhere) for table in self.replicas]
 
 
 class Room:
-    """Memory that devices have left for items, and the groups of apart tables that each of them has one of."""
+    """Memory of devices left for items, and the groups of tables to keep apart that each device has a table of."""
 
     def __init__(self, items: PackedItems) -> None:
         self.left_D = items.room_D.copy()
         self._taken_D: dict[int, npt.NDArray[np.bool_]] = {}
 
     def of(self, item: PackedItem) -> npt.NDArray[np.int64]:
-        """Return the memory that is left for an item, [D]; -1 where it may not go."""
+        """Return the memory left for an item, [D]; -1 on forbidden devices."""
         free_D = item.allowed_D
         for group in self._taken_D.keys() & item.apart:
             free_D = free_D & ~self._taken_D[group]
         return np.where(free_D, self.left_D, -1)
 
     def take(self, item: PackedItem, bytes_of: Mapping[int, int]) -> None:
-        """Put an item on devices, with so many bytes on each."""
+        """Take an item's bytes on each device."""
         for device, size in bytes_of.items():
             self.left_D[device] -= size
         for group in item.apart:
@@ -239,7 +239,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
 def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...]:
     table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
     machine, found = task.machine, []
-    # Blocks and where they may live say more than a search's even widths: any sizes of parts that fit will do.
+    # Blocks and their devices are more general than a search's even widths: part sizes may be any that fit.
     if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
         homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].home_span(machine)
         scopes = _allowed_of(machine, homes, limits.devices)
@@ -266,7 +266,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
     def lines(rows: Span) -> Line:
         if table.row_shares is not None:
             return _columns(task, table, storage, rows)
-        if rows.size not in known:  # without counted shares, equally many rows take the same
+        if rows.size not in known:  # without counted row shares, parts of equal row count are equal
             known[rows.size] = _columns(task, table, storage, rows)
         return known[rows.size]
 
@@ -282,7 +282,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
 
 
 def _known_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
-    """Yield replicas, and even rows whose memory is not a line."""
+    """Yield replicas, and even rows whose memory is not linear."""
     table, allowed = task.tables[position], task.limits_of(position).devices
     if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
@@ -300,7 +300,7 @@ def _replica(task: ShardingTask, table: Table) -> Taken:
 
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
-    """Return the line of memory, which is linear in columns whatever the storage."""
+    """Return the memory as a line, which is exact for columns in every storage."""
     whole = whole_part(table, storage=storage)
     narrow, wide = (
         _memory_taken(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))
@@ -311,10 +311,10 @@ def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | No
 
 
 def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
-    """Bound row parts by a line; where lookups are counted, each part has the inputs of all rows."""
+    """Return a linear bound of the memory of row parts; with counted lookups, each part has all rows' inputs."""
     whole = whole_part(table, storage=storage)
     if _has_even_lookups(task, table):
-        few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent as one
+        few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent whole
         first, last = (_memory_taken(task, table, replace(whole, rows=Span(0, rows))) for rows in (few, many))
         block = Taken(*(-(-more // max(many - few, 1)) for more in last.less(first)))
         rounded = _rounded_bytes(task, table, 1) if task.pipeline else 0
@@ -337,7 +337,7 @@ def _is_line(task: ShardingTask, table: Table) -> bool:
 
 
 def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
-    """Bound how far rounding puts row parts below their share of the whole."""
+    """Return a bound of the bytes by which rounding can put row parts below their share of the whole."""
     of_rows = table.num_rows if table.embedding_dim * table.weight_bits % 8 else 0
     return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
 

@@ -1,4 +1,4 @@
-"""Legal placements of any cost: by packing where memory is ample, by a solver where it is tight."""
+"""Legal placements of any cost: by packing if memory is ample, by a solver if it is tight."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from evenshard.search.cuts import Cut, Devices, Grid
 from evenshard.search.infeasibility import no_parts_found, require_sharding_room, require_types
 from evenshard.search.items import KnownItems, PackedItem, PackedItems, Room, least_outside
 
-# Items times devices that the solver is given; it then needs about 0.5 GB.
+# Most items times devices for the solver, which then needs about 0.5 GB.
 MAX_PAIRS = 150_000
 TIME_LIMIT_S = 10.0
 MOST_TRIED_OFFLOADS = 8
 
 
 def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
-    """Return some legal parts, those of a table one after the other; the same arguments give the same.
+    """Return some legal parts, ordered by table; deterministic.
 
     Args:
         time_limit_s: the solver's time; if it ends early, another run may find a placement.
 
     Raises:
-        InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
+        InfeasibleTask: if there are none, or none were found in time; the message tells which.
     """
     require_types(task)
     known: KnownItems = {}
@@ -57,14 +57,14 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
 
 
 def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
-    """Return some legal parts if packing finds them, in device memory or, where rules allow that, outside of it.
+    """Return some legal parts if packing finds them, in device memory or, if allowed, outside of it.
 
     Args:
-        known: items of the same task, whatever memory its devices and hosts have; new ones are added.
+        known: items of the same task for any memory of devices and hosts; new items are added.
     """
     machine = task.machine
     outside = sum(machine.host_bytes) + sum(machine.ssd_bytes) if task.may_offload else 0
-    rounded = len(task.tables) * task.num_devices  # a byte of each part
+    rounded = len(task.tables) * task.num_devices  # one byte per part
     if sum(table.size_bytes for table in task.tables) > sum(task.room_bytes) + outside + rounded:
         return None  # not even the weights fit
     known = {} if known is None else known
@@ -75,7 +75,7 @@ def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[Ta
 
 
 def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, ...] | None:
-    """Offload tables with few lookups for their size first, to the kernel with the least device memory."""
+    """Move tables with few lookups per row out of device memory first, to the kernel with the least device memory."""
     outside = {
         at: least[0]
         for positions in joined_groups(len(task.tables), task.together)
@@ -95,7 +95,7 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
             if any(at in storages for at in group):
                 storages.update({at: outside[at] for at in group})
         if sum(task.tables[at].size_bytes for at in storages) > sum(task.machine.host_bytes + task.machine.ssd_bytes):
-            return None  # the more leave device memory, the more others take
+            return None  # more offloaded tables take even more host memory
         if (found := _pack(task, PackedItems.of(task, storages, known))) is not None:
             return found
     return None
@@ -130,15 +130,15 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
-    """Return whether parts may take less than was counted: inputs are even shares, bytes whole numbers."""
+    """Return True if real parts may be smaller than counted: inputs are even shares, bytes are rounded."""
     in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
 def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield orders of items: those first that may go to few devices, and cannot be cut.
+    """Yield orders of items, with few-device and uncut items first.
 
-    Each comes once for the emptiest devices, and once for the fullest with room; see ``pack_in_order``.
+    Each order comes once for the emptiest devices, and once for the fullest that fit; see ``pack_in_order``.
     """
     all_items = items.items
     bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
@@ -153,16 +153,16 @@ def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
 
 
 def _freedom(item: PackedItem) -> int:
-    """Rank whole items 0, column cuts 1, and row cuts, of which any room takes some, 2."""
+    """Rank whole items 0, column cuts 1, and row cuts, which fit any free memory, 2."""
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
 def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> list[TablePart] | None:
-    """Return the parts of all items on their devices; None at a dead end.
+    """Pack all items in order and return their parts; None at a dead end.
 
     Args:
-        tightest: an item goes to the device with the least memory left that has room, and parts by columns fill their
-            devices; else it goes to the one with the most, and parts are even.
+        tightest: True to use the fullest devices that fit, and to fill them with column parts; False to use the
+            emptiest devices, and even parts.
     """
     room, found = Room(items), items.replica_parts()
     for number in order:
@@ -180,7 +180,7 @@ _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
-    """Place an item where there is room; -1 left means no room for any part."""
+    """Place an item where it fits; -1 left means that no part fits."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
         device = int(roomy_D.argmin() if tightest else roomy_D.argmax())
@@ -219,7 +219,7 @@ def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.
 
 
 def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tuple[Devices, Devices] | None:
-    """Return the fewest places, two at least, with room for all columns, and their blocks."""
+    """Return the fewest places, at least two, that fit all columns, and their blocks."""
     roomy = (-most).argsort(kind="stable")
     enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
@@ -233,7 +233,7 @@ def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tupl
 
 
 def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[np.int64]:
-    """Fill one place after the other, or share blocks as evenly as room allows."""
+    """Fill one place after the other, or share blocks as evenly as memory allows."""
     if fill:
         before = np.concatenate([[0], most.cumsum()[:-1]])
         return np.asarray((count - before).clip(0, most))
@@ -244,7 +244,7 @@ def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[
 
 
 def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Share rows evenly, else by room with at least one each; of few rows, over as many devices."""
+    """Share rows evenly, else by free memory with at least one row each; few rows use as many devices."""
     most_D = cut.most_blocks(left_D)
     even_D = np.zeros_like(most_D)
     even = cut.even_rows
@@ -264,7 +264,7 @@ def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     total = int(most.sum())
     if total < count:
         return None
-    found = (most * (count / max(total, 1) * (1 - 1e-12))).astype(np.int64)  # whatever is rounded, not too many
+    found = (most * (count / max(total, 1) * (1 - 1e-12))).astype(np.int64)  # rounding must not exceed the total
     return np.asarray(found + _spread(count - int(found.sum()), most - found, fill=True))
 
 

@@ -1,26 +1,25 @@
-"""Lower bounds of the predicted time of all placements that a task allows: of all types, all cuts and all places.
+"""Lower bounds of the predicted time of all placements that a task allows: all types, all cuts and all devices.
 
 A bound is the least over cases, which are opened and tightened one by one, the lowest first:
 
-1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose floors and latencies come on
-   top of what tables take, and so does what each call takes once, such as its hottest row.
-2. **Ranges of what is exchanged**, with a straight line below the exchange times of each (``bound_lines``).
-3. **The mean device** (``least_time_ms``). A step takes at least what its slowest device does, which is at least the
-   mean. Kernel times are convex, so that a straight line below them holds for any sum of pieces; along such a line the
-   work of a table is one number for each of its options, however fine it is cut: cutting columns repeats lookups,
-   cutting rows repeats bags, replicas repeat rows. Each table takes the option with the least work whose pieces, alone
-   on their device, are below the time in question; the least time for which this fits into all devices is the bound.
-   Memory counts with a price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables'
-   choice puts the mean device. A pass takes no less than its launches either, whatever its kernels take.
-4. **Whole pieces** (``WholePieces``). Pieces cannot be shared out: they have to fit into what is left of each device.
+1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose minimum times and latencies
+   add to the costs of tables, as do the one-time costs of a call, such as its hottest row.
+2. **Ranges of communication volumes**, with a linear lower bound of the communication time in each (``bound_lines``).
+3. **The mean device** (``least_time_ms``). A step takes at least the time of its slowest device, which is at least the
+   mean. Kernel times are convex, so a linear lower bound holds for any sum of pieces; along such a line the work of a
+   table is a number for each of its options, however fine it is cut: cutting columns repeats lookups, cutting rows
+   repeats bags, replicas repeat rows. Each table takes the option with the least work whose pieces, alone on their
+   device, are below the time in question; the bound is the least time for which this fits into all devices. Memory
+   has the price (Lagrange) that maximizes the bound. Lines touch the kernel times at the mean device of the tables'
+   current options. A pass takes at least the time of its launches, too, whatever its kernels take.
+4. **Whole pieces** (``WholePieces``). Pieces cannot be divided: they have to fit into the rest of each device.
 
-Counted are the steps of time that a table's own rows need, those that all rows need together on devices that are alike,
-and cuts by columns however uneven (``CutBounds``; of many tables, those of the ones that are looked up most, and even
-cuts of the others).
+Included are the time steps that a table's own rows cause, those that all rows cause together on devices that are alike,
+and uneven cuts by columns (``CutBounds``; of many tables, those with the most lookups, and even cuts of the others).
 
-Legend: G groups, W options of a group, A pieces of options, Q those that take alike, D devices, P lookups, C looked-up
-rows of options, K kinds of devices, H columns, S sets, Y classes of options, X volumes, F tables that are cut by
-columns, U blocks of columns.
+Legend: G groups, W options of a group, A pieces of options, Q classes of equal pieces, D devices, P lookups, C
+looked-up rows of options, K kinds of devices, H columns, S sets, Y classes of options, X volumes, F tables that are cut
+by columns, U blocks of columns.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ from evenshard.search.device_times import CutBounds, Numbers, Options, WholePiec
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
-# Sums of float32 differ by less, relatively.
+# Largest relative difference of float32 sums.
 _ROUNDING = 1e-4
-# Lines that are tried for each set of types, each where the choice by the line before puts the mean device.
+# Lines that are tried for each set of types, each at the mean device of the options chosen by the line before.
 LINES = 6
-# Modules times sharding types up to which each is a class of its own; else all modules are one.
+# Most modules times sharding types for which each is a class of its own; otherwise all modules are one class.
 MOST_CLASSES = 8
-# Whether the kernels count, or what launching them takes, in the forward and in the backward pass.
+# True if the kernels count, False if their launches do, for the forward and the backward pass.
 KERNELS = (True, True)
 OTHERS = ((True, False), (False, True), (False, False))
-# Of more options it is not asked how their pieces fit: they are small.
+# With more options, pieces are small, and how they fit is not checked.
 MOST_OPTIONS = 4_096
-# How much a bound may exceed what is enough, relatively.
+# Relative amount by which a bound may exceed ``enough_ms``.
 ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """Return the bound, ms, which need not exceed ``enough_ms``; 0 where nothing can be said."""
+    """Return the bound, ms, which need not exceed ``enough_ms``; 0 if there is none."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
-    # Of equal bounds, the one that was opened first.
+    # Ties of bounds are broken by the order of opening.
     opened: list[tuple[float, int, Tighten | None]] = [
         (bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets
     ]
@@ -79,13 +78,13 @@ def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
     return 0.0
 
 
-# Larger bounds of the same placements, each with what makes it larger yet, if anything does; up to one that is enough.
+# Tighter bounds of the same placements, each with a function for a still tighter one, up to a bound that is enough.
 Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Lines below a mean device's times; ``works_2W`` is along them, of all devices together."""
+    """Linear lower bounds of a mean device's times; ``works_2W`` is along them, of all devices together."""
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
@@ -94,7 +93,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """Placements that use exactly some classes, with volumes in some ranges; ``alone_W`` times the longest piece."""
+    """All placements with exactly these classes and volumes in these ranges; ``alone_W`` times the longest piece."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -117,7 +116,7 @@ class _Bounds:
         self._room = _room(space, bytes_W)
         least_bytes_W, offload_W, longest_offload_W = _least_offload(space, self._copies_W * bytes_W)
         self._bytes_GW = table.pad_by_group(least_bytes_W)
-        # Work besides kernels and exchanges.
+        # Work outside of kernels and communication.
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
         values_W, self._volume_AV = pieces.values_P[piece_A[table.first_O]], pieces.volume_PV[piece_A]
         self._replicas_W = values_W * update_ms
@@ -139,7 +138,7 @@ class _Bounds:
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
         longest_W += self._replicas_W + longest_offload_W + values_W * costs.exchange_slopes[1]
-        # Alone on its device, a piece may be all that is exchanged.
+        # A piece alone on its device may be the only communication.
         self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
         self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
         self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
@@ -154,7 +153,7 @@ class _Bounds:
         return bounds.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
-        """Group options whose calls are launched, and outputs exchanged, together."""
+        """Group options that share kernel launches and output exchanges."""
         space, machine = self._space, self._space.task.machine
         first_W = np.full(len(self._copies_W), len(space.calls))
         np.minimum.at(first_W, self._option_C, self._call_C)
@@ -210,7 +209,7 @@ class _Bounds:
             yield [line for line in lines if least <= line.most and line.least <= most]
 
     def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """Bound by the mean device's time, along lines that suit the tables' options."""
+        """Return a bound by the mean device's time, along lines that fit the tables' options."""
         lines, chosen_G = self._lines_of_wholes, None
         best, found = 0.0, (case, lines)
         for _ in range(LINES):
@@ -248,7 +247,7 @@ class _Bounds:
         return self._lines(None)
 
     def _of_whole_pieces(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
-        """Bound placements whose pieces are not shared out evenly."""
+        """Return a bound for placements of whole pieces."""
         table = self._table
         own_V = np.array([one.alone_slope for one in case.exchange_X[: len(VOLUMES)]])
         work_A = np.bincount(self._piece_C, self._row_works(lines), len(table.option_A)) + self._volume_AV @ own_V
@@ -258,7 +257,7 @@ class _Bounds:
         parts_A = np.stack([table.option_A, work_A])[:, ~is_spread_W[table.option_A]]
         (option_Q, work_Q), count_Q = np.unique(parts_A, axis=1, return_counts=True)
         option_Q = option_Q.astype(np.int64)
-        at_0_2 = lines.at_0_2 - self._shared.at_0_2  # which holds for all devices together
+        at_0_2 = lines.at_0_2 - self._shared.at_0_2  # it holds for all devices together
         pieces = WholePieces(
             table,
             self._devices,
@@ -289,7 +288,7 @@ class _Bounds:
         return np.asarray(np.min([one.sum(axis=0) for one in works_K2FU], axis=0)) + self._cuts.exchanged_FU(own_V)
 
     def _once_W(self, classes: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return a call's fixed time beyond what ``_offset_ms`` counts."""
+        """Return a call's one-time cost beyond the part in ``_offset_ms``."""
         of_some = classes & ~self._is_everywhere_Y
         least_Y = self._least_call_2Y.sum(axis=0)
         least_Y[of_some] = least_Y[of_some].min(initial=np.inf)
@@ -302,7 +301,7 @@ class _Bounds:
         return np.asarray(np.array(slopes_X) @ self._volume_XW)
 
     def _offset_ms(self, classes: npt.NDArray[np.bool_], at_0_2: FloatArray, counted: tuple[bool, ...]) -> float:
-        """Add up kernel floors or launches, and latencies; calls of copies run on all devices, others on one."""
+        """Sum kernel minimum times or launches, and latencies; calls on all devices count for each, others for one."""
         of_all, of_some = classes & self._is_everywhere_Y, classes & ~self._is_everywhere_Y
         calls = int(of_all.sum() + of_some.any())
         once_2 = self._least_call_2Y[:, of_all].sum(axis=1)
@@ -348,7 +347,7 @@ class _Bounds:
 
 
 def _room(space: SearchSpace, bytes_W: Numbers) -> float:
-    """Sum the devices' memory; infinite if tables could leave it by options that the space lacks."""
+    """Return the devices' memory; infinite if tables could leave it by options that the space lacks."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
@@ -360,9 +359,9 @@ def _room(space: SearchSpace, bytes_W: Numbers) -> float:
 
 
 def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return memory of all devices, and time outside of it, of all pieces and of the longest, [W] each.
+    """Return device memory, and additional time outside of it, for all pieces and for the longest, [W] each.
 
-    Each cache has its own memory (the smallest none), and the next larger one's time (the largest none).
+    Each cache counts with its own memory (the smallest with none) and the time of the next larger (the largest: 0).
     """
     table, bytes_W = space.table, bytes_W.copy()
     offload_A = space.piece_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.piece_A]

@@ -1,4 +1,4 @@
-"""Bytes that placements under search move from an earlier placement, within a bound.
+"""Bytes that the placements of a search move from an earlier placement, within a limit.
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 
@@ -29,21 +29,21 @@ from evenshard.search.space import SearchSpace, choice_like, parts_of_group
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Energy of moving all bytes, in times of a step: of placements that take as long, the one that moves less is better.
+# Energy of moving all bytes, relative to a step: among placements of equal time, the one that moves less is better.
 PRICE = 1e-3
-# Least share of all bytes that counts where a placement moves more than the bound.
+# Least counted share of all bytes for placements beyond the bound.
 BEYOND = 0.01
 
 
 class Moves:
-    """Bytes that move from an earlier placement, whose options are added to those of the space.
+    """Bytes that move from an earlier placement; adds the earlier options to the space.
 
     Attributes:
-        home_G, home_GS: the option and the places with which nothing of a group moves; an option of -1 where there are
-            none, or they are not allowed.
-        costless_groups: groups without a home, and replicas, of which options may move nothing.
+        home_G, home_GS: the option and the places of each group that move nothing; the option is -1 if there is none,
+            or it is not allowed.
+        costless_groups: groups without a home, and replicas, whose options may move nothing.
         all_bytes: bytes of all tables that have weights.
-        most_bytes: bound on the moved bytes of a placement.
+        most_bytes: limit of the moved bytes of a placement.
     """
 
     def __init__(self, space: SearchSpace, earlier: EarlierPlacement) -> None:
@@ -75,31 +75,31 @@ class Moves:
     # Bytes ------------------------------------------------------------------------------------------------------------
 
     def weigh(self, moved_M: Indices, overflow: float) -> FloatArray:
-        """Return the energy of moved bytes in times of a step, shape [M]; bytes beyond the bound weigh ``overflow``."""
+        """Return the energy of moved bytes relative to a step, [M]; bytes beyond the bound weigh ``overflow``."""
         beyond_M = np.maximum(moved_M - self.most_bytes, 0.0)
         overflow_M = overflow * (beyond_M / self.all_bytes + BEYOND * (beyond_M > 0))
         return np.asarray(PRICE * moved_M / self.all_bytes + overflow_M)
 
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
-        """Return the bytes that a placement moves, given all of its parts."""
+        """Return the bytes that a placement moves, given all its parts."""
         task = self.space.task
         pieces = self.earlier.shared_pieces(task.tables, parts_by_table(task, parts), task.machine)
         return sum(piece.moved_bytes for piece in pieces)
 
     def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
-        """Return the bytes that move with options of groups, as ``table`` numbers them, and their places, shape [E]."""
+        """Return the bytes that options of groups (indices into ``table``) move at their places, [E]."""
         from_F, slot_F = repeat_numbers(self.table.count_O[option_E])
         bytes_F = self.piece_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
         return np.bincount(from_F, bytes_F, len(option_E)).astype(np.int64)
 
     def piece_bytes(self, option_F: Indices, slot_F: Indices, place_F: Indices) -> FloatArray:
-        """Return the bytes that pieces of options move to their places, shape [F]."""
+        """Return the bytes that pieces of options move to their places, [F]."""
         table = self.table
         column_F = np.where(table.span_O[option_F] == 1, self._column_GD[table.group_O[option_F], place_F], place_F)
         return np.asarray(self._bytes[self._first_A[table.first_O[option_F] + slot_F] + column_F])
 
     def _tabulate(self) -> None:
-        """List the bytes that each piece of each option moves to each of its places.
+        """Build the table of bytes that each piece of each option moves to each of its places.
 
         Devices that hold the same weights of a group share a column.
         """
@@ -134,7 +134,7 @@ class Moves:
         self._bytes = np.concatenate(found)
 
     def _reach_DP(self, table: Table, by_host: bool) -> npt.NDArray[np.bool_]:
-        """True where a device, or its host, has an earlier part of a table."""
+        """Mark devices that have, or whose host has, an earlier part of a table."""
         before, machine = self.earlier.parts_of_table.get(table.name, ()), self._machine
         found = np.zeros((machine.num_devices, len(before)), dtype=bool)
         for number, part in enumerate(before):
@@ -147,7 +147,7 @@ class Moves:
     def _lacking_bytes(
         self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
     ) -> FloatArray:
-        """Return the bytes that devices lack of columns of a table, with all rows or an equal block each, [A, Q]."""
+        """Return the bytes of columns that devices lack, with all rows or an equal block each, [A, Q]."""
         before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
         if not before:
             return np.zeros((len(columns), len(devices_QW)))
@@ -163,7 +163,7 @@ class Moves:
     # Placements -------------------------------------------------------------------------------------------------------
 
     def earlier_parts(self) -> tuple[TablePart, ...] | None:
-        """Return the earlier placement, or None unless every table has one on these devices."""
+        """Return the earlier placement; None unless every table has an earlier part on these devices."""
         task = self.space.task
         found = [self.earlier.parts_of_table.get(table.name, ()) for table in task.tables]
         parts = tuple(part for own in found for part in own)
@@ -171,7 +171,7 @@ class Moves:
         return None if gone or not all(found) else parts
 
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
-        """Return the places of a placement with other names of devices, with which the fewest bytes move, [G, S]."""
+        """Renumber the devices of a placement so that the fewest bytes move, and return its places, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
         after = {
             task.tables[position].name: parts

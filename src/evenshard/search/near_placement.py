@@ -1,9 +1,9 @@
-"""The search near an earlier placement: the best placement that moves at most so many bytes of it.
+"""The search near an earlier placement: the best placement that moves at most the allowed bytes.
 
-It anneals within rising bounds, which are the same for every search, so that more room hardly answers worse. Each bound
-begins with the best placement within the bound before, and with placements that were found without a bound. Their
-devices are renamed so that little moves, and groups go home until the bound holds. The first bound is zero bytes or
-the fewest that have to move.
+It anneals within increasing bounds, the same in every search, so that a larger limit hardly ever gives a worse answer.
+Each bound starts with the best placement within the previous bound, and with placements of the unbounded search. Their
+devices are renumbered so that little moves, and groups return home until the bound holds. The first bound is zero bytes
+or the fewest that have to move.
 
 Legend: N placements, G groups, S pieces of an option (padded), V variables of the integer program, F pieces of their
 options, Q places, R devices, hosts and SSDs.
@@ -35,17 +35,17 @@ from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResul
 from evenshard.search.sharding_option import Edits, arrays_of, choices_from
 from evenshard.search.space import choices_of, parts_of
 
-# Of placements that take as long, within this share, the one that moves least is the answer.
+# Among placements within this share of the best time, the one that moves least is the answer.
 ALIKE = 1e-3
-# Candidates of the free search that are renamed, and those that bounds begin with: the best, and those that move least.
+# Candidates of the unbounded search that are renumbered, and those that start each bound: the best and the least moved.
 CANDIDATES, RETURNING = 8, 3
-# Bounds, as shares of the bytes that the free placement moves.
+# Bounds, as shares of the bytes that the unbounded placement moves.
 RUNGS = (1 / 64, 1 / 16, 1 / 4, 1.0)
-# Chains that go on from the best placement within the bound before.
+# Chains that continue from the best placement within the previous bound.
 COPIES = 2
-# Rounds in which all groups of a placement could go home.
+# Number of rounds to return all groups of a placement, each an equal share of the groups.
 RETURN_ROUNDS = 32
-# Number of the first run, of whose random numbers the free search has none.
+# Number of the first run, whose random numbers the unbounded search does not use.
 FIRST_RUN = 16
 # Phases of annealing, see ``annealing.PHASES``: placements stay near the starts, which are good.
 PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
@@ -54,13 +54,13 @@ MOVES_TIME_LIMIT_S = 20.0
 MOST_VARIABLES = 200_000
 # Share of each memory that is left free, because the solver rounds.
 _SLACK = 1e-5
-# Shares of all changes: where the fewest bytes move, within each bound, and within the last one.
+# Shares of all changes: for the fewest bytes, within each bound, and within the last bound.
 STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
 
 
 @dataclass(frozen=True)
 class NearResult:
-    """The best placement within the bound, candidates, and the bytes that the best placement without a bound moves.
+    """The best placement within the bound, candidates, and the bytes that the best unbounded placement moves.
 
     ``stay`` is the best placement that moves the fewest bytes.
     """
@@ -90,9 +90,9 @@ class NearSearch:
     """The search near an earlier placement.
 
     Args:
-        search: the search without a bound, which has run.
-        earlier: placement that has the weights.
-        most_bytes: bytes that may move; infinite for no bound.
+        search: the finished search without a bound.
+        earlier: placement in use, with the weights.
+        most_bytes: limit of moved bytes; infinite for no bound.
     """
 
     def __init__(self, search: PlanSearch, earlier: EarlierPlacement, most_bytes: float = float("inf")) -> None:
@@ -100,13 +100,13 @@ class NearSearch:
         self._found: dict[tuple[TablePart, ...], _Found] = {}
 
     def run(self, free: PlanSearchResult) -> NearResult:
-        """Return the best placement within the bound that was found.
+        """Search for the best placement within the bound.
 
         Args:
             free: the result of the search without a bound.
 
         Raises:
-            BadConfig: if more has to move; the message says how much, and which tables.
+            BadConfig: if more bytes have to move; the message has the number, and the tables.
         """
         space = self._search.space
         of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
@@ -138,7 +138,7 @@ class NearSearch:
         return self._result(free_bytes, free.is_interrupted or self._search.is_interrupted)
 
     def _anneal(self, starts: Sequence[_Placement], bound: float, number: int, share: float) -> _Placement | None:
-        """Return the best placement within a bound, or None if none was found."""
+        """Return the best placement within a bound; None if none was found."""
         moves, search = self._moves, self._search
         moves.most_bytes = bound
         option_NG, place_NGS = map(np.stack, zip(*starts, strict=True))
@@ -151,7 +151,7 @@ class NearSearch:
         return (ended.option_NG[at], ended.place_NGS[at]) if np.isfinite(ended.cost_N[at]) else None
 
     def _return_home(self, placement: _Placement, bound: float) -> _Placement:
-        """Send groups home until a placement is within a bound, first those that cost least for their bytes."""
+        """Return groups to their earlier places until a placement is within a bound, cheapest per byte first."""
         moves = self._moves
         option_G, place_GS = (array.copy() for array in placement)
         chains = Chains(self._search.space, option_G[None], place_GS[None], moves=moves)
@@ -173,7 +173,7 @@ class NearSearch:
         return int(self._moves.moved_bytes(*placement).sum())
 
     def _stay(self, free: _Placement) -> _Placement | None:
-        """Return a placement that moves the fewest bytes, as far as was found."""
+        """Return a placement that moves the fewest bytes, as far as found."""
         starts = self._earlier_placements(free)
         best = self._anneal(starts, self._bytes(starts[0]), 0, STAY_SHARE)
         if best is not None and not self._bytes(best):
@@ -184,14 +184,14 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return the earlier placement with new tables, then with all of the free one that moves nothing."""
+        """Return the earlier placement with new tables added, then with all parts of the free one that move nothing."""
         is_new_G = self._moves.home_G < 0
         is_free_NG = (is_new_G, is_new_G | (self._moves.moved_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
         return [(np.where(own, free[0], homes[0]), np.where(own[:, None], free[1], homes[1])) for own in is_free_NG]
 
     def _note_as_they_are(self, *placements: Sequence[TablePart] | None) -> None:
-        """Note the legal ones of placements that may be outside of the space: their rows may be uneven."""
+        """Note legal placements that may be outside of the space, because their rows may be uneven."""
         for parts in placements:
             if parts is not None and is_legal_sharding(self._search.costs.task, parts):
                 self._note(tuple(parts), self._moves.parts_bytes(parts))
@@ -244,10 +244,10 @@ class NearSearch:
 
 
 def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
-    """Return [G] options and [G, S] places that move the fewest bytes, or None if none are found.
+    """Return options [G] and places [G, S] that move the fewest bytes; None if none are found.
 
-    It is an integer program over choices of groups. Each group is at home, or has one of its options on neighbouring
-    devices or where most of it was. Other places are left out, although they could move less.
+    It solves an integer program over choices of groups. Each group stays home, or takes one of its options on
+    neighboring devices or where most of it was. Other places are not tried, although they could move less.
     """
     space, table = moves.space, moves.table
     of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
@@ -304,7 +304,7 @@ def _nearest(moves: Moves, option: int, pieces: int, count: int) -> tuple[int, .
 
 
 def _limit_memory(program: IntegerProgram, moves: Moves, option_V: Indices, place_VS: Indices) -> None:
-    """Limit the memory of devices, hosts and SSDs to what they have."""
+    """Add constraints for the memory of devices, hosts and SSDs."""
     table, machine, arrays = moves.table, moves.space.task.machine, moves.space.piece_arrays
     devices, nodes = machine.num_devices, machine.num_nodes
     variable_F, slot_F = repeat_numbers(table.count_O[option_V])

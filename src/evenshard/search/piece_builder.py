@@ -1,7 +1,7 @@
-"""The pieces of all options of a search, built as arrays.
+"""Builder of the pieces of all options of a search, as arrays.
 
-Pieces of a table that share a sharding type and a storage differ only in their columns. Memory and volumes grow in
-proportion to the columns, beside a constant, so that each table is asked twice, whatever the number of its pieces.
+Pieces of a table that share a sharding type and a storage differ only in their columns. Memory and volumes are linear
+in the columns, so each table is evaluated twice, for any number of pieces.
 
 Legend: L lines, P pieces, E some of them, C cells (kernel calls of a piece), V kinds of volumes, K kinds of devices.
 """
@@ -26,12 +26,12 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 _NO_BYTES, _NO_VOLUMES = (0, 0, 0), (0.0,) * len(VOLUMES)
-# Where the numbers of a line end: see ``PieceBuilder``.
+# Ends of the fields of a line: see ``PieceBuilder``.
 _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
 class _Strip(NamedTuple):
-    """Rows of a table that live together, whatever their columns; ``row_of`` has the row of lookups by width."""
+    """A range of rows of a table, for any columns; ``row_of`` has the index of its lookups by width."""
 
     rows: Span
     line: int
@@ -44,9 +44,9 @@ class PieceArrays:
     """All pieces as arrays.
 
     Each piece adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
-    and time outside of device memory (forward and backward, ms) to ``span_P`` devices, one after the other.
-    ``values_P`` are the weights of a replica. A cell is a kernel call and a row of the matrix of columns, each call
-    once.
+    and time outside of device memory (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` are
+    the weights of a replica. A cell is a kernel call and a row of the matrix of columns; a piece has one cell per
+    call.
     """
 
     columns_P: Indices
@@ -63,16 +63,16 @@ class PieceArrays:
     row_C: Indices
 
     def cells_of(self, piece_E: Indices) -> tuple[Indices, Indices]:
-        """Return the number of each cell's piece in ``piece_E``, and the number of the cell."""
+        """Return the index into ``piece_E`` of each cell, and the index of the cell."""
         from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
         return from_C, self.first_P[piece_E[from_C]] + offset_C
 
 
 class PieceBuilder:
-    """Numbers pieces, kernel calls and lookups.
+    """Builder that numbers pieces, kernel calls and lookups.
 
-    ``collective_of_call`` has the module and the type of each kernel call: calls that share them share a collective.
-    ``lookups`` are complete after ``lookups.update()``.
+    ``collective_of_call`` has the module and the type of each kernel call: calls with the same values share a
+    collective. ``lookups`` are complete after ``lookups.update()``.
     """
 
     def __init__(self, costs: PartCosts) -> None:
@@ -81,10 +81,10 @@ class PieceBuilder:
         self.lookups = LookupColumns(costs.prices)
         self._costs, self._task = costs, costs.task
         self._every_device = tuple(range(costs.task.num_devices))
-        # By table, where its rows live, and storage.
+        # Keyed by table, scope of its rows, and storage.
         self._strips: dict[tuple[int, str, Storage], _Strip] = {}
-        # Of each line: the span, three sizes in bytes, their growth with each ``COLUMN_STEP`` columns, volumes, their
-        # growth with each column, and the weights of a replica. Numbers in one list, which costs the least to make.
+        # Each line: the span, three sizes in bytes, their growth per ``COLUMN_STEP`` columns, volumes, their growth per
+        # column, and the weights of a replica. A flat list of numbers is the fastest to build.
         self._numbers: list[float] = []
         self._line_P: list[int] = []
         self._columns_P: list[int] = []
@@ -94,9 +94,9 @@ class PieceBuilder:
         self._offload_K2_of: dict[int, tuple[tuple[float, float], ...]] = {}
 
     def add(self, position: int, name: str, storage: Storage, widths: Sequence[int]) -> int:
-        """Add a piece of a table for each of these widths, and return the number of the first.
+        """Add a piece of a table for each of these widths, and return the index of the first.
 
-        Of a table that is cut by rows, the part with the most lookups stands for all.
+        If a table is cut by rows, the part with the most lookups represents all.
         """
         table, first, count = self._task.tables[position], len(self._columns_P), len(widths)
         key = position, TYPES[name].scope, storage
@@ -118,7 +118,7 @@ class PieceBuilder:
         return first
 
     def add_together(self, members: Sequence[int], storage: Storage) -> int:
-        """Add the piece of whole tables that stay together, and return its number."""
+        """Add the piece of whole tables that stay together, and return its index."""
         number, of_call = len(self._columns_P), dict[int, tuple[Lookup, ...]]()
         parts = [(self._task.tables[at], whole_part(self._task.tables[at], (0,), storage)) for at in members]
         lines = [self._line(table, part, TABLE_WISE) for table, part in parts]
@@ -136,7 +136,7 @@ class PieceBuilder:
         return number
 
     def arrays(self) -> PieceArrays:
-        """All pieces."""
+        """Return all pieces."""
         columns_P = np.array(self._columns_P, dtype=np.int64)
         numbers_P = np.array(self._numbers, dtype=np.float64).reshape(-1, _ENDS[-1])[self._line_P]
         span_P1, bytes_P3, more_P3, volume_PV, more_PV, values_P1 = np.split(numbers_P, _ENDS[:-1], axis=1)
@@ -172,7 +172,7 @@ class PieceBuilder:
         return _Strip(rows, line, lookups, {})
 
     def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> tuple[float, ...]:
-        """Return the numbers of a part, with those of narrower parts only where it may be cut."""
+        """Return the fields of a part's line; growth per column is only computed if it may be cut."""
         span, columns = TYPES[name].span(self._task.machine), table.embedding_dim
         whole_3 = self._bytes_3(table, part)
         if TYPES[name].is_replicated:

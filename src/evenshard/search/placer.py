@@ -1,4 +1,4 @@
-"""Greedy placement of groups where devices have least to do and memory suffices, of many starts side by side.
+"""Greedy placement of groups on the devices with the least load and enough memory, for many starts in parallel.
 
 Legend: N starts, G groups, O options of all groups, D devices, S pieces of an option (padded), P pieces of all options,
 Q places, R rules of tables that stay apart, M options.
@@ -17,17 +17,17 @@ from evenshard.search.sharding_option import OptionTable
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
-# Sorting so many devices takes as long as finding one least of them.
+# Sort if more than one of this many devices is needed; otherwise search the minimum repeatedly.
 DEVICES_PER_ARGMIN = 8
-# Keys of devices with pieces of other widths, without memory for a piece, and that rules forbid; all work is
-# far below.
+# Additions to the keys of devices with pieces of other widths, without enough memory, and forbidden by rules; any work
+# is far below them.
 FAR, NO_MEMORY, FORBIDDEN = 1e5, 1e6, 1e12
-# Added to the work of options with faults, ms.
+# Penalty for options with faults, ms.
 FAULT = 1e6
 
 
 class PieceWorks:
-    """The work of pieces, whatever else their device holds.
+    """The work of pieces, regardless of other pieces on their device.
 
     Attributes:
         ms_P: time of each piece alone on a device, without the time of an empty call.
@@ -55,7 +55,7 @@ class PieceWorks:
 
 
 class GreedyPlacer:
-    """Puts groups one by one where devices have least to do and memory suffices, for many starts at once."""
+    """A placer of groups, one by one, on the devices with the least load and enough memory, for many starts at once."""
 
     def __init__(self, space: SearchSpace) -> None:
         self.space, self.works = space, PieceWorks(space)
@@ -66,7 +66,7 @@ class GreedyPlacer:
             every = np.ones(self._devices, dtype=bool)
             allowed = (group.allowed_D for group in space.groups)
             self.allowed_GD = np.array([every if one is None else one for one in allowed])
-        # [R, P] pieces of each rule of tables that stay apart.
+        # Masks of the pieces in each rule of tables that stay apart, [R, P].
         rules = sorted({rule for group in space.groups for rule in group.apart})
         group_A = table.group_O.repeat(table.count_O)
         self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)
@@ -75,11 +75,11 @@ class GreedyPlacer:
             has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
 
     def cheapest(self, fault_O: Indices | Mask) -> Indices:
-        """[G] the option of each group with the least work of those with the least fault."""
+        """Return each group's option with the least work among those with the least fault, [G]."""
         return cheapest_options(self.table, self.works.total_O + FAULT * fault_O)
 
     def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
-        """Return the places of all groups, [N, G, S]. They may need more memory than there is."""
+        """Return the places of all groups, [N, G, S]; these may exceed the memory."""
         table, devices, works = self.table, self._devices, self.works
         count, groups = option_NG.shape
         place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
@@ -104,9 +104,9 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """[C, N, D] additions to the keys of devices for pieces of each class of widths, which have devices by work.
+        """Return additions to device keys that give each class of widths devices in proportion to its work, [C, N, D].
 
-        Pieces without memory on these go to devices with wider pieces, then to others.
+        Pieces that do not fit there go to devices with wider pieces, then to others.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
@@ -126,10 +126,10 @@ class GreedyPlacer:
         free_ND: Indices,
         apart: dict[int, Mask],
     ) -> Indices:
-        """Place one group of each start where the key is least; changes loads, free memory and ``apart``.
+        """Place one group of each start at the least key; updates loads, free memory and ``apart``.
 
         Args:
-            apart: devices that groups of each rule of tables that stay apart have, [N, D].
+            apart: devices in use by each rule of tables that stay apart, [N, D].
         """
         table = self.table
         no_room_ND = free_ND < table.bytes_O[option_N][:, None]
@@ -148,7 +148,7 @@ class GreedyPlacer:
         if (span_F > 1).any():
             from_F, offset_F = repeat_numbers(span_F)
             row_F, first_F = row_F[from_F], first_F[from_F] + offset_F
-        # A device has one piece of an option at most, so that no index occurs twice.
+        # Each device has at most one piece of an option, so indices are unique.
         load_ND[row_F, first_F] += self.works.longest_O[option_N][row_F]
         free_ND[row_F, first_F] -= table.bytes_O[option_N][row_F]
         for row, rule in ruled:
@@ -156,7 +156,7 @@ class GreedyPlacer:
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """[M, S] places of options where the key is least; all pieces of one option are in one home."""
+        """Return the places with the least keys for options, [M, S]; all pieces of one option are in one home."""
         table, devices = self.table, self._devices
         place_MS = np.zeros((len(option_M), table.most_pieces), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
@@ -179,12 +179,12 @@ class GreedyPlacer:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def count_apart(self, chains: Chains) -> Indices:
-        """[R, N, D] pieces on each device that must stay apart from each other."""
+        """Count the pieces on each device that must stay apart from each other, [R, N, D]."""
         found = [chains.sum_by_device(chains.all_pieces, has_P, chains.num) for has_P in self.apart_RP]
         return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
 
     def is_legal(self, chains: Chains) -> Mask:
-        """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
+        """Return True where all groups are on allowed devices and tables to keep apart share none, [N]."""
         is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
         if self.allowed_GD is not None:
             numbers = np.arange(len(chains.all_group_F))
@@ -196,7 +196,7 @@ class GreedyPlacer:
 
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
-    """[M, most] the least of each row; the first of equal ones comes first."""
+    """Return the indices of the ``most`` least values of each row, [M, most]; ties in order."""
     if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
         return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
     key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))

@@ -1,8 +1,8 @@
-"""Changes of placements under search, drawn at random as arrays: moves, swaps, other options, ejections.
+"""Random changes of placements under search, as arrays: moves, swaps, other options, ejections.
 
-Most changes begin on the slowest device of a window of the step. A piece moves to a device with little to do, or trades
-places with another piece. A group takes another option, often the type and width of a random other group, on the
-devices with least to do. With some changes, a piece leaves the busiest device that gets one.
+Most changes begin on the slowest device of a window of the step. A piece moves to a device with a low load, or swaps
+places with another piece. A group takes another option, often the type and width of another random group, on the
+devices with the lowest loads. In some changes, a piece also leaves the busiest of the receiving devices (ejection).
 
 Legend: N chains, M changes that are drawn, E edits of groups, F pieces, G groups, K options of a group (padded), D
 devices, X devices of all chains, P pieces of all options, R rules of tables that stay apart.
@@ -19,43 +19,43 @@ from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.placer import FORBIDDEN, GreedyPlacer
 from evenshard.search.sharding_option import Edits
 
-if TYPE_CHECKING:  # the search near a placement alone needs it
+if TYPE_CHECKING:  # only the search near a placement needs it
     from evenshard.search.moves import Moves
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25
-# Share of swaps in which two groups trade all places, as far as they have as many pieces.
+# Share of swaps in which two groups with equally many pieces swap all places.
 TRADES = 0.5
 # Share of changes that begin on a slowest device.
 FROM_SLOWEST = 0.7
-# Share of changes for which the lightest of all devices is chosen, in place of the lightest of three random ones.
+# Share of changes that choose the lightest of all devices, not of three random ones.
 LIGHTEST_OF_ALL = 0.1
-# Shares of options for a group of the chosen device, and for one in rows or replicated; a random group's are the rest.
+# Shares of options for a group of the chosen device, and for a group cut by rows or replicated; others are random.
 OF_DEVICE, OF_MANY_DEVICES = 0.6, 0.2
 # Share of options that copy type and width of another group.
 COPIES = 0.5
-# Share of options that keep a group in other memory, where groups may leave device memory.
+# Share of options that change only the memory of a group, if groups may leave device memory.
 OTHER_MEMORY = 0.5
 # Share of moves and options with an ejection.
 EJECTIONS = 0.3
-# Near an earlier placement: share of changes that send a group back, and of options for a group that may move nothing.
+# Near an earlier placement: share of changes that return a group, and of options for a group that may move nothing.
 HOMEWARD, COSTLESS = 0.15, 0.25
-# Largest random addition to the load of devices where pieces of an option are placed, in loads of the busiest device.
+# Largest random addition to device loads when an option is placed, relative to the busiest device.
 JITTER = 0.3
-# Share of large changes that replicate the small groups; the others change the type of all groups alike.
+# Share of large changes that replicate the small groups; the others change the type of all equal groups.
 REPLICATIONS = 0.3
-# Share of large changes that put a collection with MEAN tables in rows, or out of them.
+# Share of large changes that cut a collection with MEAN tables by rows, or undo it.
 TO_ROWS = 0.3
-# Load of devices without memory, in loads of the busiest device.
+# Load of devices without enough memory, relative to the busiest device.
 NO_MEMORY = 10.0
 
 
 class Proposals:
-    """Draws changes of chains.
+    """A generator of random changes of chains.
 
     Args:
-        placer: of the space's groups.
-        rng: of all draws.
+        placer: placer of the space's groups.
+        rng: random numbers of all draws.
     """
 
     def __init__(self, placer: GreedyPlacer, rng: np.random.Generator) -> None:
@@ -88,7 +88,7 @@ class Proposals:
         self._start_N = np.cumsum(self._spread_N) - self._spread_N
 
     def _piece_on(self, x_M: Indices) -> tuple[Indices, Mask]:
-        """Draw a piece on each device; also return whether there is one."""
+        """Draw a piece on each device; also return if there is one."""
         if not len(self._order):
             return np.zeros(len(x_M), dtype=np.int64), np.zeros(len(x_M), dtype=bool)
         count_M = self._count_X[x_M]
@@ -106,7 +106,7 @@ class Proposals:
     # Small changes ----------------------------------------------------------------------------------------------------
 
     def draw(self, chains: Chains, batch: int) -> tuple[Indices, Edits]:
-        """Draw so many changes of each chain: the chain of each change, and the edits of all that are legal."""
+        """Draw ``batch`` changes of each chain; return the chain of each change, and the edits of all legal changes."""
         rng, devices = self._rng, self._devices
         self._index(chains)
         self._load_ND = round_last_digits(chains.windows_BND.sum(axis=0))
@@ -156,7 +156,7 @@ class Proposals:
         return Edits.join(pieces)
 
     def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return whether options have as many pieces, more than one, with homes of one size."""
+        """Return True if options have equally many pieces, more than one, with homes of the same size."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
         return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
@@ -183,7 +183,7 @@ class Proposals:
         return self._keep_elsewhere(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
 
     def _keep_elsewhere(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
-        """Replace some options by other memory for the same parts, also for two groups of a device in exchange."""
+        """Replace some options by the same parts in other memory, also for two groups of a device in exchange."""
         rng, count = self._rng, len(chain_M)
         x_M = chain_M * self._devices + chains.all_pieces.device_F[at_M]
         other_M, _ = self._piece_on(x_M)
@@ -196,14 +196,14 @@ class Proposals:
         return Edits.join([edits.select(~is_kept_M), first.select(is_kept_M), second.select(is_pair_M)])
 
     def _twins(self, chains: Chains, change_M: Indices, group_M: Indices, chain_M: Indices) -> Edits:
-        """Draw other memory for groups, sharded and placed as they are."""
+        """Draw another storage for groups, with the same type and places."""
         table, now_M = self._table, chains.option_NG[chain_M, group_M]
         number_M = (self._rng.random(len(now_M)) * table.num_twins_O[now_M]).astype(np.int64)
         option_M = table.twin_O[table.first_twin_O[now_M] + number_M]
         return Edits(change_M, group_M, option_M, chains.place_NGS[chain_M, group_M])
 
     def _place(self, chains: Chains, chain_M: Indices, group_M: Indices, option_M: Indices) -> Indices:
-        """[M, S] places of options on the devices with least to do without the group, about."""
+        """Return places for options on devices with the least load after removing the group, with noise, [M, S]."""
         count, table = len(chain_M), self._table
         key_MD = self._load_ND[chain_M]
         old_MS = chains.place_NGS[chain_M, group_M]
@@ -219,7 +219,7 @@ class Proposals:
         return self.placer.places(option_M, key_MD)
 
     def _send_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
-        """Replace some changes: a group returns to where it was in the earlier placement."""
+        """Replace some changes by the return of a group to its place in the earlier placement."""
         is_away_NG = (chains.option_NG != moves.home_G) | (chains.place_NGS != moves.home_GS).any(axis=2)
         is_away_NG &= moves.home_G >= 0
         count_N, (_, group_A) = is_away_NG.sum(axis=1), np.nonzero(is_away_NG)
@@ -231,7 +231,7 @@ class Proposals:
         return Edits.join([edits.select(~is_chosen_M[edits.change_E]), home])
 
     def _add_ejections(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Let a piece leave the busiest device of some changes that edit one group."""
+        """Add to some changes of one group that a piece leaves the busiest device."""
         rng, devices = self._rng, self._devices
         is_chosen_M = rng.random(len(chain_M)) < EJECTIONS
         is_alone_M = np.bincount(edits.change_E, minlength=len(chain_M)) == 1
@@ -253,7 +253,7 @@ class Proposals:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Drop changes with two pieces of a group on one device, or outside of its home or of the rules."""
+        """Drop changes that put two pieces of a group on one device, or leave its home, or break rules."""
         table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]
@@ -280,10 +280,10 @@ class Proposals:
     # Large changes ----------------------------------------------------------------------------------------------------
 
     def change_many(self, chains: Chains, number_M: Indices) -> tuple[Indices, Indices, Indices]:
-        """Change the options of many groups of some chains at once, and place these groups again.
+        """Change the options of many groups of some chains at once, and place them again.
 
         Returns:
-            [L] the chains, [L, G] their options and [L, G, S] places; chains without a change are left out.
+            The chains [L], their options [L, G] and places [L, G, S], without unchanged chains.
         """
         option_MG = np.stack([self._options_of_many(chains.option_NG[number]) for number in number_M])
         is_changed_MG = option_MG != chains.option_NG[number_M]
@@ -311,9 +311,9 @@ class Proposals:
         return number_M, option_MG, place_MGS
 
     def _options_of_many(self, now_G: Indices) -> Indices:
-        """[G] another type and width for all groups of one, or replicas of the groups up to a random one's size.
+        """Return another type and width for all groups of a type, or replicas of groups up to a random size, [G].
 
-        A collection with MEAN tables goes in rows, or leaves them.
+        May also cut a collection with MEAN tables by rows, or undo it.
         """
         rng, table, means = self._rng, self._table, self._space.means
         if means.names and rng.random() < TO_ROWS:

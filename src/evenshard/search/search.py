@@ -1,7 +1,7 @@
 """The search over all sharding options and places: greedy starts, improved by simulated annealing.
 
-A search with more effort begins as one with less, and goes on from its best placements: it never answers worse. Effort
-is a number of changes that are tried, so the same arguments give the same placement.
+A search with more effort begins like one with less and continues from its best placements, so it never gives a worse
+answer. Effort is a number of tried changes, so the same arguments give the same placement.
 
 Legend: N placements, G groups, S pieces of an option (padded).
 """
@@ -34,20 +34,20 @@ from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
 from evenshard.search.space import SearchSpace, choices_of, parts_of
 
-if TYPE_CHECKING:  # the search near a placement alone needs it
+if TYPE_CHECKING:  # only the search near a placement needs it
     from evenshard.search.moves import Moves
 
 # Greedy starts of a search.
 MOST_STARTS = 20
-# Groups times devices below which a search stops at the lower bound, or after a run that brought nothing; its first run
-# has so many changes for each, and each further run doubles all changes.
+# Groups times devices below which a search stops at the lower bound, or after a run without improvement; its first run
+# has the given number of changes for each, and each further run doubles all changes.
 SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
 MOST_CANDIDATES = 16
 
 
 @dataclass(frozen=True)
 class PlanSearchEffort:
-    """Length of a search: changes that are tried, fewer for a handful of tables, and a time limit if any."""
+    """Length of a search: number of changes, reduced for small tasks, and an optional time limit."""
 
     changes: int = 200_000
     time_limit_s: float | None = None
@@ -58,10 +58,10 @@ EFFORTS = {QUICK: PlanSearchEffort(50_000), NORMAL: PlanSearchEffort(), LONG: Pl
 
 
 def effort_called(name: str) -> PlanSearchEffort:
-    """Return one of ``EFFORTS``.
+    """Return the effort with this name from ``EFFORTS``.
 
     Raises:
-        BadConfig: if there is none of this name.
+        BadConfig: if the name is unknown.
     """
     if name not in EFFORTS:
         raise BadConfig(f"effort is {brief(name)}. Choose from {', '.join(EFFORTS)}.")
@@ -83,7 +83,7 @@ Progress = Callable[[float, float], None]
 
 @dataclass
 class _Pool:
-    """The best distinct placements so far: cost with that of unusual cuts, options [G] and places [G, S]."""
+    """The best distinct placements so far: cost including unusual cuts, options [G] and places [G, S]."""
 
     space: SearchSpace
     found: dict[bytes, tuple[float, Indices, Indices]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _Pool:
 
     @property
     def choices(self) -> list[list[Choice]]:
-        """The choices of all groups, of each placement, the best first."""
+        """Return the choices of all groups of each placement, best first."""
         return [choices_from(self.space.table, option_G, place_GS) for _, option_G, place_GS in self.found.values()]
 
 
@@ -114,7 +114,7 @@ class PlanSearch:
     """The search on one task, of normal length by default.
 
     Args:
-        packing_s: time of the solver that looks for any legal placement, where nothing else finds one.
+        packing_s: time limit of the solver that looks for a legal placement if nothing else finds one.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class PlanSearch:
         self._best_ms = float("inf")
 
     def run(self, known: Sequence[Sequence[TablePart]] = ()) -> PlanSearchResult:
-        """Return the best placement that was found.
+        """Search and return the best placement found.
 
         Args:
-            known: legal placements to start from; the answer is not predicted to take longer than any of them.
+            known: legal placements to start from; the predicted time of the answer does not exceed theirs.
 
         Raises:
             InfeasibleTask: if there is no legal placement, or none was found.
@@ -149,13 +149,13 @@ class PlanSearch:
             pool = self._search(known)
             if not pool.found:
                 task = self.costs.task
-                legal = cut_by_rows(task, self.space.means.names)  # rows are packed best
+                legal = cut_by_rows(task, self.space.means.names)  # rows are easiest to pack
                 known = known or (legal_parts(legal, self._packing_s),)
-                if task.may_offload and not self.space.offloads:  # it only seemed that all of them fit
+                if task.may_offload and not self.space.offloads:  # it had seemed that all tables fit
                     self.space = SearchSpace(self.costs, True)
                 pool = self._search(known)
         ordered = [parts_of(self.space, choices) for choices in pool.choices]
-        # Known placements may have uneven rows, for which there is no option.
+        # Known placements may have uneven rows, which no option has.
         predicted = [self.costs.predict(parts) for parts in (*ordered[:1], *map(tuple, known))]
         more_ms = self.costs.divisions_ms
         best = min(predicted, key=lambda one: without_last_digits(one.predicted_ms + more_ms(one.parts)))
@@ -163,7 +163,7 @@ class PlanSearch:
         return PlanSearchResult(best, candidates[:MOST_CANDIDATES], self.is_interrupted)
 
     def interrupt(self) -> None:
-        """End the search with the best placement until then."""
+        """End the search with the best placement so far."""
         self.is_interrupted = True
 
     def _search(self, known: Sequence[Sequence[TablePart]]) -> _Pool:
@@ -197,7 +197,7 @@ class PlanSearch:
     def legal_starts(
         self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
     ) -> Best:
-        """Return the placements that the rules allow. They may need more memory than there is."""
+        """Return the placements that the rules allow; these may exceed the memory."""
         chains = Chains(self.space, option_NG, place_NGS, moves=moves)
         return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
 
@@ -213,9 +213,9 @@ class PlanSearch:
         """Anneal placements; return the best of each phase.
 
         Args:
-            number: of the run, which tells its random numbers apart.
-            phases: as ``PHASES``.
-            moves: of an earlier placement.
+            number: index of the run, which seeds its random numbers.
+            phases: phases like ``PHASES``.
+            moves: moved bytes from an earlier placement.
         """
         rng = np.random.default_rng((self.seed, number))
         annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
@@ -223,12 +223,12 @@ class PlanSearch:
 
     @property
     def num_changes(self) -> int:
-        """Number of changes that the search tries, all together."""
+        """Return the total number of changes that the search tries."""
         return sum(self._runs)
 
     @property
     def _runs(self) -> list[int]:
-        """Split the changes into those of each lesser effort and the rest; those of a small task into more runs."""
+        """Split the changes into those of each lesser effort and the rest; for a small task into more runs."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

@@ -1,8 +1,7 @@
 """The choices of a search: groups of tables, and the sharding options of each.
 
-A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
-replica on each. Tables that stay together are one group, with one piece. Collections with MEAN tables go in rows as a
-whole.
+A piece is placed as a unit: columns on a device, rows on all devices of a node or on all devices, or a replica on each.
+Tables that stay together are one group with one piece. Collections with MEAN tables are cut by rows as a whole.
 
 Legend: D devices, G groups, O options of all groups or cuts, A pieces of all options or parts of all cuts, K
 collections, P pieces, M placements.
@@ -26,16 +25,16 @@ from evenshard.search.piece_builder import PieceArrays
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import MEAN
 
-# Overflow of each group that has to change.
+# Overflow for each group that has to change.
 WRONG = 0.1
 
 
 @dataclass(frozen=True)
 class ShardingOption:
-    """One way to shard a group of tables: TorchRec's sharding option.
+    """A sharding option for a group of tables, like TorchRec's ``ShardingOption``.
 
-    Each piece lives on ``span`` devices, one after the other; its place is the number of such a set. All pieces are
-    among ``home_span`` devices. ``pieces`` has the number of each among all of the space, ``widths`` its columns.
+    Each piece is on ``span`` consecutive devices; its place is the index of such a set. All pieces are within
+    ``home_span`` devices. ``pieces`` has the index of each among all pieces of the space, ``widths`` its columns.
     """
 
     sharding_type: str
@@ -50,7 +49,7 @@ class ShardingOption:
 class Cuts:
     """Cuts of a table by columns, each an option.
 
-    ``widths`` are the different widths of all cuts, ``slots`` the number of the width of each part of each cut.
+    ``widths`` are the different widths of all cuts, ``slots`` the index of the width of each part of each cut.
     """
 
     widths: tuple[int, ...]
@@ -58,29 +57,29 @@ class Cuts:
 
     @staticmethod
     def of(cuts: Iterable[Sequence[int]]) -> Cuts:
-        """Number the widths of cuts."""
+        """Index the widths of cuts."""
         numbers: dict[int, int] = {}
         slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
         return Cuts(tuple(numbers), slots)
 
     @cached_property
     def of_options(self) -> tuple[tuple[int, ...], ...]:
-        """The widths of each cut."""
+        """Return the widths of each cut."""
         return tuple(tuple(self.widths[slot] for slot in slots) for slots in self.slots)
 
     @cached_property
     def slot_A(self) -> npt.NDArray[np.int64]:
-        """[A] the slots of all cuts, one after the other."""
+        """Return the slots of all cuts, concatenated, [A]."""
         return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
 
     @cached_property
     def count_O(self) -> npt.NDArray[np.int64]:
-        """[O] parts of each cut."""
+        """Return the number of parts of each cut, [O]."""
         return np.array([len(slots) for slots in self.slots], dtype=np.int64)
 
 
 class OptionRun(NamedTuple):
-    """Options of a group of one type and storage; ``first_piece`` is the number of the piece of ``cuts.widths[0]``."""
+    """Options of a group of one type and storage; ``first_piece`` is the index of the piece of ``cuts.widths[0]``."""
 
     sharding_type: str
     storage: Storage
@@ -89,21 +88,21 @@ class OptionRun(NamedTuple):
 
 
 class OptionTable:
-    """All options of all groups, one after the other, and the pieces of each.
+    """All options of all groups, concatenated, and the pieces of each.
 
     Attributes:
-        num_options_G, first_option_G: options of each group, and the number of its first one.
-        group_O, number_O: the group of each option, and its number there.
-        count_O, first_O: pieces of each option, and the first one in ``piece_A``.
-        piece_A, option_A: the number of each piece among the distinct ones, and its option.
-        type_O, storage_O: numbers in ``types`` and ``storages``.
-        span_O, home_O: devices of each piece, and those that all pieces are among, each one after the other.
+        num_options_G, first_option_G: number of options of each group, and the index of the first.
+        group_O, number_O: the group of each option, and its index in the group.
+        count_O, first_O: number of pieces of each option, and the index of the first in ``piece_A``.
+        piece_A, option_A: the index of each piece among the distinct pieces, and its option.
+        type_O, storage_O: indices into ``types`` and ``storages``.
+        span_O, home_O: consecutive devices of each piece, and of all pieces together.
         bytes_O, width_O: device memory of the largest piece, and columns of the widest.
-        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
-            as a power of two.
-        shape_O: the same number for options of the same type and the same columns of the first piece.
-        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone (``cut_O`` is
-            the same number for the same widths); the place of each option's first twin, and the number of its twins.
+        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts whose
+            width is a power of two.
+        shape_O: an id of the type and the columns of the first piece.
+        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ only in storage (``cut_O`` is an id
+            of the widths); the index of each option's first twin, and the number of its twins.
     """
 
     def __init__(
@@ -147,13 +146,13 @@ class OptionTable:
         self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
     def pad_by_group(self, values_O: FloatArray) -> FloatArray:
-        """Index values by group and number, [G, options of a group]; infinite where there is no such option."""
+        """Index values by group and option, [G, options of a group], padded with infinity."""
         found = np.full((len(self.num_options_G), int(self.num_options_G.max())), np.inf)
         found[self.group_O, self.number_O] = values_O
         return found
 
     def option(self, number: int) -> ShardingOption:
-        """Return an option, given its number among those of all groups."""
+        """Return an option, given its index among those of all groups."""
         own = slice(self.first_O[number], self.first_O[number] + self.count_O[number])
         return ShardingOption(
             self.types[self.type_O[number]],
@@ -171,9 +170,9 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables that are placed as one, by their positions in the task: a table, or those that stay together.
+    """Tables that are placed together, by their positions in the task: a table, or tables that stay together.
 
-    ``allowed_D`` has the devices that it may live on, None for all; ``apart`` the groups of apart tables that it is in.
+    ``allowed_D`` has its allowed devices, None for all; ``apart`` the groups of tables to keep apart that it is in.
     """
 
     tables: tuple[int, ...]
@@ -184,7 +183,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the number of its option, and the place of each piece (``ShardingOption``)."""
+    """The sharding of a group: the index of its option, and the place of each piece (``ShardingOption``)."""
 
     option: int
     places: tuple[int, ...] = (0,)
@@ -192,7 +191,7 @@ class Choice:
 
 @dataclass
 class Pieces(Rows):
-    """Pieces that come or go. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
+    """Pieces added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
 
     change_F: Indices
     piece_F: Indices
@@ -211,7 +210,7 @@ class Edits(Rows):
 
 
 def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
-    """Return the edits of changes that give groups other choices."""
+    """Convert changes that give groups other choices to edits."""
     change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
     group_E = np.array([group for change in changes for group in change], dtype=np.int64)
     choices = [choice for change in changes for choice in change.values()]
@@ -219,7 +218,7 @@ def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edi
 
 
 def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
-    """Return [E] options and [E, S] places of the choices of groups, by default of all of them."""
+    """Convert choices of groups, by default of all, to options [E] and places [E, S]."""
     first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
     place_ES = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
     for place_S, one in zip(place_ES, choices, strict=True):
@@ -228,7 +227,7 @@ def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | 
 
 
 def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> list[Choice]:
-    """Return the choices that [G] options and [G, S] places stand for."""
+    """Convert options [G] and places [G, S] to choices."""
     number_G = option_G - table.first_option_G
     return [
         Choice(int(number), tuple(places[:count].tolist()))
@@ -237,14 +236,14 @@ def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> li
 
 
 class MeanCollections:
-    """Collections with MEAN tables that a search cuts by rows as a whole, or not at all.
+    """Collections with MEAN tables that a search cuts by rows as a whole or not at all.
 
-    TorchRec takes means of rows by dividing a collection's whole output, which is right where all of its tables have
-    rows. Where some MEAN tables have rows and other tables have not, each group that would have to change counts as
-    overflow of memory. Where a MEAN table has rows, the time of the division is added to a step.
+    TorchRec computes means of row shards by dividing a collection's whole output, which is correct only if all of its
+    tables are cut by rows. If only some are, each group that would have to change counts as overflow of memory. If a
+    MEAN table is cut by rows, the time of the division is added to a step.
 
-    ``number_G`` is the number in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``
-    mark rows of tables of the collections, and of their MEAN tables.
+    ``number_G`` is the index in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``
+    mark options that cut tables of the collections, and their MEAN tables, by rows.
     """
 
     def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
@@ -263,16 +262,16 @@ class MeanCollections:
         self._number_P[table.piece_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
 
     def count_rows(self, pieces: Pieces, count: int) -> Indices:
-        """Count other tables, then MEAN tables of each collection that pieces of M changes put in rows, [M, 2 K]."""
+        """Count other tables, then MEAN tables of each collection that pieces of M changes cut by rows, [M, 2 K]."""
         own, size = pieces.select(self._number_P[pieces.piece_F] >= 0), 2 * len(self.names)
         found = np.bincount(own.change_F * size + self._number_P[own.piece_F], own.sign_F, count * size)
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
-        """Return the overflow of the fewest groups that have to change, given the tables in rows, [M]."""
+        """Return the overflow for the fewest groups that have to change, given the tables cut by rows, [M]."""
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 
     def divided_ms(self, rows_MK: Indices) -> FloatArray:
-        """Return the time of dividing the outputs of collections with MEAN tables in rows, [M] ms."""
+        """Return the time of dividing the outputs of collections with MEAN tables cut by rows, [M] ms."""
         return np.asarray((rows_MK[:, len(self.names) :] > 0) @ self._divided_K)

@@ -1,7 +1,7 @@
-"""The space of a search: the options of each group of tables, what one piece of it takes, and on how many devices.
+"""The space of a search: the options of each group of tables, the costs of each piece, and its number of devices.
 
-Where device memory is short, large tables may also be kept outside of it: each option again for every cache that they
-may have, and for none.
+If device memory is short, large tables may also be kept outside of it: each option is repeated with every possible
+cache, and without one.
 
 Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 """
@@ -58,12 +58,12 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 MAX_CUTS = 128
-# Tables times devices up to which everything is tried; of larger tasks, less.
+# Largest number of tables times devices for which everything is tried; less is tried in larger tasks.
 SMALL = 2**16
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
-# Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
+# Part of the devices' memory that whole tables must fill before other memory is considered.
 SHORT_SHARE = 0.85
-# Share of a device's room: smaller tables stay in device memory.
+# Smaller tables, relative to a device's memory, stay in device memory.
 LEAST_OFFLOADED = 1e-3
 
 
@@ -73,12 +73,12 @@ _BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
 class SearchSpace:
     """All groups of a task with their options, and the columns of all their pieces.
 
-    Single tables come first, then tables that stay together. For ``calls`` and the like see ``PieceBuilder``.
-    Everything may be tried if ``is_small``.
+    Single tables come first, then tables that stay together. For ``calls`` and similar attributes see
+    ``PieceBuilder``. Everything may be tried if ``is_small``.
 
     Args:
-        offloads: whether to look for options outside of device memory, as far as the task allows them; where left out,
-            where that memory is short or the rules ask for it.
+        offloads: True to include options outside of device memory, if the task allows them; by default, if device
+            memory is short or the rules require it.
     """
 
     def __init__(self, costs: PartCosts, offloads: bool | None = None) -> None:
@@ -94,34 +94,34 @@ class SearchSpace:
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
-        """Widths up to which rows take fewer lanes, as far as some groups are wider and some are not."""
+        """Return the widths up to which rows use fewer lanes, if some groups are wider and some are not."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
         widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
         return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
 
     @property
     def span_of_call(self) -> list[int]:
-        """Devices, one after the other, that look up the same in each kernel call."""
+        """Return the number of consecutive devices with the same lookups in each kernel call."""
         return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
 
     @cached_property
     def room_D(self) -> Indices:
-        """Memory of the devices."""
+        """Return the memory of the devices."""
         return np.array(self.task.room_bytes, dtype=np.int64)
 
     @cached_property
     def piece_arrays(self) -> PieceArrays:
-        """All pieces as arrays."""
+        """Return all pieces as arrays."""
         return self._builder.arrays()
 
     @cached_property
     def means(self) -> MeanCollections:
-        """Collections with MEAN tables that go in rows as a whole."""
+        """Return the collections with MEAN tables that are cut by rows as a whole."""
         return MeanCollections(self.costs, self.groups, self.table, len(self.piece_arrays.span_P))
 
     @cached_property
     def table(self) -> OptionTable:
-        """All options as arrays."""
+        """Return all options as arrays."""
         runs = [run for group in self.groups for run in group.runs]
         of_type: dict[str, int] = {}
         of_storage: dict[Storage, int] = {}
@@ -154,25 +154,25 @@ class SearchSpace:
         return self.table.option(int(self.table.first_option_G[group]) + number)
 
     def latencies(self, is_used_NC: Mask) -> FloatArray:
-        """Return the latencies of the exchanges of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
+        """Return the communication latencies of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
 
-        Calls that share an exchange count once.
+        Calls that share a collective count once.
         """
         of_call_CL, latency_L3 = self._collectives
         return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
 
     @cached_property
     def _collectives(self) -> tuple[Mask, FloatArray]:
-        """[C, L] the collective that each kernel call takes part in, and [L, 3] the latencies of each."""
+        """Return the collective of each kernel call, [C, L], and the latencies of each, [L, 3]."""
         names = list(dict.fromkeys(self.collective_of_call))
         of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
         return of_call_CL, np.array([latencies_ms(self.task.machine, {name}, self.costs.links) for name in names])
 
     def add_options(self, group: int, shapes: Iterable[tuple[str, Sequence[int], Storage]]) -> range:
-        """Add options to a group of one table, and return their numbers.
+        """Add options to a group of one table, and return their indices.
 
         Args:
-            shapes: type, widths of the parts and storage of each.
+            shapes: type, widths of the parts and storage of each option.
         """
         own = self.groups[group]
         (position,), first = own.tables, _num_options(own.runs)
@@ -183,9 +183,9 @@ class SearchSpace:
         return range(first, _num_options(own.runs))
 
     def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
-        """Return the number of a group's option of this type, storage and widths, in this order.
+        """Return the index of a group's option of this type, storage and widths, in this order.
 
-        An option that is missing is added if its rows stay together or it leaves device memory; else None.
+        A missing option is added, unless it cuts rows or replicates in device memory; then return None.
         """
         own = self.groups[group]
         usual, is_alone, first = self.usual_name(own.tables[0], name), len(own.tables) == 1, 0
@@ -231,7 +231,7 @@ class SearchSpace:
         ]
 
     def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
-        """Return types with cuts; no replicas outside of device memory, where columns are cut into powers of two."""
+        """Return types with cuts; outside of device memory, no replicas, and columns are cut into powers of two."""
         task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
         allowed = task.num_devices if limits.devices is None else len(limits.devices)
         has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
@@ -257,19 +257,19 @@ class SearchSpace:
                 yield own.name, cuts
 
     def by_columns(self, position: int) -> str:
-        """Return the type of a table that is cut by columns; it may leave its node only where that is allowed."""
+        """Return the type for a table that is cut by columns; it may leave its node only if that is allowed."""
         return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def usual_name(self, position: int, name: str) -> str:
-        """Return the type among a table's options that stands for the type of its parts."""
+        """Return the type among a table's options that represents the type of its parts."""
         return self.by_columns(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
-        """Return whether keeping a table outside of device memory is worthwhile."""
+        """Return True if keeping a table outside of device memory is worthwhile."""
         return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
 
     def _types(self, position: int) -> list[ShardingType]:
-        """Return the types, fewest pieces first, without those that cut a table as another type does."""
+        """Return the types, fewest pieces first, without types that are equivalent to another."""
         machine, table, types = self.task.machine, self.task.tables[position], set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]
@@ -282,7 +282,7 @@ class SearchSpace:
         if position in self.task.kept_apart:
             fewer = {one for one in types if TYPES[one].span(machine) == 1}
         else:
-            # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
+            # The search assumes that every device has rows: cuts that leave devices without rows are a last resort.
             fewer = {one for one in types if not TYPES[one].cuts_rows or _has_rows_for(table, TYPES[one].span(machine))}
         found = (TYPES[one] for one in TYPES if one in (fewer or types))
         return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
@@ -293,7 +293,7 @@ def _num_options(runs: Sequence[OptionRun]) -> int:
 
 
 def _has_rows_for(table: Table, devices: int) -> bool:
-    """Return whether every device receives at least one row."""
+    """Return True if every device receives at least one row."""
     return len(row_starts(table.num_rows, devices)) == devices
 
 
@@ -318,13 +318,13 @@ def _round_cuts(columns: int, most: int, least_width: int, fewest: int, tries_al
 
 
 def column_cuts(columns: int, most: int, least_width: int, fewest: int = 2) -> Iterator[tuple[int, ...]]:
-    """Even cuts of a table's columns into 2, 3, 4, 6, 8, ... parts of multiples of four columns.
+    """Return even cuts of a table's columns into 2, 3, 4, 6, 8, ... parts of multiples of four columns.
 
     Args:
-        columns: of the table.
-        most: parts.
-        least_width: columns of the narrowest.
-        fewest: parts; a cut into just so many comes first.
+        columns: columns of the table.
+        most: most parts.
+        least_width: columns of the narrowest part.
+        fewest: fewest parts; the cut into exactly this many comes first.
     """
     steps, rest = divmod(columns, COLUMN_STEP)
     if rest:
@@ -344,7 +344,7 @@ _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_
 
 
 def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
-    """Return the parts that choices stand for, in the order of the task's tables."""
+    """Convert choices to parts, in the order of the task's tables."""
     found: dict[int, Sequence[TablePart]] = {}
     for number, choice in enumerate(choices):
         found.update(parts_of_group(space, number, choice))
@@ -352,7 +352,7 @@ def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, 
 
 
 def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int, list[TablePart]]:
-    """Return the parts of each table of a group, by the table's position, in the order of columns, then rows."""
+    """Return the parts of each table of a group, by the table's position, ordered by columns, then rows."""
     task, group = space.task, space.groups[number]
     option = space.option(number, choice.option)
     found: dict[int, list[TablePart]] = {}
@@ -370,9 +370,9 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
 
 
 def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
-    """Return the choices that stand for a placement; None if no option of the space shards a table that way.
+    """Convert a placement to choices; None if the space has no such option for a table.
 
-    Rows that are cut unevenly are taken for even ones.
+    Unevenly cut rows count as even.
     """
     by_table = parts_by_table(space.task, parts)
     found = []

@@ -4,23 +4,23 @@
 
     plan = EvenshardPlanner().collective_plan(model, sharders)                      # was: EmbeddingShardingPlanner()
 
-    answer = evenshard.place(model, num_devices=8, memory_cap_gb=64)                # the same, step by step
+    answer = evenshard.place(model, num_devices=8, memory_cap_gb=64)                # the same in two steps
     plan = sharding_plan(answer, model)                                             # for DistributedModelParallel
     plan = load_plan("plan.json", model)                                            # from the command line, with
                                                                                     # --format torchrec -o plan.json
 
     tables = tables_of(model, pooling_factors={"user_id": 1.0, "clicks": 37.5})     # the model's tables
-    plan = sharding_plan(placement, tables, model)                                  # of any placement of theirs
-    placement = placement_of(plan, tables, num_devices=8)                           # a plan of TorchRec, as placement
-    predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
-    delta = load_delta("delta.json", model)                                         # of a running job; from the command
-    reshard(model, delta)                                                           # line, diff --reshard-delta -o
+    plan = sharding_plan(placement, tables, model)                                  # for any placement of these tables
+    placement = placement_of(plan, tables, num_devices=8)                           # TorchRec's plan as a placement
+    predicted(plan, answer).predicted_ms                                            # step time of TorchRec's plan
+    delta = load_delta("delta.json", model)                                         # for a running job; the command
+    reshard(model, delta)                                                           # diff --reshard-delta -o writes it
     EvenshardPerfModel(topology, "simulated:h100")                                   # rates plans in TorchRec's planner
     torchrec_constraints(answer)                                                    # for TorchRec's own planner
-    dense_bytes(model, "adam")                                                      # memory of all but the tables
+    dense_bytes(model, "adam")                                                      # memory of the dense model
 
-TorchRec is imported when one of these is called (``save_plan`` needs none). A split table is trained as TorchRec trains
-it: with row-wise Adagrad every part has its own state, so that losses differ a little from those of the whole table.
+These functions import TorchRec on the first call; ``save_plan`` does not need it. TorchRec trains split tables slightly
+differently: with row-wise Adagrad every part has its own state, so losses differ a little from the whole table's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Machines beside each other: the question, its options, the best of them, and all of it as JSON.
+"""A comparison of machines: the question, its options, the best of them, and their JSON.
 
-One option is called better than another only where the difference is larger than the uncertainty. On different hardware
-both intervals count in full. On the same hardware the error of the device is common to both: the order must hold with
-the cost model's own interval, also if all kernels, or all exchanges, take longer or shorter by that error.
+An option is called better than another only if the difference exceeds the uncertainty. On different hardware both
+intervals count in full. On the same hardware the error of the device is common to both: the order must hold within the
+cost model's own interval, also if all kernels, or all exchanges, take longer or shorter by that error.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval,
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName, measured_or_simulated
 from evenshard.price.step_time import without_last_digits
 
-# If the fullest device holds more than this many times the mean, a placement with at most the second number is tried
-# too: the fullest device decides how long an average over groups takes.
+# If the fullest device holds more than UNEVEN_GROUP times the mean, a placement with at most EVEN times the mean is
+# tried, too, because the fullest device determines the time of averaging over groups.
 UNEVEN_GROUP, EVEN = 1.2, 1.1
-# Share of a step that this average must take for that.
+# Least share of a step that this averaging must take to try it.
 WORTH_EVENING = 0.02
 
 
-# Places the tables on a group of devices of an option's machine, with other memory of a device if it is named.
+# Function that places the tables on a group of devices of an option's machine, optionally with another memory cap.
 PlaceOn = Callable[..., PlacementAnswer]
 
 
@@ -55,12 +55,12 @@ def answer_what_if(
     place: Callable[..., PlacementAnswer],
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
 ) -> WhatIfAnswer:
-    """Place the tables on each machine that is asked for, with each size of groups and of memory.
+    """Place the tables on each requested machine, with each size of groups and of memory.
 
     Args:
         shared: knobs of ``evenshard.place`` that hold for every machine.
-        place: ``evenshard.place`` of the tables.
-        progress: goes through a list and shows how far it is.
+        place: ``evenshard.place`` for the tables.
+        progress: iterates over a list and shows its progress.
 
     Raises:
         BadInput: if a knob cannot be used.
@@ -180,7 +180,7 @@ def _in_layout(option: WhatIfOption, group: Nodes, place_on: PlaceOn, sync_every
         even = place_on(option, group, **_even_caps(answer))
     except InfeasibleTask:
         return first
-    second = _with_groups(option, replace(even, request=answer.request), sync_every)  # which has all of the memory
+    second = _with_groups(option, replace(even, request=answer.request), sync_every)  # with the full memory
     return min(first, second, key=lambda one: without_last_digits(one.step_ms.value))
 
 
@@ -194,9 +194,9 @@ def _with_groups(option: WhatIfOption, answer: PlacementAnswer, sync_every: int)
 
 
 def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOption]:
-    """Give a machine the placement that the same machine with less memory has, if its own is slower.
+    """Replace a machine's placement by that of the same machine with less memory, if that is faster.
 
-    The options of a machine come in ascending order of memory. A placement that is legal with less is legal with more.
+    The options of a machine are in ascending order of memory, and legal placements stay legal with more memory.
     """
     less: WhatIfOption | None = None
     machine_of = attrgetter("hardware", "machine", "group_size")
@@ -214,7 +214,7 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
 
 
 def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
-    """Memory of each device of which the parts of tables take little more than an even share."""
+    """Return a memory cap of each device that allows table parts only slightly more than an even share."""
     request, used = answer.request, answer.used_bytes
     besides = request.dense_bytes + request.sample_memory.total
     reserved = max(request.reserves_bytes)
@@ -230,26 +230,26 @@ StepWeight = Callable[[WhatIfOption], float]
 
 @dataclass(frozen=True)
 class Best:
-    """The best option by its predicted number, and those of which predictions do not tell that they are worse."""
+    """The best option by its predicted number, and options that predictions cannot tell apart from it."""
 
     option: WhatIfOption
     equals: tuple[WhatIfOption, ...] = ()
 
 
 def fastest_option(options: Sequence[WhatIfOption]) -> Best | None:
-    """The option that trains on most samples in a second; None where none fits."""
+    """Return the option with the most samples per second; None if none fits."""
     return _best([one for one in options if one.fits], lambda one: 1 / one.batch_size)
 
 
 def cheapest_option(options: Sequence[WhatIfOption], max_step_ms: float | None = None) -> Best | None:
-    """Return the option with the lowest cost of a sample and at most so long a step; None where none has a price."""
+    """Return the option with the lowest cost per sample and a step of at most ``max_step_ms``; None without prices."""
     limit_ms = math.inf if max_step_ms is None else max_step_ms
     able = [one for one in options if one.fits and one.cost_per_ms is not None and one.step_ms.value <= limit_ms]
     return _best(able, lambda one: one.cost_per_ms or 0.0)
 
 
 def separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambda _: 1.0) -> bool:
-    """Return True if predictions tell which of two options has the smaller step time, each times its weight."""
+    """Return True if predictions tell which of two options has the smaller weighted step time."""
     apart = math.log(weight(one) / weight(other)) if weight(one) > 0 < weight(other) else 0.0
     if one.hardware != other.hardware:
         return _is_apart(apart + math.log(one.step_ms.value / other.step_ms.value), one.step_ms, other.step_ms)
@@ -277,42 +277,42 @@ class WhatIfAnswer:
     """The answer of ``evenshard.what_if``: options by hardware, number of devices, size of groups and memory."""
 
     options: tuple[WhatIfOption, ...]
-    question: WhatIf = field(repr=False)  # with what was left out
+    question: WhatIf = field(repr=False)  # includes the defaults that were filled in
     prices: Prices | None = field(default=None, repr=False)
 
     @property
     def dense_ms(self) -> dict[str, float]:
-        """Time of a step without its embeddings, by hardware."""
+        """Return the step time without embeddings, by hardware."""
         return of_hardware("dense_ms", self.question.dense_ms, self.question.hardware)
 
     @cached_property
     def fastest(self) -> Best | None:
-        """The machine that trains on most samples in a second; None where the tables fit none."""
+        """Return the machine with the most samples per second; None if the tables fit none."""
         return fastest_option(self.options)
 
     @cached_property
     def cheapest(self) -> Best | None:
-        """The machine with the lowest cost; None where none has a price."""
+        """Return the machine with the lowest cost; None if none has a price."""
         return cheapest_option(self.options)
 
     @cached_property
     def cheapest_in_time(self) -> Best | None:
-        """The one of those whose step is short enough; None where none is, or nothing was said."""
+        """Return the cheapest machine within the step limit; None if there is none, or no limit was given."""
         most_ms = self.question.max_step_ms
         return None if most_ms is None else cheapest_option(self.options, most_ms)
 
     @property
     def has_dense(self) -> bool:
-        """The dense rest of a step is in the times; without it they are of embedding work alone."""
+        """Return True if times include the dense part of a step, not only embeddings."""
         return any(self.dense_ms.values())
 
     @property
     def has_groups(self) -> bool:
-        """Sizes of groups were asked for."""
+        """Return True if sizes of groups were requested."""
         return any(one.num_groups > 1 for one in self.options)
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON."""
+        """Return the answer as a JSON record."""
         asked, prices = self.question, self.prices
         number = {id(one): at for at, one in enumerate(self.options)}
         return {
@@ -340,7 +340,7 @@ class WhatIfAnswer:
 
 
 def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
-    """Writes the JSON as a whole or not at all."""
+    """Write the JSON atomically."""
     write_text(path, json.dumps(found.record(), indent=1, allow_nan=False) + "\n")
 
 

@@ -1,16 +1,16 @@
-"""The machines that a question is about, and groups of their devices that each hold all tables.
+"""The machines of a question, and groups of their devices that each hold all tables.
 
 Groups are TorchRec's 2D parallelism, ``DMPCollection``. The devices of a group shard the tables among them and train on
-their share of the batch. Every so many steps ``DMPCollection.sync`` averages each device's weights, and its optimizer
-state, with those of the devices that hold the same parts in the other groups. All rows travel, in the data type of the
-weights, whether they were looked up or not. Replicated tables (data_parallel) are no part of that: their gradients are
+their share of the batch. Every few steps ``DMPCollection.sync`` averages each device's weights, and its optimizer
+state, with those of the devices that hold the same parts in the other groups. All rows are sent, in the data type of
+the weights, even if they were not looked up. Replicated tables (data_parallel) are not included: their gradients are
 averaged over all devices in every step.
 
-N devices in groups of G stand in one of two layouts:
+N devices in groups of G have one of two layouts:
 
-- contiguous (TorchRec: ``use_inter_host_allreduce=True``): a group is G devices in a row, so that embeddings stay
-  within few nodes and weights travel between them;
-- strided (TorchRec's default): a group is every N/G-th device, so that weights stay within few nodes.
+- contiguous (TorchRec: ``use_inter_host_allreduce=True``): a group is G consecutive devices, so embeddings stay within
+  few nodes and weights are sent between nodes;
+- strided (TorchRec's default): a group is every N/G-th device, so weights stay within few nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from evenshard.price.hardware import HardwareName
 from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link, link_name
 
 _Value = TypeVar("_Value")
-# The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with.
+# Default link between hosts, by the link within them, as such hosts are sold.
 USUAL_LINKS = {
     "nvlink_h100": "infiniband_ndr",
     "nvlink_h200": "infiniband_ndr",
@@ -52,7 +52,7 @@ USUAL_LINKS = {
     "pcie4": "ethernet_25g",
     "pcie5": "infiniband_ndr",
 }
-# Link between hosts whose own link is none of these.
+# Default link between hosts whose own link is not listed.
 OTHER_LINK = "ethernet_25g"
 
 
@@ -75,13 +75,13 @@ def whole_machine(
     inter: str = "",
     nodes_per_domain: int = 1,
 ) -> Nodes:
-    """Return a machine of so many devices in full hosts; one host that is not full where they fit into it.
+    """Return a machine of full hosts; a single host may have fewer devices.
 
-    Where left out, a host has as many devices as its link connects, 8 at most, its link is the hardware's own, and the
-    link between hosts that of ``USUAL_LINKS``. The link within a host connects ``nodes_per_domain`` hosts.
+    By default, a host has as many devices as its link connects, at most 8, its link is the hardware's own, and the link
+    between hosts is from ``USUAL_LINKS``. The link within a host connects ``nodes_per_domain`` hosts.
 
     Raises:
-        BadConfig: if they do not fill hosts.
+        BadConfig: if the devices do not fill hosts.
     """
     check_ranges(num_devices=num_devices, nodes_per_domain=nodes_per_domain)
     intra = link_name(intra) if intra else own_link(hardware)
@@ -116,7 +116,7 @@ def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """Return a machine of each of these sets of devices; None if they differ, or lie unevenly over nodes."""
+    """Return the common machine of these sets of devices; None if they differ, or are unevenly spread over nodes."""
     found = {_machine_of_ranks(machine, one) for one in ranks}
     return found.pop() if len(found) == 1 else None
 
@@ -136,10 +136,10 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """Return the layouts of groups of a size that differ, each with the machine of one group.
+    """Return the distinct layouts of groups of a size, each with the machine of one group.
 
     Raises:
-        BadConfig: if the machine cannot be cut into such groups.
+        BadConfig: if the machine cannot be divided into such groups.
     """
     devices = machine.num_devices
     if group_size == devices:
@@ -161,7 +161,7 @@ def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]
 
 
 def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
-    """Yield the sizes of groups to try on a machine, ascending, without those that are larger than it."""
+    """Yield the sizes of groups to try on a machine, ascending, without sizes above its number of devices."""
     devices = machine.num_devices
     if not group_sizes:
         yield devices
@@ -190,18 +190,18 @@ def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
 
 
 def sync_of(answer: PlacementAnswer, machine: Nodes, layout: str, every: int) -> Sync:
-    """Return the all-reduce between the groups of a machine, each placed as the answer says."""
+    """Return the all-reduce between the groups of a machine, with each group placed like the answer."""
     groups = machine.num_devices // answer.num_devices
     replicas = machine_of_ranks(machine, replica_ranks(machine.num_devices, answer.num_devices, layout))
     assert replicas is not None, "layouts_of offers no other layouts"
     held = synced_bytes(answer)
-    collectives = 1 + any(one.optimizer_state for one in answer.part_memory)  # one of weights, another of states
+    collectives = 1 + any(one.optimizer_state for one in answer.part_memory)  # one for weights, another for states
     sent, once_ms = _all_reduced(replicas, max(held), answer.link, collectives)
     return Sync(every, max(held), groups * sum(held), sent, once_ms if max(held) else 0.0)
 
 
 def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
-    """Return the time that the all-reduce of gradients of replicas takes longer over a machine than in one group."""
+    """Return the additional time of the all-reduce of replicas over a machine compared with one group."""
     values = sum(
         table.num_rows * table.embedding_dim
         for table in answer.request.tables
@@ -217,7 +217,7 @@ def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
 
 
 def _all_reduced(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
-    """Return bytes that a device sends in all-reduces, and their time, ms."""
+    """Return the bytes that a device sends in all-reduces, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
     moved = all_reduced_bytes(machine, np.full(machine.num_devices, float(held)))
     latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)

@@ -1,4 +1,4 @@
-"""One machine that tables might be trained on: the times of a step, and its price."""
+"""One machine for training the tables: the times of a step, and its price."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.hardware import HardwareName
 from evenshard.price.step import step_shares_ms
 
-# Samples that a cost is of.
+# Number of samples for which costs are given.
 SAMPLES_OF_COST = 10**9
 
 
@@ -31,7 +31,7 @@ class PredictedInterval:
         return f"{self.value:.4g} (90 %: {self.low:.4g} to {self.high:.4g})"
 
     def times(self, factor: float) -> PredictedInterval:
-        """Return the number in another unit."""
+        """Return the number times a factor, such as a change of unit."""
         return PredictedInterval(factor * self.value, factor * self.low, factor * self.high)
 
 
@@ -39,7 +39,7 @@ class PredictedInterval:
 class Sync:
     """The all-reduce of weights between groups that each hold all tables: TorchRec's ``DMPCollection.sync``.
 
-    The device with the most bytes to average sends ``sent_bytes`` for ``once_ms``; nothing else runs meanwhile.
+    The device with the most bytes to average sends ``sent_bytes`` in ``once_ms``, without overlap.
     """
 
     every: int
@@ -50,7 +50,7 @@ class Sync:
 
     @property
     def step_ms(self) -> float:
-        """Its share in a step."""
+        """Return its mean time per step."""
         return self.once_ms / self.every
 
 
@@ -60,13 +60,13 @@ class WhatIfOption:
 
     Attributes:
         batch_size: samples of a step over all devices together.
-        group_size: devices that the tables are sharded over; each group of so many holds all tables.
-        layout: contiguous or strided, where there is more than one group: see ``machines``.
-        problem: the reason why the tables do not fit; empty where they do.
-        answer: the placement on the devices of one group; None where the tables do not fit.
-        overlap: share of the shorter of embeddings and ``dense_ms`` that runs beside the longer one.
-        sync: keeps groups alike; None for one group.
-        replicas_ms: time that the all-reduce of replicas over all groups takes longer than in one group.
+        group_size: devices that the tables are sharded over; each group holds all tables.
+        layout: contiguous or strided, if there is more than one group: see ``machines``.
+        problem: the reason why the tables do not fit; empty if they do.
+        answer: the placement on the devices of one group; None if the tables do not fit.
+        overlap: fraction of the shorter of embeddings and ``dense_ms`` that overlaps the longer.
+        sync: the averaging over groups; None for one group.
+        replicas_ms: additional time of the all-reduce of replicas over all groups compared with one group.
         memory_cap_gb: memory of each device, GB of 1024**3 bytes; None for that of the hardware.
     """
 
@@ -86,40 +86,40 @@ class WhatIfOption:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the machine."""
+        """Return the devices of the machine."""
         return self.machine.num_devices
 
     @property
     def num_groups(self) -> int:
-        """Groups that each hold all tables."""
+        """Return the number of groups that each hold all tables."""
         return self.num_devices // self.group_size
 
     @property
     def fits(self) -> bool:
-        """The tables have a placement."""
+        """Return True if the tables have a placement."""
         return self.answer is not None
 
     @property
     def device_factor(self) -> float:
-        """Nine of ten times on the device are within this factor of the real one's; 1 for real hardware."""
+        """Return the factor that covers 90 % of times on the device against the real one; 1 for real hardware."""
         error = self._fitting_answer.device_error
         return error.factor if error is not None else 1.0
 
     @property
     def link_factor(self) -> float:
-        """Nine of ten exchanges are within this factor of real ones; the device's if nothing is known of links."""
+        """Return the factor that covers 90 % of exchanges against real links; the device's if none is known."""
         error = self._fitting_answer.link_error
         return error.factor if error is not None else self.device_factor
 
     @property
     def embeddings_ms(self) -> PredictedInterval:
-        """Time of the embeddings in a step, without ``sync``."""
+        """Return the time of the embeddings in a step, without ``sync``."""
         placed = self._fitting_answer
         return PredictedInterval(placed.predicted_ms, placed.low_ms, placed.high_ms).times(self._replicas_factor)
 
     @property
     def step_ms(self) -> PredictedInterval:
-        """Time of a step: embeddings, the dense rest, and the share of ``sync``. The dense time counts as exact."""
+        """Return the step time: embeddings, dense part, and the share of ``sync``. The dense time counts as exact."""
         off, sync = self.link_factor, self.sync_ms
         one = self.embeddings_ms
         ends = ((one.value, sync), (one.low, sync / off), (one.high, sync * off))
@@ -127,38 +127,38 @@ class WhatIfOption:
 
     @property
     def model_ms(self) -> PredictedInterval:
-        """``step_ms`` with the interval of the cost model alone, to compare with others on the same hardware."""
+        """Return ``step_ms`` with the interval of the cost model alone, to compare with others on the same hardware."""
         placed, more, sync = self._fitting_answer, self._replicas_factor, self.sync_ms
         ends = (placed.predicted_ms, placed.model_low_ms, placed.model_high_ms)
         return PredictedInterval(*(self._with_dense(more * end) + sync for end in ends))
 
     @property
     def sync_ms(self) -> float:
-        """Share of ``sync`` in a step."""
+        """Return the mean time of ``sync`` per step."""
         return 0.0 if self.sync is None else self.sync.step_ms
 
     def step_if_ms(self, kernels: float, links: float) -> float:
-        """Time of a step if kernels, or exchanges, take so many times as long as predicted."""
+        """Return the step time if kernels and exchanges take the given factors of their predicted times."""
         compute_ms, _ = step_shares_ms(self._fitting_answer.devices, self._fitting_answer.request.training_pipeline)
         exchange_ms = self._fitting_answer.predicted_ms - compute_ms + self.replicas_ms
         return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
 
     @property
     def samples_per_s(self) -> PredictedInterval:
-        """Samples that all devices train on in a second."""
+        """Return the samples per second of all devices together."""
         one = self.step_ms
         return PredictedInterval(*(1e3 * self.batch_size / end for end in (one.value, one.high, one.low)))
 
     @property
     def cost_per_ms(self) -> float | None:
-        """Cost of 10**9 samples for each millisecond of a step; None without a price."""
+        """Return the cost of 10**9 samples per millisecond of a step; None without a price."""
         if self.price_per_hour is None:
             return None
         return self.price_per_hour / 3.6e6 * SAMPLES_OF_COST / self.batch_size
 
     @property
     def cost(self) -> PredictedInterval | None:
-        """Cost of 10**9 samples; None without a price."""
+        """Return the cost of 10**9 samples; None without a price."""
         return None if self.cost_per_ms is None else self.step_ms.times(self.cost_per_ms)
 
     @property
@@ -198,13 +198,13 @@ class Prices:
     note: str = ""
 
     def price_of(self, hardware: str) -> HardwarePrice | None:
-        """The price of some hardware by its full name; None where there is none."""
+        """Return the price of hardware by its full name; None if there is none."""
         return next((price for name, price in self.hardware.items() if str(HardwareName.parse(name)) == hardware), None)
 
 
 @blame_file
 def load_prices(path: str | Path) -> Prices:
-    """Load prices from a YAML file; a BadFile if it is missing, is not YAML, or makes no sense."""
+    """Load prices from a YAML file; raise BadFile if it is missing, not YAML, or invalid."""
     remedy = (
         "Its keys are currency, note and hardware; under hardware each kind, such as h100, has per_device_hour and, "
         "where hosts cost extra, per_node_hour."

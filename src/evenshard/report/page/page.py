@@ -1,7 +1,7 @@
-"""An answer as HTML: one page with everything in it, for ``--report`` and for notebooks.
+"""An answer as a single self-contained HTML page, for ``--report`` and for notebooks.
 
-The page loads nothing: styles and script stand in it, and it tells the browser to load nothing else. Names are the
-user's own and are escaped. ``page.html.j2`` is the layout.
+Styles and script are inline, and the page tells the browser to load nothing else. Names come from the user and are
+escaped. ``page.html.j2`` is the layout.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from evenshard.report import step_facts, table_facts
 from evenshard.sharders.catalog import label_of
 from evenshard.version import __version__
 
-# Baselines that may cut tables, as a sentence says them.
+# Baselines that may cut tables, as named in a sentence.
 _IN_WORDS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
-# Devices that are drawn as rows with their numbers; more become columns.
+# Most devices that are drawn as rows with numbers; more become columns.
 _MAX_ROWS = 32
-# Tables that are listed at once; more are folded away.
+# Tables that are listed at first; more are collapsed.
 MAX_OPEN = 40
 # Costliest tables of the slowest device, and of all.
 _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
-# Cut tables that have a line of their own, and parts that it draws.
+# Most cut tables with a line of their own, and parts that it draws.
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
-# A bar's segment this wide has room for its number.
+# Least width of a bar's segment that shows its number.
 _LABELLED_PCT = 7.0
-# Tables with slow caches that are named, the slowest ones.
+# Most tables with slow caches that are named, slowest first.
 _MAX_SLOW_CACHES = 5
 # Tables that an assumption names.
 _LISTED = 12
 
 
 def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
-    """Writes the page as a whole or not at all."""
+    """Write the page atomically."""
     write_text(path, page(answer, missing))
 
 
 def page(answer: PlacementAnswer, missing: str = "") -> str:
-    """Return the page; the same answer gives the same text. ``missing`` says why TorchRec's planner is not compared."""
+    """Return the page, deterministically. ``missing`` is the reason that TorchRec's planner is not compared."""
     not_compared = step_facts.not_compared_text(answer, missing)
     return render_template("page.html.j2", not_compared=not_compared, **_view(answer))
 
 
 def render_template(name: str, **view: Any) -> str:
-    """Return a template of this package, by its file, filled with a view; names are escaped."""
+    """Render a template of this package, by its file name, with a view; names are escaped."""
     places = Environment(
         loader=PackageLoader("evenshard.report.page", "."),
         autoescape=True,
@@ -75,7 +75,7 @@ def render_template(name: str, **view: Any) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Text without characters that hide or turn around what stands beside them."""
+    """Remove characters that hide or reorder text."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "\n".join(printable(line) for line in value.split("\n"))
@@ -247,7 +247,7 @@ def _is_range(value: Any) -> bool:
 
 
 def frame(answer: PlacementAnswer) -> str:
-    """Return the page in a frame for notebooks, which keeps its styles and its script to itself."""
+    """Return the page in an iframe for notebooks, which isolates its styles and its script."""
     return (
         f'<iframe title="placement" srcdoc="{escape(page(answer))}" sandbox="allow-scripts" '
         'style="border:0;width:100%;height:45em"></iframe>'
@@ -257,11 +257,11 @@ def frame(answer: PlacementAnswer) -> str:
 # Axes and bars --------------------------------------------------------------------------------------------------------
 
 NUM_TICKS = 5
-# Length of an axis, relative to what is longest on it: that ends before its end.
+# Length of an axis, relative to the longest bar, which ends before the axis does.
 HEADROOM = 1.02
-# Components of memory by the number of their colour.
+# Components of memory by the number of their color.
 MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
-# Share of all memory: a peak that is at most this much beyond the components is not drawn.
+# Share of all memory up to which a peak above the components is not drawn.
 LEAST_PEAK = 0.005
 
 
@@ -274,7 +274,7 @@ class Axis:
 
     @staticmethod
     def of(values: Iterable[float]) -> Axis:
-        """An axis that all finite values fit on."""
+        """Return an axis that fits all finite values."""
         longest = max((value for value in values if math.isfinite(value)), default=0.0)
         stop = longest * HEADROOM if longest > 0 else 1.0
         power = 10.0 ** math.floor(math.log10(stop / NUM_TICKS))
@@ -282,17 +282,17 @@ class Axis:
         return Axis(stop, step)
 
     def pct(self, value: float) -> float:
-        """Return the place of a value, per cent of the axis."""
+        """Return the position of a value, per cent of the axis."""
         return min(max(value / self.stop, 0.0), 1.0) * 100 if math.isfinite(value) else 100.0
 
     @property
     def step_pct(self) -> float:
-        """Distance of two ticks."""
+        """Return the distance of two ticks, per cent of the axis."""
         return self.pct(self.step)
 
     @property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Places of ticks, per cent, with their texts."""
+        """Return the positions of ticks, per cent, with their labels."""
         digits = max(-math.floor(math.log10(self.step)), 0)
         return tuple(
             (self.pct(number * self.step), f"{number * self.step:,.{digits}f}")
@@ -301,7 +301,7 @@ class Axis:
 
 
 class MemorySegment(NamedTuple):
-    """A component of memory: the number of its colour, its name, its size, and its length, per cent of the bar."""
+    """A component of memory: the number of its color, its name, its size, and its length, per cent of the bar."""
 
     kind: int
     name: str
@@ -314,7 +314,7 @@ class MemoryBar:
     """The memory of a device, a host, or a host's SSDs.
 
     ``used_bytes`` is the peak, ``full_pct`` its share of the limit; ``pct`` is the length on the axis of all bars, and
-    reserve and peak are per cent of that. A peak of no more than the components, or next to nothing more, is 0.
+    reserve and peak are per cent of that. The peak is 0 unless it is visibly larger than the components.
     """
 
     label: str
@@ -328,20 +328,20 @@ class MemoryBar:
 
 
 def time_axis(answer: PlacementAnswer) -> Axis:
-    """The axis of device times."""
+    """Return the axis of device times."""
     totals = [device.predicted_total_ms for device in answer.devices]
     return Axis.of([*totals, *answer.measured_device_ms, answer.predicted_ms, answer.high_ms, answer.lower_bound_ms])
 
 
 def baseline_axis(answer: PlacementAnswer) -> Axis:
-    """Step times of evenshard and its baselines."""
+    """Return the axis of step times of evenshard and its baselines."""
     baselines = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
     measured = [] if answer.measured_ms is None else [answer.measured_ms]
     return Axis.of([answer.predicted_ms, *measured, *baselines])
 
 
 def device_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
-    """The memory of each device, by device id."""
+    """Return the memory of each device, by device id."""
     most = max(*answer.request.caps_bytes, 1)
     return tuple(
         MemoryBar(
@@ -359,7 +359,7 @@ def device_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
 
 
 def host_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
-    """Memory and SSDs of each host, as far as any host uses them."""
+    """Return the memory and SSDs of each host, if any host uses them."""
     hosts, found = answer.host_memory, []
     most = max(1, *(max(one.room, one.ssd_room) for one in hosts))
     for host in hosts:
@@ -384,7 +384,7 @@ def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[Me
 
 
 def device_text(answer: PlacementAnswer, number: int) -> str:
-    """Return the times and the memory of a device, in a line."""
+    """Return the times and the memory of a device as a line."""
     device, memory = answer.devices[number], answer.memory[number]
     times = zip(STEP_PARTS, predicted_step_times(device), strict=True)
     each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in times)

@@ -1,6 +1,6 @@
-"""A table's miss ratios as TorchRec's planner takes them: ``CacheParams(load_factor=0.1, stats=TableStatistics(...))``.
+"""Cache miss ratios of a table for TorchRec's planner: ``CacheParams(load_factor=0.1, stats=TableStatistics(...))``.
 
-Plans with them travel between ranks, so that the class can be pickled: TorchRec is imported with this module.
+Ranks exchange plans that hold the class, so it must be picklable: this module imports TorchRec at the top.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from evenshard.tables.table import Table
 
 @dataclass(frozen=True)
 class TableStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no types
-    """A table behind a cache, as TorchRec's planner asks for it.
+    """Cache statistics of one table, in the interface of TorchRec's planner.
 
     Attributes:
-        table: whose curve is counted, bounded or assumed (``evenshard.tables.locality``).
+        table: table whose miss-ratio curve is counted, bounded or assumed (``evenshard.tables.locality``).
         batch_size: samples of all ranks together.
     """
 
@@ -27,14 +27,14 @@ class TableStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no
 
     @property
     def expected_lookups(self) -> float:
-        """Distinct rows of a batch."""
+        """Return the number of distinct rows in a batch."""
         return distinct_rows(self.table, self.batch_size)
 
     def expected_miss_rate(self, clf: float) -> float:
-        """Share of them that a cache of this load factor misses."""
+        """Return the fraction of distinct rows that a cache of load factor ``clf`` misses."""
         return miss_ratio(self.table, self.batch_size, clf)
 
     @property
     def cacheability(self) -> float:
-        """The area under the curve: 0 for a table that any cache serves, 1 for one that none does."""
+        """Return the area under the miss-ratio curve: 0 if every cache size hits, 1 if every cache size misses."""
         return mean_miss_ratio(self.table, self.batch_size)

@@ -1,7 +1,7 @@
-"""TorchRec's planner for the comparisons of an answer and for studies; ``evenshard/__init__.py`` names these functions.
+"""Plans of TorchRec's planner as baselines, for answers and studies; ``evenshard/__init__.py`` lists these functions.
 
-It is asked for whole tables, in two orders, and for every sharding type, with the settings of ``topology``; with caches
-and UVM where nothing else fits.
+The planner runs with the settings of ``topology``: whole tables in two orders, then every sharding type. Caches and
+UVM are allowed only where nothing fits without them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from evenshard.torchrec.baseline.topology import (
 if TYPE_CHECKING:  # TorchRec takes seconds to import
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner, TorchRecSharder
 
-# TorchRec's timeout for each setting: the best plan found by then counts. With its defaults it has no timeout.
+# TorchRec's timeout for each setting; the best plan found by then is used. TorchRec's default is no timeout.
 _TIMEOUT_S = 5
 
 
 def torchrec_sharder(hardware: str, link: str, sort_by: Literal["storage", "perf"]) -> TorchRecSharder:
-    """Return TorchRec's planner of whole tables for this hardware and link."""
+    """Return TorchRec's planner, restricted to whole tables, for this hardware and link."""
     require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecSharder
 
@@ -41,7 +41,7 @@ def torchrec_sharder(hardware: str, link: str, sort_by: Literal["storage", "perf
 
 
 def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], TorchRecPlanner]:
-    """Return a function that makes TorchRec's planner, with every sharding type, for a task."""
+    """Return a function that makes, for a task, TorchRec's planner with every sharding type."""
     require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 
@@ -49,10 +49,10 @@ def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], Torch
 
 
 def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
-    """Yield TorchRec's default plan, the plan that it rates best, and the best by the model.
+    """Yield TorchRec's default plan, the plan that TorchRec rates best, and the one that the cost model rates best.
 
     Raises:
-        InfeasibleTask: if it finds no plan.
+        InfeasibleTask: if TorchRec finds no plan.
     """
     require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner

@@ -1,12 +1,12 @@
 """TorchRec's ``EmbeddingShardingPlanner`` and its plans, with a ``PlannerSetting``.
 
-Every sharding type on fused kernels, and where a setting names a load factor of caches, on
-``fused_uvm_caching`` and ``fused_uvm`` too: caches begin with it, and ``EmbeddingOffloadScaleupProposer``, TorchRec's
-for this, makes them larger with the same miss ratios as ours. It gets the pooling factors and bandwidths (unless a
-setting leaves them out), data types, weighted features, batch size of a device and nodes: see ``torchrec_planner``.
+It may use every sharding type on fused kernels. If the setting names a load factor, it may also use
+``fused_uvm_caching`` and ``fused_uvm``: caches start at that load factor, and TorchRec's
+``EmbeddingOffloadScaleupProposer`` enlarges them, with evenshard's miss ratios. TorchRec is told pooling factors and
+bandwidths (unless the setting omits them), data types, weighted features, samples per device, and nodes.
 
-Memory: in device memory alone both sides keep the same rule, and TorchRec its own count for the order of the tables.
-With caches memory is counted as evenshard counts it: by TorchRec's own count a plan might not fit.
+Without caches, both planners use the same memory limit; TorchRec's own memory estimate only orders the tables. With
+caches, memory is counted by evenshard's rule, because a plan that fits by TorchRec's estimate might not fit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from evenshard.torchrec.baseline.topology import (
     table_name,
 )
 
-# Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
+# Smaller tables stay in device memory: the scale-up divides by the memory of additional cache rows, which may be 0.
 LEAST_ROWS = 1000
 
 
@@ -92,9 +92,9 @@ class TorchRecPlanner:
         timeout_s: int | None = None,
         size_of: Callable[[Table], int] | None = None,
     ) -> None:
-        """Loads TorchRec, whose best plan within ``timeout_s`` counts.
+        """Load TorchRec; each setting may take ``timeout_s`` seconds.
 
-        A part of a table takes ``size_of`` bytes; where left out, its weights and the task's optimizer state.
+        ``size_of`` returns the bytes of a table part; by default, its weights and the task's optimizer state.
 
         Raises:
             MissingPackage: if TorchRec is not installed.
@@ -121,7 +121,7 @@ class TorchRecPlanner:
             partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
             storage_reservation=FixedPercentageStorageReservation(0.0),
             performance_model=rates,
-            stats=[],  # which would print
+            stats=[],  # TorchRec's default statistics would print
             debug=False,
             timeout_seconds=self._timeout_s,
         )
@@ -140,7 +140,7 @@ class TorchRecPlanner:
         return TorchRecPlan(setting, rating_ms, parts)
 
     def plans(self, chosen: Sequence[PlannerSetting]) -> Iterator[TorchRecPlan]:
-        """The plans of all settings with which TorchRec finds one."""
+        """Return the plans of all settings for which TorchRec finds one."""
         for setting in chosen:
             try:
                 yield self.plan(setting)
@@ -148,7 +148,7 @@ class TorchRecPlanner:
                 continue
 
     def rating_ms(self, parts: Sequence[TablePart]) -> float:
-        """TorchRec's own rating of any placement in device memory: the slowest device's sum over its shards, ms.
+        """Return TorchRec's estimate for a placement in device memory: the largest sum of shard times on a device, ms.
 
         Raises:
             BadConfig: if the parts are not those of the task's tables.
@@ -180,11 +180,11 @@ class TorchRecPlanner:
 
     @property
     def batch_per_device(self) -> int:
-        """Samples."""
+        """Return the samples per device."""
         return math.ceil(self._task.local_batch)
 
     def topology_of(self, setting: PlannerSetting) -> Topology:
-        """The machine; where tables may be kept elsewhere, with each device's share of its host's memory."""
+        """Return TorchRec's topology; if tables may leave device memory, with each device's share of host memory."""
         machine, bandwidths = self._task.machine, self._bandwidths if setting.told else Bandwidths()
         if setting.load_factor is None:
             return machine_topology(machine, self._task.room_bytes, bandwidths)
@@ -234,12 +234,12 @@ class TorchRecPlanner:
         )
 
     def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
-        """Return None for TorchRec's default proposers."""
+        """Return the proposers of a setting; None for TorchRec's defaults."""
         if setting.dynamic:
             return [proposers.DynamicProgrammingProposer()]
         if setting.load_factor is None:
             return None
-        return [proposers.GreedyProposer(), proposers.EmbeddingOffloadScaleupProposer()]  # the first for tables in UVM
+        return [proposers.GreedyProposer(), proposers.EmbeddingOffloadScaleupProposer()]  # for tables in UVM
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
         topology = self.topology_of(setting)
@@ -256,7 +256,7 @@ class TorchRecPlanner:
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         table = self._task.tables[self._position[name]]
-        if (rows, columns) != (table.num_rows, table.embedding_dim):  # what was counted in rows is of all of them
+        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row counts are of the whole table
             table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
         return self._size_of(table)
 
@@ -265,8 +265,8 @@ class TorchRecPlanner:
 
     @cached_property
     def _module(self) -> nn.Module:
-        """Build TorchRec's collections, weighted tables apart, without memory behind them."""
-        # It has no weights of 8 bits or less to train.
+        """Build TorchRec's collections on the meta device, with weighted tables in a separate collection."""
+        # TorchRec cannot train weights of 8 bits or less.
         types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
         groups: dict[tuple[str, bool, bool], dict[str, Table]] = defaultdict(dict)
         for name, position in self._position.items():
@@ -284,9 +284,9 @@ class TorchRecPlanner:
 class TorchRecSharder:
     """TorchRec's planner as a sharder of whole tables over the devices of one node.
 
-    With one way to shard each table, its proposers have nothing to propose; its greedy partitioner decides: the tables
-    in descending order of ``sort_by``, storage (its default) or estimated time, each on the device with the least
-    estimated time so far among those with room.
+    Each table has a single sharding option, so the proposers have no choice and the greedy partitioner decides. It
+    takes tables in descending order of ``sort_by``, storage (its default) or estimated time, and puts each on the
+    device with the least estimated time so far that has enough memory.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class TorchRecSharder:
         bandwidths_on: Callable[[Nodes], Bandwidths] | None = None,
         sort_by: Literal["storage", "perf"] = "storage",
     ) -> None:
-        """Loads TorchRec; without bandwidths of a machine, its own constants count.
+        """Load TorchRec; without ``bandwidths_on``, TorchRec uses its own constants.
 
         Raises:
             MissingPackage: if TorchRec is not installed.
@@ -304,7 +304,7 @@ class TorchRecSharder:
         self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
 
     def place(self, task: ShardingTask) -> Placement:
-        """TorchRec's plan.
+        """Return TorchRec's plan of a task.
 
         Raises:
             InfeasibleTask: if TorchRec finds none.
@@ -319,7 +319,7 @@ class TorchRecSharder:
         return placement
 
     def planner(self, task: ShardingTask) -> TorchRecPlanner:
-        """TorchRec's planner for a task."""
+        """Return TorchRec's planner for a task."""
         machine = Nodes.one_node(task.num_devices)
         sharding = ShardingTask(
             tables=task.tables,
@@ -334,7 +334,7 @@ class TorchRecSharder:
 
 
 class _SortedEnumerator:
-    """TorchRec's options in one order; the order of its set of types differs by process."""
+    """An enumerator with a fixed order of options; TorchRec's order depends on the process."""
 
     def __init__(self, enumerator: Any, position: Mapping[str, int]) -> None:
         self._enumerator, self._position = enumerator, position
@@ -351,7 +351,7 @@ class _SortedEnumerator:
 
 
 class _CappedWeights:
-    """TorchRec's estimate of the storage, with the host memory of our rule."""
+    """TorchRec's storage estimate, with the host memory of evenshard's rule."""
 
     def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
         self._estimator, self._shard_bytes = estimator, cache(shard_bytes)
@@ -364,7 +364,7 @@ class _CappedWeights:
 
 
 class _OurMemory:
-    """Storage by our rule, in place of TorchRec's estimate."""
+    """A storage estimate by evenshard's memory rule, in place of TorchRec's."""
 
     def __init__(self, task: ShardingTask, position: Mapping[str, int]) -> None:
         self._task, self._position = task, position
@@ -387,10 +387,10 @@ class _OurMemory:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silence TorchRec on replicated tables without a sharding spec, and on one way taken of many."""
+    """Silence TorchRec's warnings about replicas without a sharding spec and about ignored sharding options."""
     root, handler = logging.getLogger(), logging.NullHandler()
     disabled = root.manager.disable
-    root.addHandler(handler)  # without one, the first warning would set logging up
+    root.addHandler(handler)  # without a handler, the first warning would configure logging
     logging.disable(logging.WARNING)
     try:
         yield

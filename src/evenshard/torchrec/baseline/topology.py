@@ -1,9 +1,9 @@
-"""TorchRec's planner: access to it, its settings and the machine that it is given, and the shards of its plans.
+"""TorchRec's planner: imports, settings, the machine that it is given, and the shards of its plans.
 
-TorchRec gets what it would not know by itself: the bandwidths of devices and links, and what a device may hold. Both
-sides keep the same rule of memory: weights and optimizer state fit a device's room. TorchRec also counts inputs and
-outputs; that count keeps the order of its tables, with unlimited device memory, and what our rule counts is capped in
-the column of host memory, which fused kernels leave empty.
+TorchRec is given the bandwidths of devices and links, and the memory limit of each device, which is the one that
+evenshard uses: weights and optimizer state must fit. TorchRec's own estimate also includes inputs and outputs. It only
+orders the tables: device memory is unlimited, and the bytes of evenshard's rule are capped in the field of host memory,
+which fused kernels leave at 0.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
 UNLIMITED_BYTES = 2**60
-# The compute kernel of replicas, whose weights an optimizer updates.
+# The compute kernel of replicas, whose weights a dense optimizer updates.
 DENSE_KERNEL = "dense"
-# Kernels that evenshard writes and reads, of tables that are no replicas; all of them where ranks are GPUs.
+# Kernels that evenshard writes and reads for tables that are not replicated; on GPU ranks, all of them.
 KERNELS_OF_TABLES = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
-# TorchRec's, where a plan names none.
+# TorchRec's default load factor, for plans that do not name one.
 DEFAULT_LOAD_FACTOR = 0.2
 
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Divisors of TorchRec's estimates, 10**9 bytes per second; None leaves TorchRec's own constant.
+    """Divisors of TorchRec's time estimates, 10**9 bytes per second; None keeps TorchRec's own constant.
 
-    They are those of a device's memory, of the links within and between nodes, and of a device's link to its host.
+    Bandwidths of device memory, of the links within and between nodes, and of the link from a device to its host.
     """
 
     hbm_gb_s: float | None = None  # TorchRec: 963 (897 * 1024**3 bytes)
@@ -68,7 +68,7 @@ class Bandwidths:
 
 
 def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
-    """Bandwidths of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
+    """Return the bandwidths of a simulated device and its link; real hardware keeps TorchRec's constants.
 
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
@@ -80,10 +80,10 @@ def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
 
 
 def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:
-    """Bandwidths of devices and of the links between them; TorchRec's own constant for the memory of real devices.
+    """Return the bandwidths of devices and links; real devices keep TorchRec's constant for device memory.
 
-    Device memory counts with what embedding kernels get out of it, a link with what its long exchanges between so many
-    devices reach. A lower figure, such as the straight line through short exchanges, would make TorchRec's plans worse.
+    For device memory, it is the bandwidth that embedding kernels reach; for a link, that of long messages between this
+    many devices. A lower number, such as a linear fit to short messages, would make TorchRec's plans worse.
     """
     profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(
@@ -96,16 +96,16 @@ def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidth
 def machine_topology(
     machine: Nodes, room_bytes: Sequence[int], bandwidths: Bandwidths, host_bytes: Sequence[int] | None = None
 ) -> Topology:
-    """Return a machine as TorchRec sees it.
+    """Return TorchRec's topology of a machine.
 
-    Each device may hold ``room_bytes``, and ``host_bytes`` of its host's memory. Where the latter are left out, the
-    room is capped as host memory instead, and device memory has no limit.
+    Each device may hold ``room_bytes``, plus ``host_bytes`` of its host's memory. Without ``host_bytes``,
+    ``room_bytes`` is passed as host memory and device memory has no limit.
     """
     if host_bytes is None:
         hbm_cap, caps = UNLIMITED_BYTES, {"ddr_cap": room_bytes}
     else:
         hbm_cap, caps = max(room_bytes), {"ddr_cap": host_bytes}
-        if len(set(room_bytes)) > 1:  # else TorchRec would cut rows by memory, too
+        if len(set(room_bytes)) > 1:  # with unequal device memory, TorchRec would also size row shards by memory
             caps["hbm_cap"] = room_bytes
     known_gb_s = {
         "hbm_mem_bw": bandwidths.hbm_gb_s,
@@ -121,7 +121,7 @@ def machine_topology(
 def collection_of(
     tables: Sequence[Table], names: Sequence[str], features: Sequence[Sequence[str]], data_types: Sequence[DataType]
 ) -> nn.Module:
-    """Return TorchRec's collection of tables that ``Table.collection`` puts into one, without memory behind it."""
+    """Return TorchRec's collection of tables with equal ``Table.collection``, on the meta device."""
     import torch
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -146,7 +146,7 @@ def collection_of(
 def parts_of_shards(
     table: str, shards: Iterable[tuple[int, Sequence[int], Sequence[int]]], storage: Storage = ON_DEVICE
 ) -> list[TablePart]:
-    """Return the shards of a table, but for those without rows, as parts.
+    """Convert the shards of a table to parts, without empty shards.
 
     A shard is its rank, its offsets and its sizes; the latter two are TorchRec's [rows, columns].
     """
@@ -158,10 +158,10 @@ def parts_of_shards(
 
 
 def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
-    """Return the storage of a table in a plan; device memory where evenshard does not know its kernel.
+    """Return the storage of a table in a plan; unknown kernels count as device memory.
 
     Raises:
-        BadConfig: if the load factor makes no sense.
+        BadConfig: if the load factor is out of range.
     """
     if kernel not in KERNELS_OF_TABLES:
         return ON_DEVICE
@@ -174,10 +174,10 @@ def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
 
 
 def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
-    """The parts that a table's entry in a ``ShardingPlan`` stands for; those on one rank are one wider part.
+    """Convert a table's entry in a ``ShardingPlan`` to parts; shards on the same rank are merged.
 
     Raises:
-        BadConfig: if the entry does not list its shards, or is not of the table.
+        BadConfig: if the entry does not list its shards, or belongs to another table.
     """
     if entry.sharding_type not in SHARDING_TYPES:
         raise BadConfig(
@@ -208,12 +208,12 @@ def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePar
 
 
 def replica(table: Table, ranks: Sequence[int]) -> TablePart:
-    """A table with a replica on each of these ranks."""
+    """Return a table as one part with a replica on each of these ranks."""
     return whole_part(table, tuple(sorted(ranks)))
 
 
 def merge_parts(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
-    """Parts of one table, with those of the same rows and device as one part each; columns are laid out again."""
+    """Merge the parts of a table that share rows and device, and lay out the columns again."""
     widths: dict[tuple[Span, int], int] = defaultdict(int)
     for part in sorted(parts, key=lambda one: (one.columns, one.rows)):
         widths[part.rows, part.device] += part.columns.size
@@ -227,28 +227,28 @@ def merge_parts(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
 
 
 def table_name(position: int) -> str:
-    """A name that TorchRec takes: those of the tables may hold dots."""
+    """Return a name that TorchRec accepts; table names may contain dots, which TorchRec rejects."""
     return f"table_{position}"
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
-# Columns of the narrowest shard, where a setting does not keep TorchRec's own 128.
+# Least columns of a shard, where a setting does not keep TorchRec's own 128.
 NARROW = 32
 
 
 @dataclass(frozen=True)
 class PlannerSetting:
-    """The choices of a user of TorchRec's planner.
+    """Settings of TorchRec's planner that a user chooses.
 
     Attributes:
-        min_partition: columns of the narrowest part; None for TorchRec's own, which is 128.
-        sort_by: order of its greedy partitioner, storage or perf.
-        grid_shard, replicas, rows: it may use grid_shard, data_parallel and the types that cut rows, the latter two
+        min_partition: least columns of a shard; None for TorchRec's own 128.
+        sort_by: order of the greedy partitioner, storage or perf.
+        grid_shard, replicas, rows: allow grid_shard, data_parallel and the types that cut rows, the latter two
             where the task allows another type, too.
-        told: it is told pooling factors and bandwidths. By default TorchRec takes each pooling factor to be 1, and its
-            own constants for bandwidths.
-        dynamic: DynamicProgrammingProposer is its only proposer.
+        told: pass pooling factors and bandwidths. By default TorchRec assumes a pooling factor of 1 for each feature,
+            and its own constants for bandwidths.
+        dynamic: use DynamicProgrammingProposer alone.
         load_factor: initial load factor of every cache, which EmbeddingOffloadScaleupProposer increases; None for
             device memory alone.
     """
@@ -276,7 +276,7 @@ class PlannerSetting:
         return ", ".join(said)
 
 
-# TorchRec's planner with its defaults: no constraints but sharding types, and its own bandwidths.
+# TorchRec's planner with its defaults: no constraints but sharding types, and TorchRec's bandwidths.
 AS_IT_COMES = PlannerSetting(told=False)
 SETTINGS = (
     AS_IT_COMES,
@@ -293,7 +293,7 @@ OLDEST_RELEASE = (1, 7)
 
 
 def require_torchrec() -> None:
-    """Import what planner and export use of TorchRec; later imports of it cost nothing and warn of nothing.
+    """Import the TorchRec modules that planner and export use, with their import warnings silenced.
 
     Raises:
         BadConfig: if TorchRec is older than ``OLDEST_RELEASE``.
@@ -301,7 +301,7 @@ def require_torchrec() -> None:
     """
     try:
         release = version("torchrec")
-    except PackageNotFoundError:  # not installed, or built from a checkout
+    except PackageNotFoundError:  # not installed, or run from a source checkout
         release = ""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and tuple(map(int, numbers.groups())) < OLDEST_RELEASE:
@@ -320,13 +320,13 @@ def make_topology(
     caps: Mapping[str, Sequence[int]] | None = None,
     bandwidths: Mapping[str, float] | None = None,
 ) -> Topology:
-    """Return TorchRec's description of a machine of CUDA or CPU ranks; its own constants replace values left out.
+    """Return TorchRec's topology of CUDA or CPU ranks; TorchRec's constants replace values left out.
 
     Args:
-        pod_size: nodes that the fast link connects.
+        pod_size: number of nodes that the fast link connects.
         hbm_cap: bytes of each device.
-        caps: bytes of every device, by TorchRec's names of its kinds of memory.
-        bandwidths: bytes per ms, by TorchRec's names.
+        caps: bytes of every device, by TorchRec's keyword for each kind of memory.
+        bandwidths: bytes per ms, by TorchRec's keywords.
     """
     from torchrec.distributed.planner import types
 
@@ -345,14 +345,14 @@ def pod_size_of(topology: Topology) -> int:
 
 
 class TooStrict(BadConfig):
-    """Rules and constraints that leave a table no way to be sharded."""
+    """Rules and constraints that leave a table no sharding option."""
 
 
 def planner_error(error: EvenshardError, kind: str = "") -> PlannerError:
-    """Return TorchRec's error for callers of its planner, with evenshard's message.
+    """Wrap an error as TorchRec's ``PlannerError`` with evenshard's message.
 
-    ``kind`` is a name of ``PlannerErrorType``: where left out, STRICT_CONSTRAINTS of rules that are too strict,
-    INPUT_VALIDATION of all other errors.
+    ``kind`` is the name of a ``PlannerErrorType``; by default STRICT_CONSTRAINTS for rules that are too strict and
+    INPUT_VALIDATION for all other errors.
     """
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 

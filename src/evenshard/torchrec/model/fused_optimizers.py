@@ -1,9 +1,9 @@
-"""The optimizers that train a TorchRec model's tables in the backward pass, read off the model and its sharders.
+"""The optimizers that train a TorchRec model's tables in the backward pass, read from the model and its sharders.
 
-``apply_optimizer_in_backward`` leaves its class at the parameter of a table. A module sharder's ``fused_params`` name
-one for all tables of its modules. As in TorchRec, that of the parameter wins.
+``apply_optimizer_in_backward`` stores the optimizer's class on a table's parameter. A module sharder's
+``fused_params`` name an optimizer for all tables of its modules. As in TorchRec, the parameter's takes precedence.
 
-Replicas leave their fused optimizer for that of the dense model: somebody has to say whether a plan may do that.
+The dense optimizer updates replicas in place of their fused optimizer, so the user must allow that explicitly.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The optimizer of each of FBGEMM's names (``EmbOptimType``).
+# Maps FBGEMM's names (``EmbOptimType``) to optimizers.
 OPTIMIZER_OF = {fbgemm: name for name, one in OPTIMIZERS.items() for fbgemm in one.fbgemm_names}
-# Counted for any other: no known one keeps more.
+# Assumed for unknown optimizers: no known optimizer has a larger state.
 UNKNOWN = "adam"
 IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
-# Keys of ``fused_params`` by which they say how tables are trained; FBGEMM's own optimizer is SGD.
+# Keys of ``fused_params`` that select the optimizer or its settings; FBGEMM's default optimizer is SGD.
 OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
 
 
@@ -41,16 +41,16 @@ OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
 class FusedOptimizer:
     """The optimizer of a table of a model."""
 
-    word: str  # one of ``OPTIMIZERS``, whose state is counted
-    called: str  # its name in the model
-    where: str  # what of the model names it
-    is_known: bool = True  # whether its state is that of ``word``
+    word: str  # name in ``OPTIMIZERS``, whose state is counted
+    called: str  # name of the optimizer in the model
+    where: str  # where the model names it
+    is_known: bool = True  # True if its state is known to be that of ``word``
 
 
 def model_optimizers(
     model: Collections, given: str | None = None, sharders: Sequence[Any] | None = None
 ) -> TableOptimizers:
-    """Return the optimizers of a model's tables, by the user's word for all, the model and the module sharders.
+    """Return the optimizer of each table, from the user's choice for all tables, the model, and the module sharders.
 
     Raises:
         BadConfig: if a table of the model is trained by another optimizer than the given one, or by several.
@@ -81,7 +81,7 @@ def model_optimizers(
 def fused_optimizers(
     located: Sequence[LocatedTable], sharders: Sequence[Any] | None = None
 ) -> dict[str, FusedOptimizer]:
-    """Return the optimizers of the tables that have one of their own, by the names of these."""
+    """Return the optimizers of the tables that have their own, by table name."""
     params_of = {one.module_type: dict(getattr(one, "fused_params", None) or {}) for one in sharders or ()}
     found = {}
     for one in located:
@@ -92,7 +92,7 @@ def fused_optimizers(
 
 
 def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
-    """Return the optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
+    """Return the optimizer set by ``apply_optimizer_in_backward``; TorchRec accepts one per parameter."""
     from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
     weight = weight_of(located)
@@ -106,14 +106,14 @@ def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
         settings: Mapping[str, Any] = next(iter(getattr(weight, "_optimizer_kwargs", [])), {})
         try:
             name = getattr(settings.get("optimizer") or optimizer_type_to_emb_opt_type(kind), "name", "")
-        except ValueError:  # none of those that TorchRec has kernels for
+        except ValueError:  # not an optimizer that TorchRec has kernels for
             name = ""
         return replace(_of_fbgemm(name, IN_BACKWARD), called=kind.__name__)
     return None
 
 
 def weight_of(located: LocatedTable) -> Any:
-    """Return the parameter of a table; None for a configuration alone."""
+    """Return the parameter of a table; None if there is only its configuration."""
     tables: Any = getattr(located.collection, "embedding_bags", getattr(located.collection, "embeddings", {}))
     name = located.config.name
     return tables[name].weight if name in tables else None
@@ -136,7 +136,7 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
 
 @dataclass(frozen=True)
 class AllowedReplicas:
-    """The dense optimizer, if it is told, and the tables that may be replicated whatever trains them."""
+    """The dense optimizer, if known, and the tables that may be replicated whatever optimizer trains them."""
 
     dense_optimizer: str = ""
     by_name: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ class AllowedReplicas:
         )
 
     def check(self, replicated: Sequence[LocatedTable]) -> None:
-        """Raises BadConfig if one of these tables of a model has a fused optimizer, and may not be replicated."""
+        """Raise BadConfig if a replicated table has a fused optimizer and may not be replicated."""
         for name, fused in fused_optimizers(replicated).items():
             if fused.word != self.dense_optimizer and name not in self.by_name:
                 raise BadConfig(
@@ -162,7 +162,7 @@ class AllowedReplicas:
 
 
 def warn_of_replicas(replicated: Sequence[LocatedTable]) -> None:
-    """Logs which of these tables, that parts replicate by themselves, have a fused optimizer."""
+    """Log the tables with a fused optimizer that the given parts replicate."""
     if found := fused_optimizers(replicated):
         name, fused = next(iter(found.items()))
         log.warning(

@@ -1,8 +1,8 @@
 """The modules of a TorchRec model: tables that evenshard places, tables left to TorchRec, and the dense rest.
 
-A table has its TorchRec name. Where two collections of a model hold tables of the same name, both get the path of
-their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so the
-two kinds of names cannot collide.
+A table has its TorchRec name. If two collections hold tables of the same name, both names are prefixed with the path
+of their collection: ``user.ebc.id`` and ``item.ebc.id``. TorchRec's table names cannot contain a dot, so prefixed
+names never collide with others.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ class LocatedTable:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features that look the table up; TorchRec takes the table's name where none is given."""
+        """Return the features that look up the table; like TorchRec, the table's name where none is given."""
         return tuple(self.config.feature_names or [self.config.name])
 
     @property
     def pooling(self) -> str:
-        """Pooling of lookups: sum, mean or none."""
+        """Return the pooling of lookups: sum, mean or none."""
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
         return self.config.pooling.value.lower() if isinstance(self.config, EmbeddingBagConfig) else SEQUENCE
 
     @property
     def is_weighted(self) -> bool:
-        """Lookups have weights."""
+        """Return True if lookups have weights."""
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
         return isinstance(self.collection, EmbeddingBagCollection) and bool(self.collection.is_weighted())
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the table's rows and columns."""
         return self.config.num_embeddings, self.config.embedding_dim
 
 
 def located_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
-    """The tables of ``collections``, as ``tables_of`` takes them, in TorchRec's order.
+    """Return the tables of ``collections``, in any form that ``tables_of`` takes, in TorchRec's order.
 
     Raises:
-        BadConfig: if two tables cannot be told apart.
+        BadConfig: if two tables have the same path and name.
     """
     found = list(_configs(collections, sharders))
     counts = Counter(config.name for _, config, _ in found)
@@ -87,7 +87,7 @@ def located_tables(collections: Collections, sharders: Sequence[Any] | None = No
 
 
 def qualified_name(path: str, name: str) -> str:
-    """A table's name with the path of its collection."""
+    """Prefix a table's name with the path of its collection."""
     return f"{path}.{name}" if path else name
 
 
@@ -118,7 +118,7 @@ def _configs(
 
 
 def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
-    """The configurations of a collection's tables."""
+    """Return the configurations of a collection's tables."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
     is_bag = isinstance(collection, EmbeddingBagCollection)
@@ -129,30 +129,30 @@ def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
 
 
 def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, Collection]:
-    """The collections of a model by path, those that TorchRec's planner would find with these module sharders.
+    """Return the collections of a model, by path, that TorchRec's planner would find with these module sharders.
 
-    A collection that stands at several paths counts once, at the first, as in ``DistributedModelParallel``.
+    A collection with several paths is listed once, at the first, as in ``DistributedModelParallel``.
     """
     return {path: module for path, module, _ in _sharded_modules(model, sharders) if is_placed(module)}
 
 
 def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
-    """The modules by path that these sharders take too and evenshard does not place: they are left to TorchRec.
+    """Return the modules, by path, that these sharders shard and that evenshard leaves to TorchRec.
 
-    Such as collections with feature processors, managed collisions, or tables of virtual rows.
+    Examples are collections with feature processors, managed collisions, or virtual tables.
     """
     return {path: module for path, module, _ in _sharded_modules(model, sharders) if not is_placed(module)}
 
 
 def other_tables_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """The tables of ``other_modules_in``, by path and name, each with its module."""
+    """Return the tables of ``other_modules_in``, by path and name, each with its module."""
     for path, module, names in _sharded_modules(model, sharders):
         if not is_placed(module):
             yield from ((qualified_name(path, name), module) for name in names)
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Return True for a module that evenshard places; virtual tables take memory as rows come, on their own kernels."""
+    """Return True if evenshard places a module; virtual tables grow as rows arrive and have their own kernels."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
@@ -161,7 +161,7 @@ def is_placed(module: nn.Module) -> bool:
 
 
 def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any, list[str]]]:
-    """Paths, modules that the sharders take and their tables, from the top down, each module once."""
+    """Yield path, module and tables of each module that the sharders shard, parents first, without duplicates."""
     require_torchrec()
     from torchrec.distributed.sharding_plan import get_default_sharders
 
@@ -182,11 +182,11 @@ def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterat
     return visit("", model)
 
 
-# Of a running model ---------------------------------------------------------------------------------------------------
+# Running models -------------------------------------------------------------------------------------------------------
 
 
 def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
-    """The sharded collections of tables by path, each once."""
+    """Return the sharded collections of tables by path, without duplicates."""
     from torchrec.distributed.embedding import ShardedEmbeddingCollection
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
@@ -195,7 +195,7 @@ def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
 
 
 def original_collection(module: Any) -> Collection:
-    """The collection that a sharded one is of, without weights."""
+    """Rebuild the unsharded collection of a sharded one, without weights."""
     import torch
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -208,20 +208,20 @@ def original_collection(module: Any) -> Collection:
     return EmbeddingCollection(tables=module._embedding_configs, need_indices=module._need_indices, device=meta)
 
 
-# Optimizers of dense parameters, and the numbers that each keeps of a parameter.
+# Optimizers of dense parameters, and the numbers that each keeps per parameter element.
 STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
 def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[Any] | None = None) -> int:
-    """Return the memory of all but the tables on each rank: parameters, gradients, optimizer state and buffers.
+    """Return the memory of everything but the tables on a rank: dense parameters, gradients, optimizer state, buffers.
 
-    ``DistributedModelParallel`` trains the rest of a model with ``DistributedDataParallel``, whose buckets are the
-    gradients themselves: they count once. The states have the parameters' data types. Not counted: activations, and
-    intermediate values of an update, such as square roots. Where gradients are not set to None before the forward
-    pass, as TorchRec's pipelines do, they live twice while the buckets are laid out anew in the third step.
+    ``DistributedModelParallel`` trains the dense model with ``DistributedDataParallel``, whose buckets are the
+    gradients themselves, so they count once. States have the data types of the parameters. Activations are not counted,
+    nor temporary values of an update, such as square roots. Unless gradients are set to None before the forward pass,
+    as TorchRec's pipelines do, they exist twice in the third step, when the buckets are rebuilt.
 
-    The model is not sharded yet, and may be on the meta device; its dense parameters have one of ``STATES``. Tables
-    that the module sharders leave to TorchRec are no dense parameters either.
+    The model is not sharded yet, and may be on the meta device; its dense parameters use one of ``STATES``. Tables
+    that the module sharders leave to TorchRec are not counted as dense parameters.
 
     Raises:
         BadConfig: if the optimizer is unknown.
@@ -237,7 +237,7 @@ def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[An
 
 
 def _dense_tensors(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[torch.Tensor]:
-    """Parameters and buffers that are not in a module of tables; those that stand at several paths once."""
+    """Return the parameters and buffers outside of table modules, without duplicates."""
     sharded = (*collections_in(model, sharders).values(), *other_modules_in(model, sharders).values())
     seen = {id(tensor) for module in sharded for tensor in (*module.parameters(), *module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):

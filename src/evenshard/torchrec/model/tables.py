@@ -1,4 +1,4 @@
-"""The tables of a TorchRec model as evenshard's."""
+"""Conversion of a TorchRec model's tables to evenshard's."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from evenshard.torchrec.model.modules import LocatedTable, located_tables, other
 if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collections
 
-# Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same.
+# Default lookups per sample and feature; TorchRec's planner assumes the same.
 DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
-# Column of the assumptions that name the tables which evenshard does not place.
+# Name of the column for assumptions about tables that evenshard does not place.
 LEFT_TO_TORCHREC = "module"
-# Fields of TorchRec's configurations of which a table is made.
+# Fields of TorchRec's configurations that a table is made from.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
 _REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
@@ -35,17 +35,16 @@ def tables_of(
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> tuple[Table, ...]:
-    """The tables as TorchRec's configurations describe them.
+    """Convert TorchRec's configurations to tables.
 
-    The reuse of indices is not counted; evenshard's features then assume a default, as for any table.
+    Reuse of indices is unknown; evenshard assumes its default.
 
     Args:
         collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
             of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
         pooling_factors: mean lookups per sample, by table or by feature; see ``with_pooling_factors``.
         default_pooling_factor: pooling factor of each feature that is not named.
-        sharders: sharders of modules, which say whether sequences are deduplicated; TorchRec's default ones where left
-            out.
+        sharders: module sharders, which decide if sequence indices are deduplicated; TorchRec's by default.
 
     Raises:
         BadConfig: if there are no tables, if one cannot be placed, or if a pooling factor's name is unknown.
@@ -59,7 +58,7 @@ def table_set_of(
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> TableSet:
-    """The tables of ``tables_of``, with what is assumed about them and what their configurations say in vain."""
+    """Return the tables of ``tables_of``, with the assumptions about them and the settings that are ignored."""
     located = located_tables(collections, sharders)
     if not located:
         raise BadConfig(
@@ -121,13 +120,13 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
 # Several bags of a feature -------------------------------------------------------------------------------------------
 #
-# TorchRec's ``num_poolings`` and ``batch_sizes`` make them. A table of evenshard's has one bag per feature and sample.
-# A feature with more is listed as so many features, which share its lookups: clicks, clicks#2, clicks#3. Every lookup
-# counts; of bags, a part of one counts as one. A sequence has an output per lookup, so that its lookups alone say all.
+# TorchRec's ``num_poolings`` and ``batch_sizes`` allow them; an evenshard table has one bag per feature and sample. A
+# feature with several bags becomes that many features, which share its lookups: clicks, clicks#2, clicks#3. Lookups are
+# counted exactly; the number of bags is rounded up. Sequences need only the number of lookups.
 
 
 def with_bags(table: Table, bags: Sequence[float]) -> Table:
-    """Return a table that knows the lookups of one bag of each feature, with so many bags of each per sample."""
+    """Return a table with the given number of bags per sample of each feature; ``table`` has the lookups of one bag."""
     if all(number == 1 for number in bags):
         return table
     names, lookups = [], []
@@ -144,7 +143,7 @@ def with_bags(table: Table, bags: Sequence[float]) -> Table:
 
 
 def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The lookups of a bag, and the bags per sample, of each feature: the inverse of ``with_bags``."""
+    """Return the lookups per bag, and the bags per sample, of each feature: the inverse of ``with_bags``."""
     names, lookups, bags = set(table.feature_names), dict[str, float](), dict[str, float]()
     for at, one in enumerate(table.feature_lookups):
         name = table.feature_names[at] if names else str(at)
@@ -156,7 +155,7 @@ def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(lookups.values()), tuple(bags.values())
 
 
-# What changes nothing -------------------------------------------------------------------------------------------------
+# Settings without effect ----------------------------------------------------------------------------------------------
 
 
 def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
@@ -169,7 +168,7 @@ def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
 
 
 def changed_fields(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass of TorchRec that are not as they are by default, with their values."""
+    """Return the fields of a TorchRec dataclass that differ from their defaults, with their values."""
     found = {}
     for one in fields(record):
         value = getattr(record, one.name)

@@ -1,11 +1,11 @@
-"""Limits of what TorchRec 1.8 trains right, as tests/with_torchrec/test_every_type.py finds by training.
+"""Limits of correct training in TorchRec 1.8, found by training in tests/with_torchrec/test_every_type.py.
 
-- In an ``EmbeddingCollection`` tables are whole, cut by rows over all ranks, replicated, or cut by columns; of those
-  that are cut by columns, all parts in the collection have one width. FBGEMM cannot look up a replica on the CPU.
-- On the CPU, FBGEMM takes a table without rows for the one behind it in the same call, and updates that with the
-  width of the empty one; behind an empty last table it reads whatever memory holds. So every rank has rows.
-- TorchRec makes means of partial sums by dividing a collection's whole output, once one of its mean tables is cut by
-  rows. Tables that are not cut by rows are divided too, and those of ``grid_shard`` are not: both train wrongly.
+- In an ``EmbeddingCollection``, tables are whole, cut by rows over all ranks, replicated, or cut by columns; all
+  column parts in the collection must have the same width. FBGEMM cannot look up a replica on the CPU.
+- On the CPU, FBGEMM confuses a table without rows with the next table in the same call, and updates that with the
+  width of the empty table; after an empty last table it reads arbitrary memory. So every rank must have rows.
+- TorchRec computes means of partial sums by dividing a collection's whole output, as soon as one of its mean tables
+  is cut by rows. It then also divides tables that are not cut by rows, but not ``grid_shard``: both train wrongly.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def sharded_table(
     ways: frozenset[str] = ANY_TYPE,
     allowed: frozenset[str] = ANY_TYPE,
 ) -> ShardedTable:
-    """Return a table of a model with its parts; of types that are cases of each other, ``ways`` are those allowed."""
+    """Return a table of a model with its parts; ``ways`` are its types that are among ``allowed``."""
     table = Table(located.name, *located.shape, 1.0)
     way = type_among(ways, parts, table, machine)
     return ShardedTable(located.name, located.pooling, way, allowed, tuple(parts))
 
 
 def leaves_a_rank_empty(num_rows: int, way: str, machine: Nodes) -> bool:
-    """Return True if a rank with a part of a table by rows gets none of them, as TorchRec divides rows."""
+    """Return True if a rank of a table that is cut by rows gets no rows under TorchRec's row split."""
     if not TYPES[way].cuts_rows:
         return False
     ranks = len(TYPES[way].row_devices(machine, 0))
@@ -68,7 +68,7 @@ def leaves_a_rank_empty(num_rows: int, way: str, machine: Nodes) -> bool:
 
 
 def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_device: str) -> None:
-    """Raises BadConfig if the tables of a collection cannot be trained so."""
+    """Raise BadConfig if TorchRec cannot train the tables of a collection with these sharding types."""
     widths = {part.columns.size for one in collection if one.way == COLUMN_WISE for part in one.parts}
     others = [one for one in collection if one.way not in ROWS_ALONE]
     for one in collection:
@@ -112,7 +112,7 @@ def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) 
 
 
 def written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str:
-    """Return the type to write for a table of a collection."""
+    """Return the sharding type to write for a table of a collection."""
     if table.pooling == SEQUENCE:
         return table.way
     return join_type(table.way, table.allowed, [one.way for one in collection])

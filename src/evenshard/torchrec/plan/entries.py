@@ -1,10 +1,10 @@
-"""The entry of one table in a TorchRec plan: the same words in a ``ShardingPlan`` and in a plan's file.
+"""The entry of one table in a TorchRec plan, with the same fields in a ``ShardingPlan`` and in a plan file.
 
-They are those that TorchRec's ``EmbeddingModuleShardingPlan`` serializes; as there, a file leaves out what has its
-default. Nothing here needs TorchRec.
+They are the fields that TorchRec's ``EmbeddingModuleShardingPlan`` serializes; as there, a file omits defaults. This
+module does not need TorchRec.
 
-TorchRec finds the rank of a row by its number: ceil(rows / ranks) on each, in the order of the ranks. So rows live in
-such blocks, and a rank that has none is listed with an empty shard.
+TorchRec finds the rank of a row by its number: each rank has ceil(rows / ranks) rows, in the order of the ranks. So row
+shards are equal blocks, and a rank without rows is listed with an empty shard.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ShardEntry(BaseModel):
 
 
 class CacheEntry(BaseModel):
-    """A cache in device memory: of TorchRec's ``CacheParams``, what evenshard sets."""
+    """A cache in device memory: the fields of TorchRec's ``CacheParams`` that evenshard sets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,7 +59,7 @@ class CacheEntry(BaseModel):
 
 
 class TableEntry(BaseModel):
-    """A table: where its shards live, by columns, then rows; a replicated one is listed whole for every rank."""
+    """A table with the ranks of its shards, by columns, then rows; a replica is listed whole for every rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,11 +80,11 @@ def table_entry(
 ) -> TableEntry:
     """Return the entry of a table with all its parts, by columns, then rows.
 
-    ``written_as`` is the type to write, None for the one that the parts make. The training pipeline prefetches rows of
-    caches or not; None leaves that to the sharders.
+    ``written_as`` is the type to write; by default, the type of the parts. ``prefetched`` is True if the training
+    pipeline prefetches cached rows; None leaves that to the sharders.
 
     Raises:
-        BadConfig: if rows do not live where TorchRec looks them up, or their weights where no kernel of it does.
+        BadConfig: if TorchRec would look up rows on other ranks, or has no kernel for the storage.
     """
     way = sharding_type(parts, table, machine)
     if TYPES[way].is_replicated:
@@ -113,12 +113,12 @@ def table_entry(
 
 
 def prefetches(training_pipeline: str) -> bool | None:
-    """Return True if a training pipeline prefetches the rows of caches, None where it is not named."""
+    """Return True if a training pipeline prefetches cached rows; None if no pipeline is named."""
     return training_pipeline == PREFETCH if training_pipeline else None
 
 
 def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
-    """Return where TorchRec keeps weights: its CPU kernels keep them in host memory, and those of UVM there too."""
+    """Return the storage to write for TorchRec; on the CPU, ``host`` and ``key_value`` become ``fused``."""
     if compute_device == "cpu":
         return ON_DEVICE if storage.kernel in (HOST, KEY_VALUE) else storage
     if storage.kernel == HOST:
@@ -130,10 +130,10 @@ def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
 
 
 def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
-    """Return the parts of an entry: one part of a replica, whose ranks are its devices.
+    """Return the parts of an entry; a replica is one part on several devices.
 
     Raises:
-        BadConfig: if there are no shards, or not a rank for each, or the load factor makes no sense.
+        BadConfig: if there are no shards, ranks and shards differ in number, or the load factor is out of range.
     """
     if not entry.shards or len(entry.ranks) != len(entry.shards):
         raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
@@ -151,13 +151,13 @@ def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
 
 
 def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
-    """A table with the rows and columns that its parts reach to, and with nothing known of its lookups."""
+    """Return a table as large as its parts, with an assumed pooling factor of 1."""
     num_rows = max((part.rows.stop for part in parts), default=0)
     return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
 
 
 def _row_blocks(parts: Sequence[TablePart], table: Table, machine: Nodes, way: str) -> Iterator[tuple[int, Span, Span]]:
-    """The rank, rows and columns of all blocks of rows, empty ones too."""
+    """Return rank, rows and columns of all blocks of rows, including empty blocks."""
     for columns, of_columns in groupby(parts, key=lambda part: part.columns):
         held = {part.device: part.rows for part in of_columns}
         ranks = TYPES[way].row_devices(machine, min(held))
@@ -175,16 +175,16 @@ def _row_blocks(parts: Sequence[TablePart], table: Table, machine: Nodes, way: s
 
 
 def _place(rank: int, compute_device: str, local_world_size: int) -> str:
-    """A rank's device; GPUs are counted within a node."""
+    """Return a rank's device; GPUs are numbered within a node."""
     device = compute_device if compute_device == "cpu" else f"{compute_device}:{rank % local_world_size}"
     return f"rank:{rank}/{device}"
 
 
 def checked_local_world_size(local_world_size: int | None, world_size: int, compute_device: str) -> int:
-    """Ranks of a node; all of them where it is not given.
+    """Return the ranks of a node, by default all ranks, after checks.
 
     Raises:
-        BadConfig: if the ranks do not fill the nodes, or if the kind of device is unknown.
+        BadConfig: if the ranks do not fill the nodes, or the device type is unknown.
     """
     if compute_device not in COMPUTE_DEVICES:
         raise BadConfig(f"compute_device is {brief(compute_device)}. Choose one of {', '.join(COMPUTE_DEVICES)}.")

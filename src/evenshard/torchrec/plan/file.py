@@ -1,12 +1,12 @@
-"""Files that carry an answer to TorchRec: plans and constraints, JSON without pickle, so safe to read.
+"""Files that pass an answer to TorchRec: plans and constraints, as JSON without pickle, which is safe to load.
 
-``evenshard place ... --format torchrec -o plan.json`` knows tables only. Where they stand in the model is said when the
-plan is loaded::
+``evenshard place ... --format torchrec -o plan.json`` knows tables only. The model
+is given when the plan is loaded::
 
     plan = load_plan("plan.json", model)
     model = DistributedModelParallel(model, plan=plan)
 
-``tables`` of the file are, one by one, what TorchRec's ``EmbeddingModuleShardingPlan`` serializes.
+Each of the file's ``tables`` has the fields that TorchRec's ``EmbeddingModuleShardingPlan`` serializes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
 
 
 class PlanFile(BaseModel):
-    """A TorchRec plan by evenshard, of tables whose modules are not known yet."""
+    """A TorchRec plan by evenshard, for tables whose modules are not known yet."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,21 +82,21 @@ def save_plan(
     local_world_size: int | None = None,
     compute_device: str = "cuda",
 ) -> None:
-    """Write the plan as a whole or not at all; see ``plan_text``."""
+    """Write the plan file atomically; see ``plan_text``."""
     text = plan_text(answer, local_world_size, compute_device)
     write_text(path, text)
 
 
 def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, compute_device: str = "cuda") -> str:
-    """The plan as JSON. TorchRec is not needed.
+    """Return the plan as JSON. TorchRec is not needed.
 
     Args:
         answer: answer of ``evenshard.place``; its devices become ranks.
-        local_world_size: ranks of a node; those of the answer's machine where it is left out.
+        local_world_size: ranks of a node; by default, of the answer's machine.
         compute_device: cuda or cpu.
 
     Raises:
-        BadConfig: if ranks do not fill nodes, if the kind of device is unknown, or TorchRec has no such kernel.
+        BadConfig: if ranks do not fill nodes, the device type is unknown, or TorchRec has no such kernel.
     """
     nodes = answer.request.nodes
     local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
@@ -135,22 +135,22 @@ def load_plan(
     local_world_size: int | None = None,
     compute_device: str | None = None,
 ) -> ShardingPlan:
-    """Return the plan for a model, as ``DistributedModelParallel`` takes it.
+    """Load a plan for a model, in the form that ``DistributedModelParallel`` takes.
 
-    Logs a warning where pooled outputs have another order under the plan than in the unsharded model.
+    Logs a warning if the plan changes the order of pooled outputs.
 
     Args:
         path: path of a file that ``save_plan`` wrote.
-        modules: the model that will be wrapped, or its collections by path. Tables are found by their names, those
-            that several collections have by path and name, as ``tables_of`` calls them.
+        modules: the model that will be wrapped, or its collections by path. Tables are found by the names that
+            ``tables_of`` gives them.
         local_world_size: ranks of a node, if they are not those of the file.
-        compute_device: cuda or cpu. Where left out, that of the process, if it has a process group or torchrun started
-            it; else that of the file.
+        compute_device: cuda or cpu. By default, the device type of the process, if it has a process group or torchrun
+            started it; else that of the file.
 
     Raises:
-        BadFile: if the file is missing, torn, or says something impossible.
+        BadFile: if the file is missing, incomplete, or contradicts itself.
         BadConfig: if the model has other tables, or a fused optimizer for one that is replicated without
-            permission, TorchRec is not installed, or an argument makes no sense.
+            permission, TorchRec is not installed, or an argument is invalid.
     """
     record, tables, parts = _read(path)
     compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
@@ -164,7 +164,7 @@ def load_plan(
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
-    """Return the parts of a plan file, and the number of its ranks. TorchRec is not needed.
+    """Return the parts and the number of ranks of a plan file. TorchRec is not needed.
 
     Raises:
         BadFile: as ``load_plan``.
@@ -185,10 +185,10 @@ def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePar
 def contents_of(
     entries: Mapping[str, TableEntry], machine: Nodes, compute_device: str
 ) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
-    """The tables of entries, as far as these know them, and where they live.
+    """Return the tables of plan entries, with sizes but without lookups, and their parts.
 
     Raises:
-        BadConfig: if an entry is not what ``save_plan`` would write of it.
+        BadConfig: if an entry differs from the one that ``save_plan`` would write.
     """
     tables: list[Table] = []
     found: list[TablePart] = []
@@ -222,9 +222,9 @@ def _prefetches(entries: Mapping[str, TableEntry]) -> bool | None:
 
 # Constraints ----------------------------------------------------------------------------------------------------------
 #
-# ``ParameterConstraints`` with which TorchRec's own planner comes near an answer. They leave it one way to shard each
-# table: the type, the width of its parts, the kernel and the cache, with the pooling factors that it needs to balance.
-# It still decides the ranks, and its shards of a table are equally wide.
+# ``ParameterConstraints`` that bring TorchRec's own planner close to an answer. They fix how each table is sharded:
+# the type, the width of its parts, the kernel and the cache, and include pooling factors for balancing. TorchRec still
+# chooses the ranks, and its column shards of a table are equally wide.
 
 _PYTHON = '''"""ParameterConstraints for TorchRec's EmbeddingShardingPlanner, written by `evenshard place`.
 
@@ -247,7 +247,7 @@ for name, fields in TABLES.items():
 
 
 def torchrec_constraints(answer: PlacementAnswer) -> dict[str, ParameterConstraints]:
-    """The constraints of an answer, by the names of its tables.
+    """Return TorchRec's constraints for an answer, by table name.
 
     Raises:
         BadConfig: if TorchRec has no such kernel.
@@ -267,7 +267,7 @@ def torchrec_constraints(answer: PlacementAnswer) -> dict[str, ParameterConstrai
 
 
 def constraints_text(answer: PlacementAnswer, path: str | Path) -> str:
-    """The file of the constraints: Python that needs TorchRec alone where the path ends in .py, else JSON.
+    """Return the text of a constraints file: a Python module for TorchRec if the path ends in .py, else JSON.
 
     Raises:
         BadConfig: if TorchRec has no such kernel.
@@ -280,7 +280,7 @@ def constraints_text(answer: PlacementAnswer, path: str | Path) -> str:
 
 
 def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
-    """Return the fields of the constraints of each table, as plain values.
+    """Return the fields of each table's constraints as plain values.
 
     Raises:
         BadConfig: if TorchRec has no such kernel.
@@ -314,7 +314,7 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
 
 
 def _width(columns: int, num_parts: int) -> int:
-    """Columns of so many parts, all alike, or of a few less."""
+    """Return a shard width that gives ``num_parts`` equal column parts, or slightly fewer."""
     width = -(-columns // num_parts)
     return -(-width // COLUMN_STEP) * COLUMN_STEP
 
@@ -325,12 +325,12 @@ PLACEMENT, PLAN = "placement.json", "plan.json"
 
 
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:
-    """Return the placement of placement.json, evenshard's plan for TorchRec, or a folder with either, as an answer.
+    """Load the placement in use from placement.json, evenshard's plan file, or a folder with either, as an answer.
 
-    A plan knows no lookups: the model prices its parts as those of the new answer's tables.
+    A plan has no lookups: its parts are priced with the lookups of the new answer's tables.
 
     Raises:
-        BadFile: if it is neither, or a plan is of other tables or ranks than the new answer.
+        BadFile: if it is neither, or its tables or ranks differ from the new answer's.
     """
     if path.is_dir():
         path = next((path / name for name in (PLACEMENT, PLAN) if (path / name).exists()), path / PLACEMENT)

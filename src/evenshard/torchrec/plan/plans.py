@@ -1,7 +1,7 @@
 """A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
 
-Every sharding type is written, on fused kernels, which update the weights in the backward pass and keep them
-wherever the placement says; replicas are on dense ones. A plan names tables by the path of their collection and their
+All sharding types are written with fused kernels, which update the weights in the backward pass and keep them in the
+memory that the placement names; replicas use dense kernels. A plan names a table by the path of its collection and its
 own name.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Modules = nn.Module | Mapping[str, Collection]
 
-# Out -----------------------------------------------------------------------------------------------------------------
+# Export ---------------------------------------------------------------------------------------------------------------
 
 
 def sharding_plan(
@@ -49,24 +49,24 @@ def sharding_plan(
     compute_device: str | None = None,
     local_world_size: int | None = None,
 ) -> ShardingPlan:
-    """A plan that ``DistributedModelParallel`` accepts; device ids are ranks.
+    """Convert a placement to a plan for ``DistributedModelParallel``; device ids are ranks.
 
-    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``. Placements and parts do not:
-    ``sharding_plan(placement, tables, model)``. Where a collection has tables cut by columns, its whole ones are
-    written as column_wise with one part: TorchRec looks both up in one call.
+    An answer of ``evenshard.place`` includes its tables: ``sharding_plan(answer, model)``. Placements and parts do not:
+    ``sharding_plan(placement, tables, model)``. If a collection has tables cut by columns, its whole tables are written
+    as column_wise with one part, because TorchRec then looks up both in one call.
 
     Args:
         answer: a placement of ``tables``, or parts of them.
-        tables: tables in the placement's order, with their names from ``tables_of``; they may stand in any order.
+        tables: tables in the placement's order, with their names from ``tables_of``.
         modules: the model that will be wrapped, or its collections by path.
-        world_size: ranks; those of the answer where it is left out, which parts do not tell.
-        compute_device: cuda or cpu (TorchRec's device types). Where left out, that of the process, if it has a process
-            group or torchrun started it; else cuda.
-        local_world_size: ranks of a node; where it is left out, those of the answer's machine, or all of them.
+        world_size: number of ranks; by default, of the answer. Required for parts.
+        compute_device: cuda or cpu (TorchRec's device types). By default, the device type of the process, if it has a
+            process group or torchrun started it; else cuda.
+        local_world_size: ranks of a node; by default, of the answer's machine, or all ranks.
 
     Raises:
-        BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so; if an
-            answer replicates a table with a fused optimizer, which was not allowed.
+        BadConfig: if answer, tables and modules do not match, if TorchRec cannot train this placement, or if the answer
+            replicates a table with a fused optimizer without permission.
     """
     allowed: Mapping[str, frozenset[str]] = {}
     prefetched, replicas = None, None
@@ -105,10 +105,10 @@ def plan_of_parts(
     prefetched: bool | None = None,
     replicas: AllowedReplicas | None = None,
 ) -> ShardingPlan:
-    """Return the plan of parts; ``allowed`` has the types that a table may be written as, any where it is missing.
+    """Return the plan of parts; ``allowed`` has the types that a table may be written as, by default any.
 
-    The training pipeline prefetches rows of caches or not; None leaves that to the sharders. Without ``replicas`` all
-    tables with a fused optimizer may be replicated, with a warning.
+    ``prefetched`` is True if the training pipeline prefetches cached rows; None leaves that to the sharders. Without
+    ``replicas``, tables with a fused optimizer may be replicated, with a warning.
     """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
@@ -140,10 +140,10 @@ def plan_of_parts(
 def parts_on_machine(
     parts: Sequence[TablePart], tables: Sequence[Table], machine: Nodes
 ) -> Mapping[str, tuple[TablePart, ...]]:
-    """The parts of each table, by columns, then rows.
+    """Return the parts of each table, by columns, then rows.
 
     Raises:
-        BadConfig: if the parts are not those of the tables, or two tables have one name.
+        BadConfig: if the parts do not belong to the tables, or two tables have one name.
     """
     _check_names(tables)
     return parts_by_table(ShardingTask(tuple(tables), machine, (0,) * machine.num_devices, 1), parts)
@@ -165,7 +165,7 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
 
 
 def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
-    """A replicated table has no specification of shards in TorchRec."""
+    """Convert an entry to ``ParameterSharding``; replicated tables have no sharding spec in TorchRec."""
     from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     shards = [
@@ -187,11 +187,11 @@ def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
 
 
 def _cache_params(entry: TableEntry) -> CacheParams | None:
-    """The cache of a table, in a call of its own kind.
+    """Return cache parameters that give a table its own kernel call.
 
-    TorchRec looks up all tables with equal parameters in one call, whose cache has rows as wide as the widest, and the
-    mean load factor over whole tables, however many of their rows a rank has: more memory than all their caches. The
-    memory to be left, which is a few bytes, tells tables of other widths or load factors apart.
+    TorchRec looks up all tables with equal parameters in one call with one cache. Its rows are as wide as the widest
+    table, and its load factor is the mean over whole tables, even if a rank has few of their rows; this can exceed the
+    memory of separate caches. A reserved memory of a few bytes makes the parameters of different caches unequal.
     """
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
     from torchrec.distributed.types import CacheParams
@@ -208,9 +208,9 @@ def _cache_params(entry: TableEntry) -> CacheParams | None:
 
 
 def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
-    """The cache of a table on SSDs, which TorchRec 1.8 sizes itself, as 0.2 of the rows: at most as large as it should.
+    """Limit the SSD cache of a table to its load factor; TorchRec 1.8 always asks for 0.2 of the rows.
 
-    A call of several tables has one such limit for all of them together.
+    Tables that share a call also share this limit.
     """
     from torchrec.distributed.types import KeyValueParams
     from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
@@ -221,17 +221,17 @@ def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
     return KeyValueParams(max_l1_cache_size=max(1, int(size_bytes / 2**20)))
 
 
-# In ------------------------------------------------------------------------------------------------------------------
+# Import ---------------------------------------------------------------------------------------------------------------
 
 
 def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) -> Placement:
-    """Return the ranks of whole tables in a plan of TorchRec's or evenshard's; several parts on one rank are whole.
+    """Return the rank of each table in a plan of whole tables; several parts on the same rank count as whole.
 
-    ``tables`` are all that the plan shards, called as ``tables_of`` calls them. A plan does not tell the number of
-    ranks, as some may hold nothing.
+    ``tables`` are all tables of the plan, with their names from ``tables_of``. A plan does not have the number of
+    ranks, since ranks may be empty.
 
     Raises:
-        BadConfig: if the plan cuts or replicates a table, or is of other tables.
+        BadConfig: if the plan cuts or replicates a table, or has other tables.
     """
     _check_names(tables)
     device_of_table = []
@@ -256,20 +256,20 @@ def _check_names(tables: Sequence[Table]) -> None:
 
 
 def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:
-    """Return the parts of a plan, table after table, in the order of ``tables``.
+    """Return the parts of a plan in the order of ``tables``.
 
-    Parts of a table on one rank are one wider part, so that its columns may stand in another order than in the plan. A
-    cache without a load factor has TorchRec's own. Tables on kernels that evenshard does not know (``other_kernels``)
-    are read as if in device memory.
+    Parts of a table on the same rank are merged, which may reorder its columns. A cache without a load factor gets
+    TorchRec's default. Tables with kernels that evenshard does not know (``other_kernels``) are read as in device
+    memory.
 
     Raises:
-        BadConfig: if the plan is of other tables, or does not list their shards.
+        BadConfig: if the plan has other tables, or does not list their shards.
     """
     return tuple(part for table, entry in _entries(plan, tables) for part in parts_of_parameter(table, entry))
 
 
 def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
-    """Compute kernels by table, of those that evenshard does not place on: such as quantized ones."""
+    """Return the compute kernels, by table, that evenshard does not place on, such as quantized kernels."""
     return {
         table.name: entry.compute_kernel
         for table, entry in _entries(plan, tables)
@@ -304,12 +304,12 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
 
 log = logging.getLogger(__name__)
 
-# Kernels whose tables share calls with those of the "fused" kernel.
+# Kernels whose tables share calls with tables on the "fused" kernel.
 _LIKE_FUSED = ("fused", "fused_uvm", "fused_uvm_caching")
 
 
 def plan_orders(plan: ShardingPlan, located: Sequence[LocatedTable]) -> dict[str, tuple[OutputTable, ...]]:
-    """Return the tables of each pooled collection in the order of its output under a plan."""
+    """Return the tables of each pooled collection in the order of the collection's output under a plan."""
     collections: dict[str, list[LocatedTable]] = {}
     for one in located:
         if one.pooling != SEQUENCE:
@@ -325,13 +325,13 @@ def plan_orders(plan: ShardingPlan, located: Sequence[LocatedTable]) -> dict[str
 
 
 def warn_of_order(changes: Sequence[OrderChange], why: str) -> None:
-    """Log each change of an order with its reason."""
+    """Log each change of an output order with its reason."""
     for one in changes:
         log.warning("%s %s %s", one.text, why, BY_NAME)
 
 
 def warn_of_unsharded_order(plan: ShardingPlan, located: Sequence[LocatedTable]) -> None:
-    """Log on rank 0 the pooled collections whose output has another order under a plan than in the unsharded model."""
+    """Log on rank 0 the pooled collections whose output order under a plan differs from the unsharded model."""
     import torch.distributed as dist
 
     if dist.is_initialized() and dist.get_rank():

@@ -1,4 +1,4 @@
-"""Prices of TorchRec plans by evenshard's cost models: of whole plans, and inside of TorchRec's planner.
+"""Step-time predictions for TorchRec plans: for finished plans, and inside TorchRec's planner.
 
 ::
 
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 
 def chosen_model(where: str | Path | Model | None, hardware: str | None, compute_device: str) -> tuple[Model, str]:
-    """Return a model and its hardware.
+    """Return the cost model to use and its hardware.
 
-    Without a model, as in ``evenshard.place``, it is the device model of simulated hardware; without hardware, that of
-    the model, or else of the GPU.
+    As in ``evenshard.place``, the default model is the device model of simulated hardware, and the default hardware is
+    the model's, or else this machine's GPU.
 
     Raises:
-        BadInput: if there is no such model, or it is of other hardware.
+        BadInput: if there is no such model, or it is for other hardware.
     """
     model, own = named_with_hardware(where, hardware)
     own = own or _hardware_here(compute_device)
@@ -56,7 +56,7 @@ def chosen_model(where: str | Path | Model | None, hardware: str | None, compute
 
 
 def _hardware_here(compute_device: str) -> str:
-    """The hardware with the name of the GPU; the default on the CPU, and for a GPU that is not known."""
+    """Return the hardware that matches this GPU's name; the default on the CPU and for unknown GPUs."""
     import torch
 
     if compute_device != "cuda" or not torch.cuda.is_available():
@@ -74,17 +74,17 @@ def predicted(
     asked: PlacementAnswer | PlacementRequest,
     model: Model | str | Path | None = None,
 ) -> PredictedParts:
-    """Predict the times of a plan, whether it keeps memory and rules or not.
+    """Predict the step time of a plan, even if it violates memory limits or rules.
 
-    Modules that evenshard does not place count nothing. Tables on kernels that it does not place on are logged.
+    Modules that evenshard does not place are not counted. Tables on kernels that it does not place on are logged.
 
     Args:
-        plan: TorchRec's or evenshard's, sharded in any way.
-        asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
-        model: as in ``evenshard.place``, the one that answered; None for the device model of simulated hardware.
+        plan: TorchRec's or evenshard's, with any sharding types.
+        asked: an answer for the same tables and devices, or its request, with table names of ``tables_of``.
+        model: the one of the answer, as in ``evenshard.place``; None for the device model of simulated hardware.
 
     Raises:
-        BadInput: if the plan is of other tables, or if there is no model.
+        BadInput: if the plan has other tables, or if there is no model.
     """
     request = asked.request if isinstance(asked, PlacementAnswer) else asked
     loaded, _ = chosen_model(model, request.hardware, "cuda")
@@ -105,31 +105,31 @@ def _of_placed_modules(plan: ShardingPlan, request: PlacementRequest) -> Shardin
     return ShardingPlan({path: of for path, of in plan.plan.items() if path not in left_out})
 
 
-# Memory decides nothing here: TorchRec's planner keeps to it.
+# No memory limit applies here: TorchRec's planner enforces it.
 _UNLIMITED_BYTES = 10**15
-# Path of a table's module, and its name.
+# Path of a table's module, and the table's name.
 _Key = tuple[str, str]
 
 
 class EvenshardPerfModel:
-    """A ``PerfModel`` of TorchRec's that rates a plan by the step that evenshard predicts for it, in milliseconds.
+    """A TorchRec ``PerfModel`` that rates a plan by evenshard's predicted step time, in milliseconds.
 
-    Of tables it knows as much as TorchRec's planner: sizes, data types, pooling factors; no ``num_poolings``. Counts of
-    traffic besides have to be given. A plan takes some milliseconds to rate.
+    It knows the sizes, data types and pooling factors that TorchRec's planner knows, without ``num_poolings``; other
+    traffic statistics must be passed in ``tables``. Rating a plan takes some milliseconds.
 
     Args:
-        topology: ranks and nodes of the planner's; bandwidths are those of the links.
+        topology: ranks and nodes of the planner, and the bandwidths of the links.
         hardware: simulated:<profile>, whose device model prices plans; with a model, what it was trained on.
-        model: a model as in ``evenshard.place``, whose predictions are the costs in place of a device model.
+        model: a model as in ``evenshard.place``, used in place of the device model.
         intra: link within a node; that of the hardware where left out.
         inter: link between nodes.
-        optimizer: one of those of ``evenshard.place``.
-        training_pipeline: of those of ``evenshard.place``, which decide what of a step hides the exchange of indices.
-        tables: as ``evenshard.place`` reads them, by the planner's names, for their ``reuse_bins``, ``row_shares`` and
-            ``miss_ratios``; all else is the planner's.
+        optimizer: an optimizer of ``evenshard.place``.
+        training_pipeline: one of those of ``evenshard.place``; decides if the input dist overlaps the step before.
+        tables: tables of ``evenshard.place`` with the planner's names; only ``reuse_bins``, ``row_shares`` and
+            ``miss_ratios`` are used.
 
     Raises:
-        BadInput: if something is unknown.
+        BadInput: if a name is unknown.
     """
 
     def __init__(
@@ -168,15 +168,15 @@ class EvenshardPerfModel:
         self._costs: PartCosts | None = None
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """The time of a step, ms, waits included.
+        """Return the step time, ms, including waits.
 
         Raises:
-            BadConfig: if a table is in a module that evenshard does not know.
+            BadConfig: if a table is in a module that evenshard does not place.
         """
         return self._predict(plan).predicted_ms
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """Return the busy time of each rank in a step, ms: compute and exchanges as they count, without waits."""
+        """Return the busy time of each rank in a step, ms: compute and the communication that counts, without waits."""
         return [one.predicted_total_ms for one in self._predict(plan).devices]
 
     def _predict(self, plan: list[ShardingOption]) -> PredictedParts:

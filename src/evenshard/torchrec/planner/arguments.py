@@ -1,6 +1,6 @@
-"""The arguments of TorchRec's own planner, and a planner of TorchRec's with them.
+"""The arguments of TorchRec's own planner, and a TorchRec planner built with them.
 
-Modules that evenshard does not place are planned by it, in the memory that is left.
+It plans the modules that evenshard does not place, in the memory that is left.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _IDLE = ("proposer", "partitioner", "performance_model")
 DEFAULT_BATCH_SIZE = 512
 
 
-# Knobs of ``evenshard.place`` that the planner does not take: it knows them from the model and TorchRec's arguments.
+# Knobs of ``evenshard.place`` that the planner does not take: the model and TorchRec's arguments determine them.
 OF_MODEL_AND_TOPOLOGY = {
     *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "hosts", "batch_size", "communication"),
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
     *("num_measured", "compare", "near", "max_move_gb"),
 }
-# Meaning of a knob here, where it is not quite what it means for ``evenshard.place``.
+# Meaning of a knob here, where it differs from ``evenshard.place``.
 OWN_MEANINGS = {
     "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each (default: those of the topology. "
     "Without one, for a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with a "
@@ -68,7 +68,7 @@ OWN_MEANINGS = {
     "hardware": "hardware to place for, such as h200, which is simulated:h200 (default: the model's, or that of this "
     "process' GPU, or simulated:h100)",
 }
-# Knobs that are left out as None, too: callers hand on the arguments of TorchRec's planner so.
+# Knobs for which None also means the default, because callers pass on None for arguments of TorchRec's planner.
 MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
 
 
@@ -87,9 +87,9 @@ def planner_knobs() -> tuple[Knob, ...]:
 
 @dataclass(frozen=True)
 class PlannerArguments:
-    """The arguments of ``EmbeddingShardingPlanner``, by its names and in its order; None where one was left out.
+    """The arguments of ``EmbeddingShardingPlanner``, with its names and in its order; None where omitted.
 
-    ``unknown`` has those that only a newer TorchRec takes.
+    ``unknown`` has arguments that only a newer TorchRec takes.
     """
 
     topology: Topology | None = None
@@ -108,7 +108,7 @@ class PlannerArguments:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Log the arguments that evenshard does not use; a BadConfig if one makes no sense."""
+        """Log the arguments that evenshard does not use; raise BadConfig for an invalid argument."""
         if self.topology is not None and not hasattr(self.topology, "world_size"):
             raise BadConfig(
                 f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology; a sharder is sharder=..."
@@ -121,18 +121,18 @@ class PlannerArguments:
 
     @property
     def constraints_by_table(self) -> dict[str, ParameterConstraints]:
-        """TorchRec's constraints; empty where there are none."""
+        """Return TorchRec's constraints; empty if there are none."""
         return dict(self.constraints or {})
 
     def planner(self, **others: Any) -> EmbeddingShardingPlanner:
-        """Return TorchRec's planner with these arguments, but for others that are given here."""
+        """Build TorchRec's planner with these arguments; keyword arguments take precedence."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
 
         own = replace(self, **others)
         given = {name: value for name, value in vars(own).items() if value is not None} | dict(self.unknown)
         del given["unknown"]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of the reservation that it makes where none is given
+            warnings.simplefilter("ignore", FutureWarning)  # TorchRec's default reservation
             return EmbeddingShardingPlanner(**given)
 
     def after_reservation(
@@ -144,7 +144,7 @@ class PlannerArguments:
         *,
         keeps_host: bool,
     ) -> TorchRecMachine:
-        """Return the machine with the memory that the storage reservation leaves for tables, of hosts if told so.
+        """Return the machine with the memory that the storage reservation leaves for tables; host memory too if asked.
 
         Raises:
             PlannerError: TorchRec's, if the reservation leaves nothing.
@@ -180,7 +180,7 @@ class PlannerArguments:
 
 
 def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:
-    """Return the storage reservation that was given, or the heuristical one of a percentage; not both."""
+    """Return the storage reservation: the given one, or TorchRec's heuristic with a percentage, but not both."""
     if percentage is None:
         return given
     if given is not None:
@@ -191,7 +191,7 @@ def reservation_of(given: StorageReservation | None, percentage: float | None) -
 
 
 def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
-    """Return TorchRec's ``HeuristicalStorageReservation`` of a share; without its bytes it counts the dense model."""
+    """Return TorchRec's ``HeuristicalStorageReservation``; without ``dense_bytes`` it sizes the dense model."""
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
     if problem := Range(0, 1).problem(percentage):
@@ -213,10 +213,10 @@ def plan_of_others(
     topology: Topology,
     arguments: PlannerArguments,
 ) -> ShardingPlan:
-    """Return TorchRec's plan of modules, by their paths in the model, in the memory left of each rank and node.
+    """Return TorchRec's plan of modules, by path in the model, within the memory left on each rank and node.
 
     Raises:
-        PlannerError: if TorchRec finds none.
+        PlannerError: if TorchRec finds no plan.
         BadConfig: if it cannot plan such modules.
     """
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -227,8 +227,8 @@ def plan_of_others(
     planner = arguments.planner(
         topology=with_memory(topology, left_bytes, host_bytes),
         enumerator=None,
-        storage_reservation=FixedPercentageStorageReservation(0.0),  # what is reserved is not among what is left
-        stats=[],  # the whole plan has its own
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # the memory passed in excludes reservations
+        stats=[],  # the whole plan logs its own statistics
         constraints=arguments.constraints_by_table or None,
         debug=False,
         callbacks=None,
@@ -244,7 +244,7 @@ def plan_of_others(
             f"Raise memory_cap_gb or the number of ranks, or constrain their tables less.",
             error.error_type,
         ) from error
-    except (ValueError, RuntimeError) as error:  # such as managed collisions with fewer buckets than ranks
+    except (ValueError, RuntimeError) as error:  # for example, managed collisions with fewer buckets than ranks
         raise BadConfig(f"TorchRec's planner cannot plan {names}: {error}") from error
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Fields that change what is placed, or where.
+# Fields that change sharding types, kernels, lookups or ranks.
 USED = (
     "sharding_types",
     "compute_kernels",
@@ -43,9 +43,9 @@ USED = (
     "is_weighted",
     "device_group",
 )
-# Fields that a plan hands on to the kernels as they are.
+# Fields that a plan passes on to the kernels unchanged.
 CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-# Fields that a plan hands on to tables with such a kernel, but for sizes of caches; see ``carry_over``.
+# Fields that a plan passes on to tables with such a kernel, except cache sizes; see ``carry_over``.
 OF_KERNELS = ("cache_params", "key_value_params")
 
 
@@ -69,20 +69,20 @@ def constrained_model(
     batch_size: float,
     sharders: Sequence[Any] | None = None,
 ) -> Constrained:
-    """Return the tables of a model and their rules, by constraints; those of tables left to TorchRec are left aside.
+    """Apply constraints to a model's tables and rules; constraints of tables left to TorchRec are ignored.
 
-    Fields that decide nothing in the placement are listed in the log at DEBUG.
+    Fields without effect on the placement are logged at DEBUG.
 
     Args:
-        collections: as ``tables_of`` takes them.
-        constraints: by the names of tables, as TorchRec's planner takes them.
+        collections: in any form that ``tables_of`` takes.
+        constraints: by table name, as for TorchRec's planner.
         known: the tables of the model. A pooling factor that is not assumed is kept.
         types: the sharding types of tables without a rule of their own.
-        kernels: those with memory for weights; others that a constraint names are left aside.
+        kernels: kernels whose memory is available; others that a constraint names are ignored.
         batch_size: samples per rank.
 
     Raises:
-        BadConfig: if a constraint asks for what evenshard does not place, or is not one.
+        BadConfig: if a constraint is invalid, or asks for an unsupported type or kernel.
     """
     _check_kind(constraints)
     located = located_tables(collections, sharders)
@@ -139,7 +139,7 @@ def constrained_request(
     """Return the request of a model's tables under TorchRec's constraints, and notes on these.
 
     Raises:
-        BadConfig: if a constraint makes no sense, or contradicts a rule of the request.
+        BadConfig: if a constraint is invalid, or contradicts a rule of the request.
     """
     found = constrained_model(
         collections,
@@ -156,10 +156,10 @@ def constrained_request(
 
 
 def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
-    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
+    """Allow tables that may only be cut by columns to stay whole if they are too narrow, as TorchRec does.
 
     Returns:
-        The rules, and the type that each such table is to be called.
+        The rules, and the sharding type to write for each such table.
     """
     table_types, written = dict(rules.table_types), {}
     for table in known.tables:
@@ -200,7 +200,7 @@ def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> 
 def _lookups(
     name: str, own: ParameterConstraints, features: Sequence[str], constraints: Iterable[ParameterConstraints]
 ) -> tuple[float, ...] | None:
-    """Return pooling factors in the features' order, or None for TorchRec's default."""
+    """Return pooling factors in the features' order; None for TorchRec's default."""
     named = features if own.feature_names is None else own.feature_names
     if sorted(named) != sorted(features):
         raise BadConfig(
@@ -216,7 +216,7 @@ def _lookups(
 
 
 def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
-    """Bags per sample of each of the table's features: its poolings, in as many samples as its batch has."""
+    """Return bags per sample of each feature: its poolings, times the ratio of its batch size to ``batch_size``."""
     bags = (1.0,) * len(features)
     if own.num_poolings:
         bags = _of_features(name, own, features, "num_poolings")
@@ -227,7 +227,7 @@ def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_s
 
 
 def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
-    """Return finite numbers from 0 on, in the order of the table's features."""
+    """Return the column's values, finite and at least 0, in the order of the table's features."""
     values = getattr(own, column)
     if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
         raise BadConfig(
@@ -248,7 +248,7 @@ def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], 
 
 
 def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
-    """The curve of TorchRec's ``CacheStatistics``, made to fall, to 0 where all rows are held; None without them."""
+    """Return the non-increasing miss-ratio curve of ``CacheStatistics``, 0 at load factor 1; None without them."""
     stats = getattr(own.cache_params, "stats", None)
     if stats is None:
         return None
@@ -259,7 +259,7 @@ def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return types and kernels, empty for no limit; a dense kernel is that of replicas."""
+    """Return types and kernels, empty for no limit; a dense kernel allows replicas."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()
@@ -288,13 +288,13 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(one, "value", one)) for one in values)
 
 
-# What a plan hands on to kernels --------------------------------------------------------------------------------------
+# Settings that a plan passes on to kernels ----------------------------------------------------------------------------
 
 
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
-    """Write into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
+    """Copy kernel settings from the constraints to a plan: ``CARRIED``, and ``OF_KERNELS`` except cache sizes.
 
-    Tables without a cache get ``cache_params`` as they are, as from TorchRec; a note names them.
+    As in TorchRec, tables without a cache also get their ``cache_params``, and a note names them.
     """
     without_cache: list[str] = []
     for tables in plan.plan.values():
@@ -310,7 +310,7 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                     setattr(entry, word, _with_own_sizes(given, ours))
                 elif given is not None and word == "cache_params":
                     setattr(entry, word, given)
-                    if not changed_fields(given).keys() <= {"stats"}:  # which count in the search
+                    if not changed_fields(given).keys() <= {"stats"}:  # the search already uses the stats
                         without_cache.append(name)
     if not without_cache:
         return ()
@@ -321,7 +321,7 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
     )
 
 
-# Fields of caches that the search decides, or that tell calls apart.
+# Cache fields that the search sets, or that separate kernel calls.
 _SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
 
 

@@ -1,6 +1,6 @@
 """The machine to plan for: ranks, nodes and memory, as given or as TorchRec's own planner finds them.
 
-Memory that is not given is the topology's, this machine's own, or, where nothing else is known, TorchRec's constants.
+Memory that is not given is the topology's, else this machine's, else TorchRec's constants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAY_IT = "Give memory_cap_gb, or a Topology with its own hbm_cap."
 
 @dataclass(frozen=True)
 class Assumed:
-    """Notes on assumed memory of devices, hosts and SSDs and on the link between nodes; empty where nothing is."""
+    """Notes on assumed memory of devices, hosts and SSDs and on the link between nodes; empty if not assumed."""
 
     devices: str = ""
     link: str = ""
@@ -43,7 +43,7 @@ class Assumed:
     ssds: str = ""
 
     def notes(self, parts: Sequence[TablePart]) -> tuple[str, ...]:
-        """Return the notes that a plan of these parts depends on."""
+        """Return the notes that affect a plan of these parts."""
         kept = (
             (self.hosts, any(part.storage.is_on_host for part in parts)),
             (self.ssds, any(part.storage.kernel == KEY_VALUE for part in parts)),
@@ -55,7 +55,7 @@ class Assumed:
 class TorchRecMachine:
     """Ranks (devices of ``nodes``), nodes, pods (its domains) and memory; without names of links.
 
-    ``caps_bytes`` is the memory of each rank, of which the reserve is kept for everything that is not counted.
+    ``caps_bytes`` is the memory of each rank; the reserve is kept free for memory that is not counted.
     """
 
     nodes: Nodes
@@ -67,17 +67,17 @@ class TorchRecMachine:
 
     @property
     def rooms_bytes(self) -> tuple[int, ...]:
-        """Memory of each rank beside the reserve."""
+        """Return the memory of each rank minus the reserve."""
         reserves = reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
         return tuple(max(cap - kept, 0) for cap, kept in zip(self.caps_bytes, reserves, strict=True))
 
     @property
     def host_bytes_of_ranks(self) -> tuple[int, ...]:
-        """A rank's share of the host memory of each node."""
+        """Return each rank's share of its node's host memory."""
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
     def devices(self, asked: Machine, is_one_node: bool) -> MachineAndMemory:
-        """Return the ranks with these links and hardware, as one node for sharders that know none."""
+        """Return the ranks as devices with these links and hardware; as one node where a sharder needs it."""
         nodes = replace(self.nodes, intra=asked.intra, inter="" if self.nodes.num_domains == 1 else asked.inter)
         nodes = Nodes.one_node(self.nodes.num_devices) if is_one_node else nodes
         reserve = (self.reserved_bytes, self.reserved_share)
@@ -96,7 +96,7 @@ def machine_of(
     """Return the machine; see ``EvenshardPlanner`` for the arguments.
 
     Raises:
-        BadConfig: if the ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
+        BadConfig: if the ranks are unknown, an argument is invalid or given twice, or TorchRec is not installed.
     """
     require_torchrec()
     import torch.distributed as dist
@@ -106,7 +106,7 @@ def machine_of(
         if (world_size, local_world_size, compute_device) != (None, None, None):
             raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
         world_size = topology.world_size
-        # TorchRec's topology says 8 ranks of a node even where there is one rank.
+        # TorchRec's topology reports 8 ranks per node even if there is only one rank.
         local_world_size = min(topology.local_world_size, world_size)
         compute_device = topology.compute_device
     pod_size = 1 if topology is None else pod_size_of(topology)
@@ -153,7 +153,7 @@ def machine_of(
 
 
 def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
-    """Return the memory of each node, bytes: as asked for, or that of its ranks together; empty if all have none."""
+    """Return the memory of each node, bytes: ``asked_gb``, or the sum over its ranks; empty if all are 0."""
     firsts = range(0, len(of_ranks), local_world_size)
     own = (sum(of_ranks[first : first + local_world_size]) for first in firsts)
     found = tuple(own) if asked_gb is None else (gb_to_bytes(asked_gb),) * len(firsts)
@@ -165,7 +165,7 @@ def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | N
 
 @dataclass(frozen=True)
 class _RankMemory:
-    """Memory of each rank in bytes; of a host and its SSDs, the rank's share, 0 on CPU ranks."""
+    """Memory of each rank in bytes; for host and SSD, the rank's share, which is 0 on CPU ranks."""
 
     device: tuple[int, ...]
     host: tuple[int, ...]
@@ -176,7 +176,7 @@ class _RankMemory:
 def _memory_of_ranks(
     topology: Topology | None, world_size: int, local_world_size: int, compute_device: str, hardware: str | None
 ) -> _RankMemory:
-    """Return the topology's memory, or that of this machine's driver, or of the named hardware."""
+    """Return the memory of each rank from the topology, this machine's driver, or the named hardware."""
     on_cpu = compute_device == "cpu"
     gpu = None if on_cpu else gpu_bytes()
     of_rank = machine_bytes() // local_world_size
@@ -241,10 +241,10 @@ def _constant_note(where: str, size: int, knob: str, field: str) -> str:
 
 
 def device_of_process(unknown: str = "") -> str:
-    """Return the kind of device that this process trains on: cuda or cpu.
+    """Return the device type that this process trains on: cuda or cpu.
 
-    NCCL is of GPUs, gloo alone of CPUs. Other backends, and a process of torchrun without a group yet, are of GPUs if
-    there are any. Without both, it is ``unknown`` if that is given.
+    A process group with NCCL means cuda; gloo alone means cpu. Another backend, or a process of torchrun without a
+    group yet, means cuda if there is a GPU. Without a group or torchrun, return ``unknown`` if given.
     """
     import torch
     import torch.distributed as dist
@@ -258,7 +258,7 @@ def device_of_process(unknown: str = "") -> str:
 
 
 def topology_of(machine: TorchRecMachine) -> Topology:
-    """Return TorchRec's description of the ranks and their memory, with its own bandwidths."""
+    """Return TorchRec's topology of the ranks and their memory, with TorchRec's bandwidths."""
     nodes = machine.nodes
     ranks = nodes.num_devices, nodes.devices_per_node, nodes.nodes_per_domain
     topology = make_topology(machine.compute_device, *ranks)
@@ -266,9 +266,9 @@ def topology_of(machine: TorchRecMachine) -> Topology:
 
 
 def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Sequence[int]) -> Topology:
-    """Return the topology with this memory of each rank, and of its host for each rank of a node, by node.
+    """Return the topology with the given device memory of each rank, and host memory of each rank by node.
 
-    As ``CustomTopologyData`` it would cut rows unevenly, which TorchRec trains wrongly.
+    ``CustomTopologyData`` would make TorchRec cut rows unevenly, which trains wrongly.
     """
     own = copy.deepcopy(topology)
     for rank, (device, left) in enumerate(zip(own.devices, device_bytes, strict=True)):
@@ -281,7 +281,7 @@ def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Seq
 
 
 def assumed_link(topology: Topology | None) -> str:
-    """Return a note on the link between nodes where it is TorchRec's constant; empty where the user gave it."""
+    """Return a note if the bandwidth between nodes is TorchRec's constant; empty if the user set it."""
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH
 
     if topology is None or topology.comms_bandwidths.inter_host_bw != CROSS_NODE_BANDWIDTH:
@@ -294,7 +294,7 @@ def assumed_link(topology: Topology | None) -> str:
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:
-    """Return the links within a node and between nodes by a topology's bandwidths; "" for TorchRec's default within."""
+    """Return the links within and between nodes from a topology's bandwidths; "" for TorchRec's default within."""
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
     links = topology.comms_bandwidths

@@ -1,4 +1,4 @@
-"""evenshard's plan of a TorchRec model, from its request to the finished plan."""
+"""Planning of a TorchRec model by evenshard, from the request to the finished plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from evenshard.torchrec.planner.report import ModelPlan, PlanReport
 
 log = logging.getLogger(__name__)
 
-# Seconds that TorchRec has for its default plan, and the most that this may be of a time limit.
+# Seconds that TorchRec has for its default plan, and the largest fraction of a time limit that this may take.
 DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 
@@ -47,8 +47,8 @@ DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 class ModelPlanner:
     """A planner of models with TorchRec's arguments and evenshard's knobs; see ``EvenshardPlanner``.
 
-    The machine, and its topology, are those before a storage reservation. The knobs are of all ranks together, with the
-    links of the topology. ``planner_type`` is the planner's class.
+    ``machine`` and its topology do not include a storage reservation. The knobs apply to all ranks together and include
+    the links of the topology. ``planner_type`` is the planner's class.
     """
 
     arguments: PlannerArguments
@@ -59,10 +59,10 @@ class ModelPlanner:
     planner_type: str
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
-        """Return the plan, with the tables that TorchRec places, after callbacks and statistics.
+        """Plan the model, including tables that TorchRec places; run callbacks and log statistics.
 
         Raises:
-            PlannerError: TorchRec's, if the tables find no room.
+            PlannerError: TorchRec's, if the tables do not fit.
             BadInput: if a table cannot be placed, or there is no cost model.
         """
         given, machine, topology, memory = self.arguments, self.machine, self.topology, self.knobs.memory
@@ -176,7 +176,7 @@ class ModelPlanner:
 
 
 def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
-    """Return the plan of TorchRec's default settings; empty if it finds none or would take minutes."""
+    """Return the plan of TorchRec's default settings; empty if TorchRec finds none or would take minutes."""
     task = request.task()
     if len(task.tables) * task.num_devices > MOST_SHARDS:
         return ()
@@ -185,7 +185,7 @@ def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[
         return ()
     try:
         return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([AS_IT_COMES])]
-    except Exception as error:  # whatever TorchRec raises: this is only one more start
+    except Exception as error:  # any error of TorchRec: the plan is only an additional start
         log.warning("TorchRec could not make its default plan, so the search begins without it: %s", reason_of(error))
         return ()
 
@@ -202,7 +202,7 @@ def _check_dense(machine: TorchRecMachine, dense: int) -> None:
 
 
 def _with_least_kept(request: PlacementRequest) -> PlacementRequest:
-    """Take buffers of inputs and outputs from the kept share, as TorchRec's 15 % does."""
+    """Return the request with input and output buffers taken from the reserved fraction, like TorchRec's 15 %."""
     left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
     return replace(request, reserved_share=max(left, 0.0))
 

@@ -1,4 +1,4 @@
-"""The request that a TorchRec model is: its tables, the rules of its sharders and constraints, and the machine."""
+"""The placement request for a TorchRec model: its tables, rules of its sharders and constraints, and the machine."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Enumerator, ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-# Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask.
+# Types that TorchRec groups by node, or by pod if the job's environment asks for it.
 ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
 
-# Sharding types with their kernels, by the path of a table's module and its name.
+# Sharding types with their kernels, by the path of a table's module and the table's name.
 Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 
 def check_kernels(knobs: Knobs, compute_device: str) -> None:
-    """Raise BadConfig for a rule without sense, or a compute kernel that TorchRec lacks on this kind of device."""
+    """Raise BadConfig for invalid rules, or a compute kernel that TorchRec lacks on this device type."""
     there = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
     rules = Rules.of(**vars(knobs.table_rules))
     for kernel in (*knobs.sharding.compute_kernels, *(one for own in rules.table_kernels.values() for one in own)):
@@ -51,9 +51,9 @@ def check_kernels(knobs: Knobs, compute_device: str) -> None:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model's request with notes; by the path of a table's module and its name, the lookups of a bag of each feature.
+    """A model's request with notes; by module path and table name, the lookups of a bag of each feature.
 
-    ``written_as`` is the type to write of a table that stays whole, where its rules know only types that cut columns.
+    ``written_as`` is the type to write for a table that stays whole although its rules allow only column types.
     """
 
     request: PlacementRequest
@@ -76,12 +76,12 @@ def request_of(
 
     Args:
         dense: bytes of the dense model on each device.
-        knobs: of all ranks together, with the batch and the links of the topology.
-        is_whole: True if a sharder decides, of whole tables in device memory.
-        enumerator: its search space bounds how tables are sharded.
+        knobs: for all ranks together, with the batch and the links of the topology.
+        is_whole: True if a sharder places whole tables in device memory.
+        enumerator: its search space limits the sharding types.
 
     Raises:
-        BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
+        BadConfig: if a table has no possible sharding type, or a constraint is invalid.
     """
     sources, kernels = knobs.table_sources, tuple(knobs.sharding.compute_kernels)
     known = table_set_of(module, sources.pooling_factors, sources.default_pooling_factor, sharders)
@@ -119,7 +119,7 @@ def request_of(
 
 
 def _left_out(request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[Ways]) -> tuple[str, ...]:
-    """The tables that are not replicated for their optimizer's sake; who gives a sharder nothing else asks for it."""
+    """Return the tables that their optimizer excludes from replication, except those that can only be replicated."""
     forced = {
         one.name
         for one in located
@@ -151,7 +151,7 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
 def _types_on_cpu(
     known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
 ) -> dict[str, tuple[str, ...]]:
-    """Leave out types that FBGEMM cannot train on the CPU: replicas of sequences, and empty ranks."""
+    """Remove types that FBGEMM cannot train on the CPU: replicas of sequences, and types with empty ranks."""
     table_types: dict[str, tuple[str, ...]] = {}
     if machine.compute_device != "cpu":
         return table_types
@@ -168,13 +168,13 @@ def _types_on_cpu(
     return table_types
 
 
-# What module sharders and an enumerator leave ------------------------------------------------------------------------
+# Limits of module sharders and of an enumerator -----------------------------------------------------------------------
 
 
 def _ways_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
 ) -> Ways:
-    """The ways to shard tables whose module sharder has types or kernels unlike those of TorchRec's class."""
+    """Return types and kernels of tables whose module sharder allows others than TorchRec's class does."""
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     usual = {one.module_type: type(one) for one in get_default_sharders()}
@@ -241,21 +241,21 @@ def _words(ways: Iterable[tuple[str, str]]) -> str:
     return cut(", ".join(sorted(f"{way} on {kernel}" for way, kernel in ways)))
 
 
-# Operations of TorchRec's registry, by whether their tables are pooled; the first names the data types of all.
+# Operations of TorchRec's registry, for pooled tables and for sequences; the first sets the data types of all.
 _OPERATIONS = {
     True: ("POOLED_EMBEDDINGS_ALL_TO_ALL", "POOLED_EMBEDDINGS_REDUCE_SCATTER"),
     False: ("SEQUENCE_EMBEDDINGS_ALL_TO_ALL",),
 }
-# Keys of ``fused_params`` that a plan's cache parameters replace, and those that no price knows.
+# Keys of ``fused_params`` that a plan's cache parameters replace, and keys that no cost model includes.
 _REPLACED = ("cache_load_factor", "cache_algorithm", "cache_reserved_memory", "prefetch_pipeline")
 _UNPRICED = ("use_one_tbe_per_table", "cache_precision", "weights_precision")
 
 
 def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -> tuple[Communication, tuple[str, ...]]:
-    """Return the data types in which embeddings and gradients travel, and notes on those left aside.
+    """Return the data types of embeddings and gradients in communication, and notes on ignored settings.
 
-    They are those of the sharders' ``qcomm_codecs_registry``, else the ``output_dtype`` of their ``fused_params``.
-    One pair counts for all tables: that of the most columns.
+    They come from the sharders' ``qcomm_codecs_registry``, else from ``output_dtype`` of their ``fused_params``. One
+    pair applies to all tables: the pair with the most columns.
     """
     sharder_of = {one.module_type: one for one in sharders}
     columns: Counter[Communication] = Counter()
@@ -279,7 +279,7 @@ def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -
 
 
 def settings_notes(sharders: Iterable[Any]) -> tuple[str, ...]:
-    """Return a line each about settings of ``fused_params`` that the plan replaces, and that no price counts."""
+    """Return a note for each setting of ``fused_params`` that the plan replaces or that no cost model includes."""
     params: dict[str, Any] = {}
     for one in sharders:
         params |= getattr(one, "fused_params", None) or {}

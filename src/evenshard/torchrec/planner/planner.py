@@ -5,7 +5,7 @@
     plan = EvenshardPlanner().collective_plan(model, sharders)          # was: EmbeddingShardingPlanner()
     model = DistributedModelParallel(model, plan=plan, sharders=sharders)
 
-What the model's traffic looks like is worth telling: ``EvenshardPlanner(pooling_factors={"clicks": 37.5})``.
+Pooling factors from real traffic make the plan better: ``EvenshardPlanner(pooling_factors={"clicks": 37.5})``.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class EvenshardPlanner:
             {name: knobs.pop(name) for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs},
         )
         self._topology: Topology | None = topology
-        EmbeddingPlannerBase.register(type(self))  # so that isinstance takes it for one of TorchRec's
+        EmbeddingPlannerBase.register(type(self))  # so that isinstance accepts it as a TorchRec planner
         try:
             asked = Knobs.of(knobs, [one.name for one in planner_knobs()])
             memory, sharding = asked.memory, asked.sharding
@@ -210,16 +210,16 @@ class EvenshardPlanner:
             self._failure = error
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
-        """Return the plan; empty for a model without tables. Assumptions about tables are logged as warnings.
+        """Plan a model; a model without tables gets an empty plan. Assumptions about tables are logged as warnings.
 
         Args:
             module: the model, as ``DistributedModelParallel`` will get it.
-            sharders: sharders of modules; TorchRec's default ones where left out.
+            sharders: module sharders; TorchRec's by default.
 
         Raises:
-            PlannerError: TorchRec's, with evenshard's message. INSUFFICIENT_STORAGE if all memory together is too
-                small, STRICT_CONSTRAINTS if the tables cannot be divided so that they fit, or a table may be sharded in
-                no way, INPUT_VALIDATION if a constraint makes no sense, or there is no cost model.
+            PlannerError: TorchRec's, with evenshard's message. INSUFFICIENT_STORAGE if the total memory is too
+                small, STRICT_CONSTRAINTS if no division of the tables fits, or a table has no possible sharding type,
+                INPUT_VALIDATION if a constraint is invalid, or there is no cost model.
         """
         from torchrec.distributed.sharding_plan import get_default_sharders
 
@@ -264,11 +264,11 @@ class EvenshardPlanner:
             raise BadConfig("there is no process group. Start it with init_process_group, or use plan().")
         pg = dist.group.WORLD if pg is None else pg
         failure: Exception | None = None
-        result: list[Any] = [None, None]  # the plan, or what went wrong
+        result: list[Any] = [None, None]  # the plan, or the error
         if dist.get_rank(pg) == 0:
             try:
                 result[0] = self.plan(module, sharders)
-            except Exception as error:  # raised again below: the others wait for an answer
+            except Exception as error:  # raised again below, because the other ranks wait for a result
                 failure = error
                 result[1] = (str(error), getattr(error, "error_type", PlannerErrorType.OTHER))
         dist.broadcast_object_list(result, group=pg, group_src=0)
@@ -280,11 +280,11 @@ class EvenshardPlanner:
         return plan
 
     def hash_planner_context_inputs(self) -> int:
-        """Return TorchRec's hash of a plan's inputs; it needs a plan before, as that of TorchRec's own planner does."""
+        """Return TorchRec's hash of a plan's inputs; like TorchRec's planner, this needs an earlier plan."""
         return int(self._with_context().hash_planner_context_inputs())
 
     def hash_planner_context_inputs_str(self) -> str:
-        """Return the hash of what the planner was given, as text."""
+        """Return TorchRec's hash of the planner's inputs, as text."""
         return str(self._with_context().hash_planner_context_inputs_str())
 
     def _say(self, note: str) -> None:
@@ -300,7 +300,7 @@ class EvenshardPlanner:
         return plan
 
     def _with_context(self) -> EmbeddingShardingPlanner:
-        """TorchRec's planner, whose enumerator and reservation have seen the model of the last plan."""
+        """Return TorchRec's planner after its enumerator and reservation have processed the last plan's model."""
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
         given, topology = self._arguments, self._topology

@@ -1,4 +1,4 @@
-"""Callbacks and statistics of TorchRec, with evenshard's plan."""
+"""TorchRec's callbacks and statistics, applied to evenshard's plan."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ModelPlan:
-    """A plan of a model, as it grows.
+    """A plan of a model, completed step by step.
 
     Attributes:
-        answer: evenshard's; None where a sharder decided, or there are no tables.
-        notes: those that are not the search's own, a line each.
+        answer: evenshard's; None if a sharder decided, or there are no tables.
+        notes: those that do not come from the search, a line each.
         options: the plan as TorchRec's ``ShardingOption``s.
-        num_found: placements that the search found, each better than the one before.
+        num_found: number of placements that the search found, each better than the previous.
         lookups: pooling factors of each feature, by the path of a table's module and its name.
     """
 
@@ -54,7 +54,7 @@ class ModelPlan:
     lookups: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
 
     def say(self, note: str) -> None:
-        """Logs a note, and keeps it with the answer, if there is one."""
+        """Log a note, and append it to the notes and to the answer, if there is one."""
         log.warning("%s", note)
         self.notes = (*self.notes, note)
         if self.answer is not None:
@@ -63,9 +63,9 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Finishes a plan: callbacks and statistics, with all memory in the topology and the reserve in the machine.
+    """The last stage of a plan: callbacks and statistics.
 
-    The dense model takes ``dense_bytes`` of each rank; the sharders of modules are those that the plan was made for.
+    The topology has all memory, the machine the reserve. The dense model takes ``dense_bytes`` of each rank.
     """
 
     arguments: PlannerArguments
@@ -79,16 +79,16 @@ class PlanReport:
     def finish(self, result: ModelPlan, seconds: float) -> bool:
         """Call the callbacks with the plan, log the statistics, and return True if callbacks changed the plan.
 
-        The result gets TorchRec's options and the plan of the callbacks. The search took so many seconds.
+        Sets the options and plan of ``result`` to those of the callbacks. ``seconds`` is the time of the search.
 
         Raises:
-            PlannerError: TorchRec's, if the callbacks leave a rank that there is not.
+            PlannerError: TorchRec's, if the callbacks return a rank that does not exist.
         """
         given, plan = self.arguments, result.plan
         options, enumerator = self._options(result), None
         try:
             enumerator = self._fill_estimates(options)
-        except Exception as error:  # of an estimate that only statistics need
+        except Exception as error:  # from an estimate that only statistics need
             if given.enumerator is not None:
                 raise
             result.say(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
@@ -123,7 +123,7 @@ class PlanReport:
         return options, plan
 
     def _reservation(self) -> StorageReservation:
-        """The one that was given; or, as TorchRec's statistics show it, what evenshard keeps without one."""
+        """Return the given storage reservation, or evenshard's reserve in the form that TorchRec's statistics show."""
         given, machine = self.arguments, self.machine
         if given.storage_reservation is not None:
             return given.storage_reservation
@@ -137,12 +137,12 @@ class PlanReport:
                 sharders=self.sharders,
                 constraints=given.constraints_by_table or None,
             )
-        except PlannerError:  # its estimate of inputs is 20 times what they take
+        except PlannerError:  # TorchRec estimates inputs at 20 times their real size
             return FixedPercentageStorageReservation(share)
         return kept
 
     def _options(self, result: ModelPlan) -> list[ShardingOption]:
-        """Return an option for each table in the plan's order, without times and memory yet."""
+        """Return an option for each table in the plan's order, without times and memory."""
         sharder_of = {one.module_type: one for one in self.sharders}
         found = []
         constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
@@ -180,13 +180,13 @@ class PlanReport:
         enumerator = given.enumerator
         if enumerator is None:
             enumerator = EmbeddingEnumerator(self.topology, given.batch_size, constraints=given.constraints_by_table)
-            enumerator.enumerate(nn.Module(), self.sharders)  # an empty model, for the sharders alone
+            enumerator.enumerate(nn.Module(), self.sharders)  # an empty model, only to register the sharders
         enumerator.populate_estimates(options)
         return enumerator
 
 
 def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
-    """The shards of a table; a replica is a whole one on each rank."""
+    """Return the shards of a table; each replica is a whole shard."""
     if entry.sharding_type in REPLICATED:
         return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
     return [
@@ -196,7 +196,7 @@ def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> 
 
 
 def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:
-    """The statistics to log: those given; TorchRec's own where left out."""
+    """Return the statistics to log: the given ones, or TorchRec's by default."""
     if stats is None:
         return [EmbeddingStats()]
     return list(stats) if isinstance(stats, list) else [stats]

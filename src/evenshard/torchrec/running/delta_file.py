@@ -1,7 +1,7 @@
-"""A delta file: the tables whose parts change their ranks between two placements, for a job that moves them as it runs.
+"""A delta file: the tables whose parts change ranks between two placements, for a job that moves them while it runs.
 
-``evenshard diff old.json new.json --reshard-delta -o delta.json`` writes it. Where the tables stand in the model is
-said when it is loaded::
+``evenshard diff old.json new.json --reshard-delta -o delta.json`` writes it. The model is
+given when it is loaded::
 
     delta = load_delta("delta.json", model)        # of the running DistributedModelParallel
     reshard(model, delta)
@@ -65,7 +65,7 @@ class TableDelta(BaseModel):
 
 
 class DeltaFile(BaseModel):
-    """Tables that move live between two placements, and those that cannot."""
+    """Tables that move live between two placements, and tables that cannot."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,15 +80,15 @@ class DeltaFile(BaseModel):
 
 
 def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = False) -> DeltaFile:
-    """Return the moves with which a running job goes from one placement to another.
+    """Compute the moves that take a running job from one placement to another.
 
     Args:
-        old: placement that the job runs with.
-        new: placement to go to; its request names the optimizer.
-        partial: leave tables where they are that cannot be moved live; they are listed in ``left``.
+        old: current placement of the job.
+        new: target placement; its request names the optimizer.
+        partial: do not move tables that cannot be moved live; they are listed in ``left``.
 
     Raises:
-        BadConfig: if the placements are for other machines or optimizers, or, without ``partial``, if a table cannot
+        BadConfig: if machines or optimizers differ, or, without ``partial``, if a table cannot
             be moved live: the message names all of them and why.
     """
     machine = new.request.nodes
@@ -167,17 +167,17 @@ def reasons_of(left: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def save_delta(delta: DeltaFile, path: str | Path) -> None:
-    """Writes a delta as a whole or not at all."""
+    """Write a delta file atomically."""
     record = delta.model_dump(mode="json", exclude_defaults=True)
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 @blame_file
 def read_delta(path: str | Path) -> DeltaFile:
-    """Reads what ``save_delta`` wrote.
+    """Load a delta file of ``save_delta``.
 
     Raises:
-        BadFile: if the file is missing, torn, or says something impossible.
+        BadFile: if the file is missing, incomplete, or contradicts itself.
     """
     record = read_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _REMEDY)
     try:
@@ -204,7 +204,7 @@ def _not_live(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | No
 
 
 def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
-    """Return True if columns of one part are separated: they have one number for each row together."""
+    """Return True if the change separates columns of a part whose row-wise state is shared by them."""
     edges = {edge for part in old.parts_of_table[name] for edge in part.columns}
     return any(edge not in edges for part in new.parts_of_table[name] for edge in part.columns)
 
@@ -213,16 +213,16 @@ def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
 
 
 def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) -> Delta:
-    """A delta for a running model, in the form that ``DistributedModelParallel.reshard`` takes: one entry a collection.
+    """Load a delta for a running model, in the form of ``DistributedModelParallel.reshard``: an entry per collection.
 
     Args:
-        path: path of a file of ``evenshard diff --reshard-delta -o``, or what ``reshard_delta`` returned.
-        model: the model as it runs.
+        path: path of a file of ``evenshard diff --reshard-delta -o``, or the result of ``reshard_delta``.
+        model: the running model.
 
     Raises:
         BadFile: if the file cannot be used.
-        BadConfig: if the model has other tables or ranks, runs with another plan than the old placement, or TorchRec
-            could not train the tables so.
+        BadConfig: if the model has other tables or ranks, does not run with the old placement, or TorchRec
+            cannot train the new placement.
     """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
@@ -289,7 +289,7 @@ def _table_after(
 
 
 def _type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
-    """The type to write: the running one where the table is a case of it, so that its kernel call stays."""
+    """Return the type to write: the running type if it covers the table's, so that the kernel call stays the same."""
     if table.pooling != SEQUENCE and TYPES[table.way].with_more_columns == running:
         return running
     return written_type(table, together)

@@ -1,13 +1,13 @@
-"""Resharding of a training that runs: TorchRec makes a collection anew, and rows and columns move to its ranks.
+"""Resharding of a running training job: TorchRec rebuilds a collection, and rows and columns move to its ranks.
 
 ``DistributedModelParallel.reshard`` of TorchRec 1.8 does this for tables of an ``EmbeddingBagCollection`` that stay
-table_wise or column_wise; docs/running_jobs.md lists what it loses. This one moves tables of both kinds of collections
-between all types but replicas, with the whole optimizer state.
+table_wise or column_wise; docs/running_jobs.md lists its losses. This module moves tables of both kinds of collections
+between all types except replicas, with the whole optimizer state.
 
-A state has as many numbers as the weights (Adagrad, Adam), or one for each row of a part (row-wise Adagrad): the sum of
-the mean of its columns' squared gradients. So a part that is put together of old ones has the mean of their states,
-weighted by columns, which is exactly what it would have summed up itself; of a part that is cut, nobody knows which
-columns the sum came from, and the new parts each get all of it.
+A state has as many numbers as the weights (Adagrad, Adam), or one number per row of a part (row-wise Adagrad): the sum
+over steps of the mean squared gradient of its columns. A part merged from old parts gets the mean of their states,
+weighted by columns, which is exact. If a part is split, the contribution of each column is unknown, and every new part
+gets the whole state.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 def reshard(model: DistributedModelParallel, delta: Delta) -> float:
-    """Moves tables of a running model, between two steps; every rank calls it.
+    """Move tables of a running model between two steps; every rank must call it.
 
-    Rank 0 logs a warning where the output of a pooled collection has another order afterwards.
+    Rank 0 logs a warning if the output order of a pooled collection changes.
 
-    Weights, optimizer state, learning rate and step count move; replicated tables and the dense model stay as they are,
-    and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and a training pipeline has
-    to be made anew. While a collection moves, a rank holds its old and its new tables.
+    Weights, optimizer state, learning rate and step count move; replicated tables and the dense model are unchanged,
+    and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and the training
+    pipeline must be rebuilt. While a collection moves, a rank holds both its old and its new tables.
 
     Args:
-        model: the model as it runs.
-        delta: what ``load_delta`` returned for this model.
+        model: the running model.
+        delta: the result of ``load_delta`` for this model.
 
     Returns:
         MB that went to other ranks, optimizer state included, as the delta states it.
@@ -75,7 +75,7 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
     sharder = model._sharder_map[type(whole)]
     _give_optimizers(whole, old, rates)
     devices = [model.device.index] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):  # new weights are drawn, and overwritten: the training draws as before
+    with torch.random.fork_rng(devices=devices):  # keep the random state: new weights are drawn
         new = sharder.shard(whole, plan, model._env, model.device, path)
     new.train(old.training)
     _keep_replicas(old, new)
@@ -103,7 +103,7 @@ def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
 
 
 def _keep_replicas(old: Any, new: Any) -> None:
-    """Replicas stay the parameters that they are: the optimizer of the dense model holds them."""
+    """Keep the parameters of replicas, because the optimizer of the dense model refers to them."""
     from torch.nn.parallel import DistributedDataParallel
 
     kept = [one for one in old._lookups if isinstance(one, DistributedDataParallel)]
@@ -120,7 +120,7 @@ def _tables(module: Any) -> Any:
     return module.embedding_bags if hasattr(module, "embedding_bags") else module.embeddings
 
 
-# What a rank holds ----------------------------------------------------------------------------------------------------
+# Tables on a rank -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _tables_held(module: Any) -> dict[str, _Held]:
     result = {}
     for key, weight in module.state_dict().items():
         if not hasattr(weight, "local_shards"):
-            continue  # a replica
+            continue  # replicas do not move
         name = key.split(".")[-2]
         shards = weight.local_shards()
         values = {"weight": [shard.tensor for shard in shards]}
@@ -149,7 +149,7 @@ def _tables_held(module: Any) -> dict[str, _Held]:
 
 
 def block_of(offsets: Sequence[int], sizes: Sequence[int]) -> Rectangle:
-    """Rows and columns of a shard; offsets and sizes are TorchRec's [rows, columns]."""
+    """Return rows and columns of a shard; offsets and sizes are TorchRec's [rows, columns]."""
     rows, columns = (Span(start, start + size) for start, size in zip(offsets, sizes, strict=True))
     return Rectangle(rows, columns)
 
@@ -165,7 +165,7 @@ def _move(
     env: ShardingEnv,
     device: torch.device,
 ) -> None:
-    """Copy or send old shards; all ranks list the pieces in the same order, so that they agree."""
+    """Copy or send old shards; all ranks list the pieces in the same order, so that sends match receives."""
     import torch
     import torch.distributed as dist
 
@@ -218,7 +218,7 @@ def _tensor(held: _Held, key: str, block: Rectangle) -> torch.Tensor:
 
 
 def _progress(module: Any, env: ShardingEnv) -> tuple[dict[str, float], int]:
-    """The learning rate of each table, and the steps done, which Adam corrects its moments by; some ranks have none."""
+    """Return the learning rate of each table, and the steps for Adam's bias correction; some ranks have none."""
     import torch.distributed as dist
 
     rates = {
@@ -250,7 +250,7 @@ def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
                         tables[table.name].weight._optimizer_kwargs = [given]
 
 
-# Pieces that two ways to cut a table have in common -------------------------------------------------------------------
+# Intersections of two shardings of a table ----------------------------------------------------------------------------
 
 
 class Rectangle(NamedTuple):
@@ -261,7 +261,7 @@ class Rectangle(NamedTuple):
 
 
 def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, Rectangle]]:
-    """Yield the pieces of old blocks that a new one is made of, each with the number of its block."""
+    """Yield the intersections of a new block with old blocks, each with the index of the old block."""
     for number, block in enumerate(old):
         rows, columns = new.rows.common(block.rows), new.columns.common(block.columns)
         if rows.size > 0 and columns.size > 0:
@@ -269,7 +269,7 @@ def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, R
 
 
 def slice_block(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Tensor:
-    """The piece's part of a block's weights or state, without a copy: [rows, columns], or [rows]."""
+    """Return a view of a block's weights or state for a piece: [rows, columns], or [rows]."""
     rows = slice(piece.rows.start - block.rows.start, piece.rows.stop - block.rows.start)
     if values.dim() == 1:
         return values[rows]
@@ -277,7 +277,7 @@ def slice_block(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> tor
 
 
 def add_piece(target: torch.Tensor, block: Rectangle, piece: Rectangle, values: torch.Tensor) -> None:
-    """Adds a piece to the weights or state of the block that it belongs to, which begin as zeros."""
+    """Add a piece to the weights or state of its block, which is initialized with zeros."""
     share = 1.0 if target.dim() > 1 else piece.columns.size / block.columns.size
     where = slice_block(target, block, piece)
     if share == 1.0:
