@@ -17,7 +17,7 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/evenshard"
 COMMAND = ("place", "mlperf_dlrm_v2", "--devices", "8", "--hardware", "h100")
-MOST_LINES = 51_450
+MOST_LINES = 51_400
 MOST_FILES = 77
 
 # Every module, class body and function that runs is a call; none of their lines is traced.
