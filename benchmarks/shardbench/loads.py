@@ -1,7 +1,7 @@
-"""What each device of a plan runs in a step: its kernel calls, told so that they can be run without the plan.
+"""Loads: the kernel calls of each device of a plan in a step, which can be run without the plan.
 
-The calls are those of ``evenshard.price.kernel_calls``: a fused one for each kind of part, and dense ones for
-replicas. A load names no table, so that equal loads are one, whoever planned them. Needs torch and numpy alone.
+Calls follow ``evenshard.price.kernel_calls``: one fused call for each kind of part, and dense calls for replicas.
+A load names no table, so equal loads of different planners are measured once. This module needs torch and NumPy alone.
 """
 
 from __future__ import annotations

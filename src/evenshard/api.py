@@ -199,8 +199,8 @@ def what_if(
 ) -> "WhatIfAnswer":
     """Place the same tables on every combination of hardware, number of devices and size of memory.
 
-    If the tables do not fit a machine, its option says what is missing. Arguments with one value for all or one for
-    each kind of hardware take a mapping such as {"h100": 12, "a100": 25} for the latter.
+    If the tables do not fit a machine, its option states the missing memory. Arguments that may differ by hardware take
+    one value for all, or a mapping such as {"h100": 12, "a100": 25}.
 
     Args:
         tables: as for ``evenshard.place``.

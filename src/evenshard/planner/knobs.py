@@ -5,8 +5,9 @@
     evenshard.place("tables.yaml", 8, host_memory_gb=400, seed=1)
     evenshard.place("tables.yaml", 8, memory=Memory(host_memory_gb=400), search=Search(seed=1))
 
-The flags of the command and the groups of its help, the keywords of ``EvenshardPlanner`` and of ``evenshard.what_if``,
-the keys of a pipeline's request, the parameters of a served model and the schema of placement.json are made of them.
+From the knobs come the flags of the command and the groups of its help, the keywords of ``EvenshardPlanner`` and of
+``evenshard.what_if``, the keys of a pipeline's request, the parameters of a served model, and the schema of
+placement.json.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""A TorchRec model: its tables, its optimizers, its dense rest, and what TorchRec trains right of it."""
+"""A TorchRec model: its tables, its optimizers, its dense rest, and placements that TorchRec trains correctly."""
