@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def test_a_benchmark_resumes_and_measures_nothing_twice(pool: Path) -> None:
 def test_a_budget_stops_the_benchmark_and_zero_only_reads_the_journal(
     pool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from evenshard.measure.campaign import Job
+
+    measure = Job.measure_on
+
+    def take_longer(*args: Any) -> Any:
+        time.sleep(0.01)  # all 400 take 4 s, and the budget is 1.2 s, however fast the machine is
+        return measure(*args)
+
+    monkeypatch.setattr(Job, "measure_on", take_longer)
     some = [*BENCHMARK, "--placements", "0", "--shards", "400", "--journal", "j.jsonl"]
     assert main([*some, "--budget-minutes", "0.02"]) == 0
     done = {row["measurement_id"] for row in rows()}
