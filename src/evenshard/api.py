@@ -1,4 +1,4 @@
-"""The functions ``evenshard.place`` and ``evenshard.what_if``, which answer as the commands do.
+"""The Python API: ``evenshard.place`` and ``evenshard.what_if``, equivalent to the commands of the same names.
 
 ``evenshard.planner.knobs`` declares their knobs. Heavy modules are imported on the first call.
 """

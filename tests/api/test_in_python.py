@@ -16,7 +16,8 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
-from evenshard.report.answer import brief_text, print_answer
+from evenshard.report.answer import print_answer
+from evenshard.report.brief import brief_text
 from evenshard.report.page.page import page
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import answer
@@ -35,11 +36,11 @@ def test_its_text_is_about_ten_lines() -> None:
     lines = repr(MIXED).splitlines()
     assert lines == brief_text(MIXED).splitlines() and 7 <= len(lines) <= 11
     assert lines[0] == "PlacementAnswer: 3 tables on 2 x simulated:h100, batch 64"
-    assert lines[1].split(maxsplit=1)[1].startswith("4.00 ms of embedding work per step, at most 25 % above any")
-    assert lines[2].endswith("Predicted (90 %: 3.60 to 4.40 ms)")
+    assert lines[1].endswith(" 4.00 ms of embedding work per step, predicted (90 %: 3.60 to 4.40 ms)")
+    assert lines[2].endswith(" At most 25 % above the model's lower bound, 3.20 ms")
     assert lines[3].endswith("2.00 to 4.00 ms, the slowest is device 0")
-    # forward 1/4, backward 1/2, and three exchanges of 1/8, 1/16 and 1/16 of 4 ms
-    assert lines[4].endswith("forward 1.00 + exchange 1.00 + backward 2.00 + waits 0.00 = 4.00 ms")
+    # forward 1/4, backward 1/2, and three communication times of 1/8, 1/16 and 1/16 of 4 ms
+    assert lines[4].endswith("forward 1.00 + communication 1.00 + backward 2.00 + waits 0.00 = 4.00 ms")
     assert lines[6].endswith("1 table_wise, 1 data_parallel, 1 column_wise")
     assert ".summary(), .to_frame(), .save_report(path)" in lines[-1]
     assert max(map(len, lines)) <= 120
@@ -126,11 +127,11 @@ def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
         Assumption("a", "weight_bits", "32, the default"),
     ]
     mine = answer(asked={"assumptions": (*seen, *other)})
-    assumed = [line for line in mine.summary().splitlines() if line.startswith("assumed")]
+    assumed = [line for line in mine.summary(verbose=True).splitlines() if line.startswith("assumed")]
     assert assumed == [
-        "assumed  num_rows of 2 tables: 7 to 5000, the largest index seen + 1 (a, b)",
-        "assumed  num_rows of 1 table: 1, since no row was looked up (c)",
-        "assumed  weight_bits of 1 table: 32, the default (a)",
+        "assumed   num_rows of 2 tables: 7 to 5000, the largest index seen + 1 (a, b)",
+        "assumed   num_rows of 1 table: 1, since no row was looked up (c)",
+        "assumed   weight_bits of 1 table: 32, the default (a)",
     ]
 
 

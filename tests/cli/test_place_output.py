@@ -79,7 +79,18 @@ def test_stdout_holds_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -> None:
     """stderr is a real terminal here, stdout is not; a longer search has time to say something."""
     master, terminal = pty.openpty()
-    command = [sys.executable, "-m", "evenshard", "place", "mlperf_dlrm_v2", "--devices", "4", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "evenshard",
+        "place",
+        "mlperf_dlrm_v2",
+        "--devices",
+        "4",
+        "--effort",
+        "long",
+        *flags,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm"}) as run:
         os.close(terminal)
         assert run.stdout is not None
@@ -95,7 +106,7 @@ def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -
             said += piece
     os.close(master)
     assert run.returncode == 0 and json.loads(printed)["num_devices"] == 4
-    assert (b"best so far" in said and b"ms of embedding work per step (Ctrl-C takes it)" in said) == shows
+    assert (b"s left, best so far" in said and b"ms of embedding work per step (Ctrl-C takes it)" in said) == shows
     assert shows or said == b""
 
 

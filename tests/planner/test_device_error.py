@@ -132,12 +132,12 @@ def test_the_interval_knows_the_link() -> None:
 
 
 @pytest.mark.parametrize("error", [CONFIRMED, UNCONFIRMED])
-def test_terminal_and_page_say_it_before_the_first_time(monkeypatch: pytest.MonkeyPatch, error: DeviceError) -> None:
+def test_terminal_and_page_say_it_once(monkeypatch: pytest.MonkeyPatch, error: DeviceError) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     one, file = answer(device_error=error), io.StringIO()
     print_answer(one, file)
     for text in (file.getvalue(), page(one)):
-        assert text.count(WORDS[error]) == 1 and text.index(WORDS[error]) < text.index("4.00 ms")
+        assert text.count(WORDS[error]) == 1
     assert ('class="box warn">simulated' in page(one)) == (error == UNCONFIRMED)
 
 
@@ -199,6 +199,6 @@ def test_no_output_calls_a_simulated_time_measured(tmp_path: Path, capsys: pytes
         without_fields = re.sub(r'(?:"|&#34;)\w*measured\w*(?:"|&#34;):', "", text)
         assert "measured" not in without_fields.lower(), name
         assert said in " ".join(text.split()) or name == "file", name
-    assert "Simulated (" in texts["terminal"]
+    assert ", simulated (" in texts["terminal"]
     assert "of embedding work per step, simulated" in texts["report"]
     assert json.loads(texts["file"])["measured"]["times"] == "simulated"

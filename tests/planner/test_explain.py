@@ -77,7 +77,7 @@ def test_where_nothing_helps_that_is_said() -> None:
     assert "No change of its table makes embedding work faster." in said(two)
     alone = answered(asked({"a": 5.0}, 1), (0,))
     assert changes(alone) == [] and "No change of its table is legal." in said(alone)
-    assert "It is the only one; " in said(alone)
+    assert "It is the only device. " in said(alone)
 
 
 def test_three_changes_at_most_the_best_first_and_each_table_once() -> None:

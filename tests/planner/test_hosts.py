@@ -321,11 +321,12 @@ def test_the_command_says_what_is_wrong_in_a_line(
     assert code == 2 and message in out.err and not out.out
 
 
-def test_the_command_names_the_machine_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = tmp_path / "tables.csv"
     tables.write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,3\nb,1000,16,3\n")
     flags = "--nodes 2 --devices-per-node 2 --intra h100_nvlink --inter ib_400g --batch-size 4096"
-    assert main(["place", str(tables), *flags.split()]) == 0
-    first = " ".join(capsys.readouterr().out.split())
-    assert first.startswith("2 nodes x 2 simulated:h100") and "link nvlink_h100 in a node, infiniband_ndr" in first
-    assert "batch 4,096, pipeline sparse_dist, optimizer rowwise_adagrad. 15 % of each device reserved" in first
+    assert main(["place", str(tables), *flags.split(), "-v"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    setting = "2 nodes x 2 simulated:h100, nvlink_h100 + infiniband_ndr, batch 4,096, sparse_dist, rowwise_adagrad."
+    assert setting in text and "link nvlink_h100 in a node, infiniband_ndr between nodes (modelled)" in text
+    assert "15 % of each device reserved, as in TorchRec's planner" in text

@@ -65,11 +65,11 @@ def test_an_answer_says_what_moves_as_a_diff_counts_it(old: Path) -> None:
     assert found.stay_bytes == 0 <= found.free_bytes
     text = said(answer)
     assert (
-        "of at most 614 MB" in text
+        " (limit 614 MB) from " in text
         and "new tables, which move nothing: " in text
-        and "tables that are gone: title (1 table)" in text
+        and "removed tables: title (1 table)" in text
     )
-    assert "near nothing moved: " in text
+    assert " ms without moves, " in text
 
 
 def test_a_move_that_a_rule_asks_for_is_counted(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_page_and_the_file_say_it_too(old: Path) -> None:
     save_answer(answer, old.with_name("new.json"))
     assert load_answer(old.with_name("new.json")) == answer
     save_page(answer, old.with_name("page.html"))
-    assert "moves nothing of at most 0 GB" in old.with_name("page.html").read_text()
+    assert "nothing moves (limit 0 GB) from " in old.with_name("page.html").read_text()
     assert "nearness" not in json.loads(json_text(load_answer(old)))
     assert diff(load_answer(old), answer).moves == ()
 

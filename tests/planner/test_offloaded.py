@@ -12,8 +12,7 @@ from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.offload import host_link, part_offload_ms
-from evenshard.report.step_facts import assumed_groups
-from evenshard.report.table_facts import offload_text, slow_cache_text, slow_caches
+from evenshard.report.table_facts import assumed_groups, offload_text, slow_cache_text, slow_caches
 from evenshard.tables.locality import ASSUMED, BOUND, COUNTED, miss_ratio
 from evenshard.tables.table import LOAD_FACTORS, Table
 from support.answer_builders import answer
@@ -61,10 +60,10 @@ def test_a_cache_that_misses_much_and_takes_long_is_named() -> None:
     (bad,) = slow_caches(one)
     taken = f"{bad.offload_ms:.1f}"
     assert slow_cache_text(one, bad) == (
-        f"busy misses 90 % of the distinct rows of a batch at load factor 0.1 (counted in traffic). Being there "
-        f"takes {taken} of the 50.0 ms of device 0: give it more cache or device memory."
+        f"busy misses 90 % of the distinct rows of a batch at load factor 0.1 (counted in traffic). This takes "
+        f"{taken} of the 50.0 ms of device 0. Give the table a larger cache or more device memory."
     )
-    assert offload_text(one) == (f"being outside of device memory takes {taken} of the 50.0 ms of device 0")
+    assert offload_text(one) == f"access to host memory and SSDs takes {taken} of the 50.0 ms of device 0"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Terminal output: answers on stdout unchanged, progress and log lines on stderr.
 
-Names in an answer are never markup, and numbers have no colours. Long work shows a bar on a terminal, or logs a line
-now and then if stderr is not a terminal.
+Names in an answer are never markup, and numbers have no colours. Work of more than 3 s shows percentage and time left
+on a terminal; if stderr is not a terminal, it logs lines.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Item = TypeVar("Item")
-LOG_EVERY_S = 10.0
-# Seconds of silence after which a search reports that it is running.
-SAY_AFTER_S = 3.0
+# Seconds after which work reports its progress, and between two log lines if stderr is not a terminal.
+SAY_AFTER_S, LOG_EVERY_S = 3.0, 10.0
 # Characters per line of a table.
 _WIDEST = 240
 log = logging.getLogger(__name__)
@@ -72,12 +71,13 @@ def print_whole(console: Console, grid: Table) -> None:
 
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    """Yield the items under a progress bar on stderr; if stderr is not a terminal, log a line every ten seconds."""
+    """Yield the items under a progress bar on stderr; if stderr is not a terminal, log a line now and then."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
@@ -90,6 +90,7 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
+        TaskProgressColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
@@ -128,18 +129,25 @@ def best_so_far() -> Iterator[Callable[[float, float], None] | None]:
         return
     from rich.console import Console
 
+    start = time.monotonic()
     with Console(stderr=True).status("searching") as status:
-        yield lambda ms, done: status.update(
-            f"{done:.0%} searched, best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)"
-        )
+
+        def show(ms: float, done: float) -> None:
+            passed_s = time.monotonic() - start
+            if passed_s >= SAY_AFTER_S and done > 0:
+                left = f"about {passed_s * (1 - done) / done:,.0f} s left"
+                best = f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)"
+                status.update(f"{done:.0%} searched, {left}, {best}")
+
+        yield show
 
 
 def _log_progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    last = time.monotonic()
+    due = time.monotonic() + SAY_AFTER_S
     for number, item in enumerate(items):
-        if time.monotonic() - last > LOG_EVERY_S:
-            last = time.monotonic()
-            log.info("%s: %d of %d", description, number, len(items))
+        if time.monotonic() > due:
+            due = time.monotonic() + LOG_EVERY_S
+            log.info("%s: %d of %d (%.0f %%)", description, number, len(items), 100 * number / len(items))
         yield item
 
 

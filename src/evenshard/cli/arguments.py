@@ -222,7 +222,7 @@ def _read_columns(text: str) -> Mapping[str, str]:
 
 class _Joined(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **values})
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest, None) or {}), **values})
 
 
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
@@ -254,10 +254,15 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def add_flags(sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "") -> None:
-    """Declare the flags of knobs or of a dataclass; for a section of params.yaml, only of knobs with a flag."""
+def add_flags(
+    sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "", **settings: Any
+) -> None:
+    """Declare the flags of knobs or of a dataclass; for a section of params.yaml, only of knobs with a flag.
+
+    ``settings`` are further arguments of ``add_argument``.
+    """
     for one in _flagged(knobs, of_section):
-        add_flag(sub, one, of_section=of_section)
+        add_flag(sub, one, {**_settings_of(one), **settings}, of_section)
 
 
 def add_flag(
@@ -286,20 +291,24 @@ def add_flag(
 
 
 def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_section: str = "") -> dict[str, Any]:
-    """Return the values of flags by the names of their settings; None if params.yaml decides."""
-    values = {one.name: getattr(args, _attribute(one)) for one in _flagged(knobs, of_section)}
+    """Return the values of flags by the names of their settings; None if params.yaml decides.
+
+    Flags that were declared without a default and are not given are left out.
+    """
+    flags = {one.name: _attribute(one) for one in _flagged(knobs, of_section)}
+    values = {name: getattr(args, flag) for name, flag in flags.items() if hasattr(args, flag)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def join_rules(values: Mapping[str, Any], of_file: Rules | None = None) -> dict[str, Any]:
-    """Return the values of flags, with repeated placement rules merged with each other and with the rules file."""
+def join_rules(values: Mapping[str, Any], *of_files: Rules) -> dict[str, Any]:
+    """Return the values of flags, with repeated placement rules merged with each other and with the rules of files."""
     from evenshard.planner.rules import RULES, Rules
 
-    rules = of_file or Rules()
+    rules = sum(of_files, Rules())
     for name in RULES:
-        for value in values.get(name, ()):
+        for value in values.get(name) or ():
             rules += Rules.of(**{name: value})
-    return {**values, **{name: getattr(rules, name) for name in RULES if name in values}}
+    return {**values, **{name: getattr(rules, name) for name in RULES if name in values or getattr(rules, name)}}
 
 
 def _flagged(knobs: type | Iterable[Knob], of_section: str) -> list[Knob]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.api import place
 from evenshard.base.console import best_so_far, without_progress
 from evenshard.base.errors import BadConfig, MissingPackage
-from evenshard.base.outputs import STDOUT, write_text
+from evenshard.base.outputs import STDOUT, require_apart, write_text
 from evenshard.cli.arguments import (
     OUTPUT,
     OUTPUT_OR_STDOUT,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CONSTRAINTS = "torchrec-constraints"
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
 GROUP_HINTS = {"table_rules": "Each can be given several times."}
+# Arguments that may be files, which outputs must not replace.
+_PATHS = ("tables", "model", "hosts", "traffic", "near", "hardware", "intra", "inter")
 
 
 def _place(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -42,19 +44,21 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(json_schema(), indent=1))
         return {}
     from evenshard.planner.baselines import FULL_SPACE, RULE
-    from evenshard.planner.rules import load_rules
     from evenshard.report.answer import print_answer
     from evenshard.sharders.catalog import HEURISTICS
 
-    if args.tables is None:
-        raise BadConfig("TABLES is missing. Name a table file, a public set such as mlperf_dlrm_v2, or traffic.")
+    tables, chosen = _request(args)
+    if args.print_config:
+        from evenshard.planner.config_file import config_text
+
+        print(config_text(tables, chosen), end="")
+        return {}
     _check_output(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
-    chosen = join_rules(flag_values(args, place_knobs()), None if args.rules is None else load_rules(args.rules))
     more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
     compare = (*HEURISTICS, *more)
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
-        answer = place(args.tables, **chosen, compare=compare, progress=progress)
+        answer = place(tables, **chosen, compare=compare, progress=progress)
     if args.out is not None:
         _write(_contents(args, answer), args.out)
     if args.report is not None:
@@ -64,8 +68,33 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.json:
         print(json_text(answer), end="")
     elif not args.quiet and args.out != STDOUT:
-        print_answer(answer, missing=missing)
+        print_answer(answer, missing=missing, verbose=args.verbose)
     return {}
+
+
+def _request(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """Return the tables and the arguments of ``evenshard.place``; flags take precedence over the request file."""
+    from evenshard.planner.rules import RULES, Rules, load_rules
+
+    tables, rules = args.tables, list[Rules]()
+    asked: dict[str, Any] = {}
+    if args.config is not None:
+        from evenshard.planner.config_file import load_config
+
+        named, asked = load_config(args.config)
+        tables = named if tables is None else tables
+        rules.append(Rules(**{name: asked.pop(name) for name in RULES if name in asked}))
+        paths = {"tables": tables, **asked}
+        inputs = {
+            f"{name} of {args.config}": (Path(paths[name]),) for name in _PATHS if isinstance(paths.get(name), str)
+        }
+        outputs = {flag: (path,) for flag, path in (("-o", args.out), ("--report", args.report)) if path is not None}
+        require_apart(outputs, inputs)
+    if args.rules is not None:
+        rules.append(load_rules(args.rules))
+    if tables is None:
+        raise BadConfig("TABLES is missing. Name a table file, a public set such as mlperf_dlrm_v2, or traffic.")
+    return tables, join_rules({**asked, **flag_values(args, place_knobs())}, *rules)
 
 
 def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
@@ -135,8 +164,12 @@ def add_commands(commands: Commands) -> None:
         "with nothing else there")  # fmt: skip
     add("--json", action="store_true", help="print placement.json in place of the summary")
     add("-q", "--quiet", action="store_true", help="print no summary and no progress, only errors")
+    add("-v", "--verbose", action="store_true", help="print baselines' settings, reserved memory and assumptions too")
     add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
+    add("--config", **PATH, help="YAML file with a whole request: tables, and these flags by their names in Python; "
+        "flags take precedence")  # fmt: skip
+    add("--print-config", action="store_true", help="print the request as a file for --config, and do not place")
     add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec", CONSTRAINTS), default="json",
         help="placement.json, a plan for evenshard.torchrec.load_plan, or ParameterConstraints for TorchRec's "
@@ -146,4 +179,4 @@ def add_commands(commands: Commands) -> None:
     sub.epilog = PLACE_EXAMPLE
     for group in groups():
         section = sub.add_argument_group(group.heading, GROUP_HINTS.get(group.name))
-        add_flags(section, group.kind)
+        add_flags(section, group.kind, default=argparse.SUPPRESS)

@@ -1,8 +1,7 @@
-"""The answer that users get: as text for the terminal, in brief for Python's repr, as a data frame and as a page."""
+"""The user-facing ``PlacementAnswer``: text for the terminal, a short repr, a data frame, and an HTML page."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from io import StringIO
@@ -20,31 +19,29 @@ from evenshard.base.units import BYTES_PER_GB, UNITS, bytes_to_gb, decimals, ms_
 from evenshard.planner import file as files
 from evenshard.planner.answer import PlacementAnswer as Answer
 from evenshard.planner.answer import fullest_device, slowest_device
-from evenshard.planner.baselines import baseline_label
-from evenshard.price.step import PredictedDevice, predicted_step_times
+from evenshard.price.step import predicted_step_times
 from evenshard.report.step_facts import (
-    LOOKUPS,
     advice,
     asked_texts,
-    assumed_groups,
-    assumed_lookups_texts,
     baseline_text,
-    best_baseline,
+    bound_headline,
     bound_text,
     device_error_text,
-    machine_text,
+    link_text,
     near_texts,
     not_compared_text,
     setting_text,
+    shares_ms,
     step_headline,
-    timed_text,
     timing_word,
     warning_texts,
     worth_texts,
 )
 from evenshard.report.table_facts import (
+    LOOKUPS,
+    assumed_groups,
+    assumed_lookups_texts,
     host_texts,
-    is_offloaded,
     kept_texts,
     offload_text,
     placed_parts,
@@ -62,18 +59,18 @@ _MAX_DEVICES = 32
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
 # Most tables with slow caches that are named, slowest first.
 _MAX_SLOW_CACHES = 3
-# Styles of the five times in a bar, in the order of a step.
+# Styles of the five parts of a step in a bar, in order.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 SLOWEST, LEGEND = " *", "* slowest"
-# "exchange" is the sum of inputs, outputs and gradients.
-_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms", "waits")
+# "comms" is the communication of inputs, outputs and gradients.
+_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "comms", "backward", "ms", "waits")
 # The columns that narrow terminals drop, in this order; a single device never waits.
 FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
-# Width of the first word of the lines below the table, and of the lines of the brief text.
-INDENT, BRIEF_INDENT = 9, 10
+# Width of the first word of the lines below the table.
+INDENT = 10
 
 
 class PlacementAnswer(Answer):
@@ -89,6 +86,8 @@ class PlacementAnswer(Answer):
 
     def __repr__(self) -> str:
         """Return the answer in about ten lines; ``summary`` is complete."""
+        from evenshard.report.brief import brief_text
+
         return brief_text(self)
 
     def _repr_html_(self) -> str:
@@ -96,10 +95,10 @@ class PlacementAnswer(Answer):
 
         return frame(self)
 
-    def summary(self) -> str:
-        """Return the text that ``evenshard place`` prints, without colors."""
+    def summary(self, verbose: bool = False) -> str:
+        """Return the text that ``evenshard place`` prints, or ``evenshard place -v``, without colors."""
         text = StringIO()
-        print_answer(self, text)
+        print_answer(self, text, verbose=verbose)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def to_frame(self) -> pd.DataFrame:
@@ -118,7 +117,7 @@ class PlacementAnswer(Answer):
         frame = pd.DataFrame(
             {
                 "table": part.table,
-                "sharding_type": placed.way,
+                "sharding_type": placed.sharding_type,
                 "kernel": str(part.storage),
                 "device": part.devices[0] if len(part.devices) == 1 else None,
                 "devices": part.devices,
@@ -158,35 +157,44 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     return make_displayable(files.load_answer(path))
 
 
-def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "") -> None:
+def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "", verbose: bool = False) -> None:
     """Print the summary to a file, by default stdout, with colors only on terminals.
 
-    ``missing`` is the reason that TorchRec's planner, although requested, is not among the baselines.
+    Step time, bound and baselines come first, then devices, memory and sharding, then provenance and warnings.
+
+    Args:
+        missing: reason that TorchRec's planner, although requested, is not among the baselines.
+        verbose: True to print baselines' settings, reserved memory, the meaning of the bound, and assumptions too.
     """
     console = plain_console(file)
-    compared, not_compared = baseline_text(answer), not_compared_text(answer, missing)
-    for text in warning_texts(answer):
-        _print_text(console, f"Warning: {printable(text)}", "bold yellow")
-    _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
-    if text := device_error_text(answer):
-        unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
-        _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
-    for note in (*assumed_lookups_texts(answer), *answer.notes):
-        _print_text(console, printable(note), "bold yellow")
-    for warning in answer.memory_warnings:
-        _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
-    console.print()
     _print_text(console, f"{step_headline(answer)}.", "bold")
-    for line in (timed_text(answer), *worth_texts(answer)):
+    compared, not_compared = baseline_text(answer), not_compared_text(answer, missing)
+    bound = [bound_headline(answer)] if answer.num_devices > 1 else []
+    for line in (*bound, *worth_texts(answer), *([compared] if compared else [])):
         _print_text(console, f"{line}.")
-    _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
-    for asked in asked_texts(answer):
-        _print_text(console, f"{printable(asked)}.", "dim")
+    _print_text(console, not_compared or "")
     console.print()
     print_whole(console, _devices(answer, console))
     console.print()
-    for word, text, style in (*_rest(answer), *_memory(answer), *_sharding(answer), *_troubles(answer)):
+    details = list(_details(answer))
+    lines = (*_rest(answer), *_memory(answer), *_sharding(answer), *(details if verbose else []))
+    for word, text, style in lines:
         _print_text(console, text, word=word, word_style=style)
+    if lines:
+        console.print()
+    _print_text(console, f"{setting_text(answer)}.", "dim")
+    if text := device_error_text(answer):
+        unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
+        _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
+    for line in advice(answer):
+        _print_text(console, printable(line), "green")
+    for note in (*assumed_lookups_texts(answer), *answer.notes):
+        _print_text(console, printable(note), "bold yellow")
+    for warning in (*warning_texts(answer), *answer.memory_warnings):
+        _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
+    if not verbose:
+        more = ", ".join(dict.fromkeys(word for word, _, _ in details))
+        _print_text(console, f"More with -v, or summary(verbose=True): {more}.", "dim")
 
 
 def _print_text(console: Console, text: str, style: str = "", word: str = "", word_style: str = "") -> None:
@@ -201,7 +209,7 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 
 
 def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
-    """Return the devices to show, in two groups: all; of many, the slowest and the fullest of the others."""
+    """Return the devices to show in two lists: all devices, or, of many, the slowest and the fullest others."""
     everyone = list(range(answer.num_devices))
     if answer.num_devices <= _MAX_DEVICES:
         return everyone, []
@@ -236,7 +244,7 @@ def _devices(answer: Answer, console: Console) -> Grid:
 
 def _cells(answer: Answer, device: int) -> list[str]:
     one, memory = answer.devices[device], answer.memory[device]
-    times = (*_shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
+    times = (*shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
     digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
     return [
         str(device),
@@ -246,11 +254,6 @@ def _cells(answer: Answer, device: int) -> list[str]:
         *(f"{time_ms:.{digits}f}" for time_ms in times),
         *([] if answer.measured is None else [ms_text(answer.measured_device_ms[device])]),
     ]
-
-
-def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
-    forward_ms, backward_ms = device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms
-    return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
 
 
 def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
@@ -267,7 +270,7 @@ def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) 
 
 
 def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
-    """Draw the five times as a bar by their running total; the last character has a resolution of 1/8."""
+    """Draw the five parts of a device's step as one bar, whose end is exact to 1/8 of a character."""
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     times = predicted_step_times(answer.devices[device])
     share = sum(times) / longest_ms if longest_ms > 0 else 0.0
@@ -309,12 +312,9 @@ def _rest(answer: Answer) -> Iterator[Line]:
 def _sharding(answer: Answer) -> Iterator[Line]:
     for text in near_texts(answer):
         yield "near", text, "green"
-    if answer.num_devices == 1:
-        return
-    if not answer.request.is_whole:
-        for way, text in sharding_texts(answer):
-            yield "sharded", f"{way}: {text}", "cyan"
-    yield "bound", bound_text(answer), "dim"
+    if answer.num_devices > 1 and not answer.request.is_whole:
+        for sharding_type, text in sharding_texts(answer):
+            yield "sharded", f"{sharding_type}: {text}", "cyan"
 
 
 def _memory(answer: Answer) -> Iterator[Line]:
@@ -344,56 +344,17 @@ def _memory(answer: Answer) -> Iterator[Line]:
         yield "kept", text, "cyan"
 
 
-def _troubles(answer: Answer) -> Iterator[Line]:
-    for line in advice(answer):
-        yield "note", printable(line), "green"
+def _details(answer: Answer) -> Iterator[Line]:
+    """Yield the lines that only ``-v`` prints."""
+    if answer.num_devices > 1:
+        yield "bound", bound_text(answer), "dim"
+    yield "reserved", f"{reserve_text(answer.request)}.", "dim"
+    if text := link_text(answer):
+        yield "link", text.removeprefix("link "), "dim"
+    for asked in asked_texts(answer):
+        yield "baseline", printable(asked), "dim"
     for one in slow_caches(answer)[:_MAX_SLOW_CACHES]:
-        yield "note", slow_cache_text(answer, one), "green"
+        yield "cache", slow_cache_text(answer, one), "dim"
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
         count, names = count_text(len(group.tables), "table"), names_text(group.tables)
         yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
-
-
-# In brief -------------------------------------------------------------------------------------------------------------
-
-
-def brief_text(answer: Answer) -> str:
-    """Return the answer in about ten lines, without a trailing newline."""
-    request = answer.request
-    title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
-    return "\n".join(
-        [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]
-    )
-
-
-def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
-    yield "time", step_headline(answer)
-    yield "interval", timed_text(answer)
-    for text in worth_texts(answer):
-        yield "against", text
-    slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
-    times = [one.predicted_total_ms for one in answer.devices]
-    if answer.num_devices > 1:
-        ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
-        yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
-    one = answer.devices[slowest]
-    parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
-    shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
-    waits = f" + waits {one.predicted_wait_ms:.{digits}f}" if answer.num_devices > 1 else ""
-    yield "slowest", f"{shares}{waits} = {one.predicted_total_ms + one.predicted_wait_ms:.{digits}f} ms"
-    full = fullest_device(answer)
-    yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
-    ways = Counter(answer.type_of_table.values())
-    yield "sharded", ", ".join(f"{count:,} {way}" for way, count in ways.most_common())
-    if is_offloaded(answer):
-        kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
-        yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
-    if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
-        yield "others", f"the best of them, {baseline_label(baseline)}: {ms_text(baseline.predicted_ms)} ms"
-    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
-    counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
-    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
-    yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
-    if warnings:
-        more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""
-        yield "warning", f"{printable(warnings[0]).rstrip('.')}{more}"

@@ -21,8 +21,8 @@ from evenshard.price.kernel_calls import ROUNDING
 from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts
 
 _NARROWEST = 80
-READ_BY_POSITION = f"A model that takes its values() reads other columns. {BY_NAME}"
-EQUAL = "Nothing moves: the two placements are equal, so there is no move to pay back."
+READ_BY_POSITION = f"A model that reads its values() by position gets other columns. {BY_NAME}"
+EQUAL = "The two placements are equal. Nothing moves."
 # Moves and devices that are shown if there are more, largest first.
 _MAX_LINES = 32
 # Moves and names in a pull-request comment: GitHub allows 65,536 characters.
@@ -47,13 +47,13 @@ def print_difference(difference: Difference, file: TextIO | None = None, paid: P
         console.print()
         console.print(_moves(difference.largest_moves))
     if len(difference.moves) > _MAX_LINES:
-        console.print(f"{len(difference.moves) - _MAX_LINES:,} smaller moves are left out here (--json lists all).")
+        console.print(f"{len(difference.moves) - _MAX_LINES:,} smaller moves are not shown (--json lists all).")
 
 
 def _times(difference: Difference) -> str:
     times = difference.times
     digits = decimals(max(times.old_ms, times.new_ms)) + 1
-    change = "as long as before"
+    change = "the same as before"
     if times.old_ms > 0 and abs(times.saves_ms) > ROUNDING * times.old_ms:
         saves = saved_text(difference, f"{abs(times.saves_ms):.{digits}f} ms")
         change = f"{saves} than the {times.old_ms:.{digits}f} ms before"
@@ -74,20 +74,22 @@ def saved_text(difference: Difference, amount: str) -> str:
 
 def _bytes(difference: Difference) -> Iterator[str]:
     if difference.old_num_devices != difference.new_num_devices:
-        yield f"{difference.old_num_devices} devices became {difference.new_num_devices}."
+        yield f"The number of devices changes from {difference.old_num_devices} to {difference.new_num_devices}."
     if difference.equal:
         yield EQUAL
     elif not difference.moves:
         yield "Nothing moves to other devices." if difference.rekept else "Nothing moves."
     else:
         stay = size_text(difference.kept_bytes)
-        yield f"Moves {difference.moved_text}; {stay} stay.{_seconds(difference.traffic)}"
+        yield f"Moves {difference.moved_text}; {stay} stay in place.{_seconds(difference.traffic)}"
 
 
 def _seconds(traffic: Traffic) -> str:
     if traffic.seconds is None or not traffic.moved_bytes:
         return ""
-    return f" {traffic.seconds:.3g} s at least, for the {size_text(traffic.busiest_bytes)} of the busiest device."
+    return (
+        f" This takes at least {traffic.seconds:.3g} s, for {size_text(traffic.busiest_bytes)} on the busiest device."
+    )
 
 
 def payback_lines(paid: Payback) -> Iterator[str]:
@@ -99,8 +101,7 @@ def payback_lines(paid: Payback) -> Iterator[str]:
         slower = "is not faster" if paid.saves_high_ms > 0 else "is slower"
         verdict = f"The new placement {slower}: the move does not pay back."
     elif paid.soonest_steps is None or paid.latest_steps is None:
-        why = "the interval of the saving includes 0"
-        verdict = f"Pays back after {_steps(paid.break_even_steps)}, but perhaps never: {why}."
+        verdict = f"Pays back after {_steps(paid.break_even_steps)}, or never: the interval of the saving includes 0."
     else:
         verdict = (
             f"Pays back after {_steps(paid.break_even_steps)} (90 %: {_whole(paid.soonest_steps):,} to "
@@ -163,7 +164,7 @@ def _table_lines(difference: Difference, most: int, write: Callable[[str], str])
     if difference.changed:
         shown = "; ".join(f"{write(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
         more = len(difference.changed) - _MAX_LINES
-        yield f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
+        yield f"Changed tables, which cannot move: {shown}{f'; {more:,} more' if more > 0 else ''}."
     by_type: dict[tuple[str, str], list[str]] = {}
     for table in difference.resharded:
         by_type.setdefault((table.old_type, table.new_type), []).append(table.table)
@@ -175,16 +176,16 @@ def _table_lines(difference: Difference, most: int, write: Callable[[str], str])
     for (old_storage, new_storage), kept in groups.items():
         out, back = sum(one.to_host_bytes for one in kept), sum(one.to_device_bytes for one in kept)
         crossing = f", {size_text(out)} go to host memory" if out else f", {size_text(back)} to devices" if back else ""
-        text = f"{named([one.table for one in kept])}{crossing}. Checkpoints stay as they are."
-        yield f"Kept as {new_storage}, before {old_storage}: {text}"
+        text = f"{named([one.table for one in kept])}{crossing}. Checkpoints do not change."
+        yield f"From {old_storage} to {new_storage}: {text}"
 
 
 def _renaming_text(renaming: Renaming, traffic: Traffic) -> str:
     names = ", ".join(f"{new} -> {name}" for new, name in enumerate(renaming.new_names) if new != name)
     left = size_text(renaming.traffic.moved_bytes) if renaming.traffic.moved_bytes else "nothing"
     return (
-        f"Device ids are names only: move {left} instead of {size_text(traffic.moved_bytes)}, for the same predicted "
-        f"time, with the new placement's devices renamed: {names}.{_seconds(renaming.traffic)}"
+        f"Rename the new placement's devices to move {left} instead of {size_text(traffic.moved_bytes)}, for the same "
+        f"predicted time: {names}.{_seconds(renaming.traffic)}"
     )
 
 
@@ -243,10 +244,10 @@ def difference_markdown(
     if tables := [f"- {line}" for line in _table_lines(difference, _MAX_ROWS, code)]:
         lines += ["", *tables]
     if difference.moves:
-        lines += ["", *_fold("What moves", list(_move_rows(difference.largest_moves)))]
+        lines += ["", *_fold("Moves", list(_move_rows(difference.largest_moves)))]
     notes = [f"- {escape_markdown(note.rstrip('.'))}." for note in difference.notes]
     if notes:
-        lines += ["", *_fold("How far to trust it", notes)]
+        lines += ["", *_fold("Accuracy", notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -254,14 +255,14 @@ def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
     change = new.predicted_ms - old.predicted_ms
     worth = "" if new.num_devices == 1 else f", {gap_text(new)}"
     if old.predicted_ms <= 0 or abs(change) <= ROUNDING * old.predicted_ms:
-        return f"**Embedding work takes as long as before: {ms_text(new.predicted_ms)} ms per step{worth}.**"
+        return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, the same as before{worth}.**"
     share = pct_text(100 * abs(change) / old.predicted_ms)
-    way = "MORE" if change > 0 else "less"
-    return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, {share} {way} than before{worth}.**"
+    more = "MORE" if change > 0 else "less"
+    return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, {share} {more} than before{worth}.**"
 
 
 def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
-    """Yield a Markdown table: each side with its own tables, and the old plan with the new loads."""
+    """Yield a Markdown table of the old plan, the new plan, and the old plan with the new tables."""
     yield "| | before | after |"
     yield "|---|---:|---:|"
     steps = (ms_text(one.predicted_ms) for one in (old, new))
@@ -270,10 +271,10 @@ def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer)
     yield f"| 90 % interval | {' | '.join(ends)} |"
     times = difference.times
     if times.predicted_by != OWN_FIGURES and old.parts != new.parts:
-        yield f"| the plan of before with these tables, ms | | {ms_text(times.old_ms)} |"
+        yield f"| old plan with the new tables, ms per step | | {ms_text(times.old_ms)} |"
     if difference.is_of_same_tables and abs(times.saves_ms) > ROUNDING * times.old_ms > 0:
         saves = saved_text(difference, ms_text(abs(times.saves_ms)))
-        yield f"| the new plan against that of before, ms per step | | {saves} |"
+        yield f"| change from the old plan, ms per step | | {saves} |"
     yield f"| fullest device, GB | {' | '.join(map(_memory, (old, new)))} |"
     yield f"| tables | {len(old.request.tables):,} | {len(new.request.tables):,} |"
     if old.num_devices != new.num_devices:
@@ -294,7 +295,7 @@ def _move_rows(moves: Sequence[PartMove]) -> Iterator[str]:
         where = f"{move.rows} | {move.columns} | {move.from_device} | {move.to_device}"
         yield f"| {code(move.table)} | {where} | {size_text(move.num_bytes)} |"
     if len(moves) > _MAX_ROWS:
-        yield f"\n{len(moves) - _MAX_ROWS:,} smaller ones are left out here."
+        yield f"\n{len(moves) - _MAX_ROWS:,} smaller moves are not shown."
 
 
 def _fold(title: str, lines: Sequence[str]) -> list[str]:
@@ -340,7 +341,7 @@ def print_explanation(found: Explanation, file: TextIO | None = None) -> None:
             f"{_ms(found, found.adds_ms)} ms to the time of {'its' if len(found.devices) == 1 else 'a'} device."
         )
     console.print()
-    grid = plain_grid("ms", "mean of all", "change", texts=[f"device {found.slowest_device}, or a change"])
+    grid = plain_grid("ms", "mean", "change", texts=[f"device {found.slowest_device}, or a change"])
     for one in found.times:
         cells = (_ms(found, one.time_ms), _ms(found, one.mean_ms), _change(found, one.time_ms - one.mean_ms))
         grid.add_row(*cells, one.name)
@@ -355,13 +356,13 @@ def print_explanation(found: Explanation, file: TextIO | None = None) -> None:
 def _reason(found: Explanation) -> str:
     if found.num_devices == 1:
         longest = max(found.times, key=lambda one: one.time_ms)
-        return f"It is the only one; {longest.name} takes most, {_ms(found, longest.time_ms)} ms."
+        return f"It is the only device. Its longest part is {longest.name}, {_ms(found, longest.time_ms)} ms."
     own_ms, mean_ms = (sum(getattr(one, name) for one in found.times) for name in ("time_ms", "mean_ms"))
     most = max(found.times, key=lambda one: one.time_ms - one.mean_ms)
     return (
-        f"It takes {_ms(found, own_ms - mean_ms)} ms more than the mean of the {found.num_devices} devices and "
-        f"waits {_ms(found, max(found.step_ms - own_ms, 0.0))} ms for others: {most.name} differs most from the mean, "
-        f"by {_change(found, most.time_ms - most.mean_ms)} ms."
+        f"It takes {_ms(found, own_ms - mean_ms)} ms more than the mean of the {found.num_devices} devices, and waits "
+        f"{_ms(found, max(found.step_ms - own_ms, 0.0))} ms. Largest difference from the mean: {most.name}, "
+        f"{_change(found, most.time_ms - most.mean_ms)} ms."
     )
 
 

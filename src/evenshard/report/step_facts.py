@@ -1,4 +1,4 @@
-"""The facts of an answer as text: its setting and assumptions, the step, and the placements beside it.
+"""Sentences about an answer: machine and batch, step time, advice, baselines, and the placement in use.
 
 Terminal, Markdown and page share these sentences and those of ``table_facts``.
 """
@@ -6,15 +6,13 @@ Terminal, Markdown and page share these sentences and those of ``table_facts``.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from statistics import fmean
 
-from evenshard.base.messages import count_text, names_text, printable, tables_text
+from evenshard.base.messages import count_text, printable, tables_text
 from evenshard.base.units import ms_text, pct_text, size_text
-from evenshard.placement.sharding import TABLE_WISE, Communication
+from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import (
     BY_RATING,
     PLAIN_PLAN,
@@ -24,17 +22,21 @@ from evenshard.planner.answer import (
     model_lineage,
     slowest_device,
 )
-from evenshard.planner.baselines import FULL_SPACE, FULL_SPACE_BASELINES, MOST_SHARDS, asked_full_space, baseline_label
+from evenshard.planner.baselines import (
+    FULL_SPACE,
+    FULL_SPACE_BASELINES,
+    MOST_SHARDS,
+    TORCHREC,
+    asked_full_space,
+    baseline_label,
+)
 from evenshard.planner.request import PlacementRequest, unit_warnings
 from evenshard.price.evidence import device_text
 from evenshard.price.hardware import measured_or_simulated
 from evenshard.price.link import is_modelled
+from evenshard.price.step import PredictedDevice
 from evenshard.report.table_facts import PlacedPart, placed_parts
-from evenshard.tables.assumptions import Assumption
 
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
-# Column of the assumption that is shown before all others, because times depend on it most.
-LOOKUPS = "pooling_factor"
 # Smaller differences are rounding, per cent.
 AS_FAST_PCT = 0.05
 # Unit of all times of an answer: lookups and communication of the tables, without the dense part of a step.
@@ -47,51 +49,6 @@ TIGHT = 0.9
 UNEVEN = 0.9
 # Distance from the lower bound below which nothing can be gained, per cent.
 CLOSE_PCT = 2.0
-
-
-@dataclass(frozen=True)
-class AssumedGroup:
-    """An assumption shared by several tables: column, assumed value with its reason, and table names."""
-
-    column: str
-    text: str
-    tables: tuple[str, ...]
-
-
-def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
-    """Group assumptions that are equal except for their numbers."""
-    found: dict[tuple[str, str], list[Assumption]] = {}
-    for one in answer.assumptions:
-        found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)
-    return tuple(
-        AssumedGroup(column, _with_ranges([one.text for one in alike]), tuple(one.table for one in alike))
-        for (column, _), alike in found.items()
-    )
-
-
-def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
-    """Return sentences on tables with assumed lookups, and how to provide them; empty if all are known."""
-    groups = [group for group in assumed_groups(answer) if group.column == LOOKUPS]
-    tables = tuple(name for group in groups for name in group.tables)
-    if not tables:
-        return []
-    which = f"{count_text(len(tables), 'table')} ({names_text(tables)})"
-    said, name = "; ".join(dict.fromkeys(group.text for group in groups)), printable(tables[0])
-    return [
-        f"The lookups per sample of {which} are assumed: {said}. Times and memory grow with them: give "
-        f"pooling_factors={{{name!r}: 37.5}} (--pooling-factors {name}=37.5), or traffic."
-    ]
-
-
-def _with_ranges(texts: Sequence[str]) -> str:
-    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
-    ranges = iter([sorted(set(numbers), key=lambda one: float(one.replace(",", ""))) for numbers in columns])
-
-    def span(_: re.Match[str]) -> str:
-        numbers = next(ranges)
-        return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-    return _NUMBER.sub(span, texts[0])
 
 
 def machine_text(request: PlacementRequest) -> str:
@@ -122,16 +79,17 @@ def link_text(answer: PlacementAnswer) -> str:
 
 
 def setting_text(answer: PlacementAnswer) -> str:
-    """Describe the setting of the times: machine, links, batch, pipeline and optimizer."""
-    request = answer.request
-    model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
+    """List the machine, links, batch, pipeline, communication types, optimizer and learned model of the times."""
+    request, model = answer.request, model_lineage(answer)
+    links = (request.nodes.intra or answer.link, request.nodes.inter if request.nodes.num_domains > 1 else "")
     facts = (
-        machine_text(request) + model,
-        link_text(answer),
+        machine_text(request),
+        " + ".join(printable(one) for one in links if one),
         f"batch {request.batch_size:,}",
-        f"pipeline {request.training_pipeline}" if request.training_pipeline else "",
+        request.training_pipeline,
         _communication_text(request.communication),
-        f"optimizer {optimizer_text(request)}",
+        optimizer_text(request),
+        f"model {printable(str(model.get('source')))}" if model.get("trained_on") else "",
     )
     return ", ".join(fact for fact in facts if fact)
 
@@ -144,10 +102,13 @@ def optimizer_text(request: PlacementRequest) -> str:
     return " + ".join(f"{name} ({count_text(count, 'table')})" for name, count in counts)
 
 
-def _communication_text(way: Communication) -> str:
-    if way == Communication():
+def _communication_text(types: Communication) -> str:
+    if types == Communication():
         return ""
-    return f"exchanged as {way.forward}" if way.forward == way.backward else f"{way.forward} out, {way.backward} back"
+    both = (
+        types.forward if types.forward == types.backward else f"{types.forward} forward and {types.backward} backward"
+    )
+    return f"{both} communication"
 
 
 def timing_word(answer: PlacementAnswer) -> str:
@@ -164,27 +125,42 @@ def device_error_text(answer: PlacementAnswer) -> str:
 
 
 def step_headline(answer: PlacementAnswer) -> str:
-    """Return the embedding time of a step, and its distance from the bound."""
+    """Return the embedding time of a step, how it was determined, and its interval."""
     step_ms = answer.predicted_ms if answer.measured_ms is None else answer.measured_ms
-    step = f"{ms_text(step_ms)} {EMBEDDING_WORK}"
-    return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
+    return f"{ms_text(step_ms)} {EMBEDDING_WORK}, {timed_text(answer)}"
+
+
+def timed_text(answer: PlacementAnswer) -> str:
+    """Return the source of the step time, predicted, measured or simulated, with its interval."""
+    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
+    if answer.measured_ms is None:
+        return f"predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"
+    return f"{timing_word(answer)} ({ms_text(answer.predicted_ms)} predicted, {interval})"
 
 
 def gap_text(answer: PlacementAnswer) -> str:
-    """Describe how far the step is above any other placement; attributed to the model if it is learned."""
-    by = " (by this model)" if is_learned(answer) else ""
+    """Describe the distance of the predicted step time from the lower bound of the same model."""
     if answer.gap_pct < AS_FAST_PCT:
-        return f"no placement takes less{by}"
-    return f"at most {pct_text(answer.gap_pct)} above any placement{by}"
+        return "optimal under the model"
+    return f"at most {pct_text(answer.gap_pct)} above the model's lower bound"
 
 
-def is_learned(answer: PlacementAnswer) -> bool:
-    """Return True if the model that predicted the times was trained on measured costs."""
-    return bool(model_lineage(answer).get("trained_on"))
+def bound_headline(answer: PlacementAnswer) -> str:
+    """Return a sentence with the lower bound of the step time, without a full stop."""
+    text = f"{gap_text(answer)}, {ms_text(answer.lower_bound_ms)} ms"
+    if answer.gap_pct < AS_FAST_PCT:
+        text = f"{gap_text(answer)}: the lower bound is {ms_text(answer.lower_bound_ms)} ms"
+    return text[0].upper() + text[1:]
+
+
+def shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
+    """Return the forward, communication and backward time of a device, ms; they add up to its total."""
+    forward_ms, backward_ms = device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms
+    return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
 
 
 def warning_texts(answer: PlacementAnswer) -> list[str]:
-    """Return the warnings that precede an answer: unlikely units, then values outside the training range."""
+    """Return the warnings on a request: unlikely units, then values outside the training range."""
     outside = _outside_range(answer)
     texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
     if outside:
@@ -200,19 +176,11 @@ def _outside_range(answer: PlacementAnswer) -> list[str]:
     return [clause for clause in answer.warnings if clause not in units]
 
 
-def timed_text(answer: PlacementAnswer) -> str:
-    """Describe the source of the step time, predicted or measured, and its interval."""
-    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
-    if answer.measured_ms is None:
-        return f"Predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"
-    return f"{timing_word(answer).capitalize()} ({ms_text(answer.predicted_ms)} predicted, {interval})"
-
-
 def bound_text(answer: PlacementAnswer) -> str:
-    """Describe the lower bound and its limits."""
+    """Explain the lower bound."""
     return (
-        f"{ms_text(answer.lower_bound_ms)} ms: by the model, no placement that the request allows takes less, however "
-        f"tables are cut. Memory and the latencies of exchanges count; rules of places are left aside."
+        f"{ms_text(answer.lower_bound_ms)} ms: under the model, no placement that the request allows is faster, with "
+        f"any sharding. It counts memory and the latency of communication, and ignores pinning rules."
     )
 
 
@@ -227,33 +195,31 @@ def advice(answer: PlacementAnswer) -> list[str]:
         found.append(_about_decisive(answer, top, mean_ms))
     elif answer.gap_pct <= CLOSE_PCT:
         found.append(
-            f"{'By this model, no' if is_learned(answer) else 'No'} other placement gains more than "
-            f"{pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more devices, or tables with fewer dims or "
-            f"lookups."
+            f"Under the model, other placements gain at most {pct_text(max(answer.gap_pct, 0.0))}. For a faster step, "
+            f"use more devices, or tables with fewer dims or lookups."
         )
-    room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
-    if answer.gap_pct > CLOSE_PCT and counted > TIGHT * room:
+    limit, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
+    if answer.gap_pct > CLOSE_PCT and counted > TIGHT * limit:
         found.append(
-            f"{pct_text(100 * counted / room)} of the memory of all devices is taken, which leaves little choice. More "
+            f"Tables take {pct_text(100 * counted / limit)} of the memory of all devices, so few placements fit. More "
             f"memory or devices may help."
         )
     idle = [device for device, held in enumerate(answer.parts_on_device) if not held]
     if idle:
-        found.append(f"{f'Device {idle[0]} holds' if len(idle) == 1 else f'{len(idle)} devices hold'} no table.")
+        found.append(f"{f'Device {idle[0]} has' if len(idle) == 1 else f'{len(idle)} devices have'} no table.")
     return found
 
 
 def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) -> str:
     head = (
-        f"{top.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
-        f"while the mean device takes {ms_text(mean_ms)} ms."
+        f"Table {top.table.name} limits the step: its device needs at least {ms_text(top.alone_ms)} ms for it, the "
+        f"mean device {ms_text(mean_ms)} ms for all its tables."
     )
     if any(top.part.table in group for group in answer.request.rules.together):
-        return f"{head} A rule keeps it together with others, so it cannot be cut."
+        return f"{head} A rule keeps it together with other tables, so it cannot be sharded."
     if answer.request.is_whole:
-        return f"{head} Other sharding types may help (leave --sharding-types out)."
-    what = "Other ways to shard it were" if top.way == TABLE_WISE else "Cutting it further was"
-    return f"{head} {what} found not to pay."
+        return f"{head} Other sharding types may help (omit --sharding-types)."
+    return f"{head} The search found no faster sharding of it."
 
 
 # Other placements -----------------------------------------------------------------------------------------------------
@@ -299,15 +265,16 @@ def baseline_text(answer: PlacementAnswer) -> str | None:
     if baseline is None or answer.num_devices == 1:
         return None
     count = len(_legal_baselines(answer))
-    who = f"The best of {count} others ({baseline_label(baseline)})" if count > 1 else baseline_label(baseline)
-    text = f"{who}{whole_tables_text(answer, baseline)}: {ms_text(_baseline_ms(baseline))} ms"
+    name = f"{baseline_label(baseline)}{whole_tables_text(answer, baseline)}"
+    who = f"Best of {count} baselines ({name})" if count > 1 else name
+    text = f"{who}: {ms_text(_baseline_ms(baseline))} ms"
     if not answer.request.is_whole and all(one.sharder not in FULL_SPACE_BASELINES for one in answer.comparison):
         return text
     return f"{text}, {baseline_difference(answer, baseline)}"
 
 
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield a line for each baseline that may cut tables, with its settings or its rule."""
+    """Yield a line for each baseline that may shard single tables, with its settings or its rule."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
@@ -325,7 +292,7 @@ def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
         yield f"TorchRec's default plan: {_saved_text(answer, baseline.predicted_ms or 0.0, baseline.saves)}"
     near = answer.nearness
     if near is not None and near.stay_saves is not None:
-        in_use = "The placement in use" if not near.stay_bytes else "As near as possible to the placement in use"
+        in_use = "The placement in use" if not near.stay_bytes else "The fewest moves from the placement in use"
         yield f"{in_use}: {_saved_text(answer, near.stay_ms, near.stay_saves)}"
 
 
@@ -345,7 +312,7 @@ def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
 
 
 def whole_tables_text(answer: PlacementAnswer, baseline: Baseline) -> str:
-    """Return a suffix for a baseline's name if it keeps tables whole but the answer may cut them."""
+    """Return a suffix for a baseline's name if it keeps tables whole but the answer may shard them."""
     return ", whole tables" if not answer.request.is_whole and baseline.sharder not in FULL_SPACE_BASELINES else ""
 
 
@@ -357,7 +324,8 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
     """
     who = "TorchRec's planner"
     if not answer.request.is_whole and all(baseline.sharder != FULL_SPACE for baseline in answer.comparison):
-        who += ", which shards tables in every way too,"
+        if any(baseline.sharder in TORCHREC for baseline in answer.comparison):
+            who += " with all sharding types"
         if not asked_full_space(answer.request):
             reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"
         reason = reason or "add --report"
@@ -372,24 +340,23 @@ def difference_text(difference_pct: float) -> str:
 
 
 def near_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield the moves from the placement in use, and the times with less and with more moved."""
+    """Yield the moves from the placement in use, and the step times if fewer or more bytes moved."""
     near = answer.nearness
     if near is None:
         return
-    most = "" if near.max_move_bytes is None else f" of at most {_size(near.max_move_bytes)}"
+    most = "" if near.max_move_bytes is None else f" (limit {_size(near.max_move_bytes)})"
     if near.moved_bytes:
-        what = f"moves {_size(near.moved_bytes)}{most}: {tables_text(near.moved_tables)}"
+        yield f"{_size(near.moved_bytes)} move{most} from {printable(near.source)}: {tables_text(near.moved_tables)}"
     else:
-        what = f"moves nothing{most}"
-    yield f"{printable(near.source)}: {what}"
+        yield f"nothing moves{most} from {printable(near.source)}"
     if near.new_tables:
         yield f"new tables, which move nothing: {tables_text(near.new_tables)}"
     if near.gone_tables:
-        yield f"tables that are gone: {tables_text(near.gone_tables)}"
-    stay = "nothing moved" if not near.stay_bytes else f"as little moved as possible ({_size(near.stay_bytes)})"
+        yield f"removed tables: {tables_text(near.gone_tables)}"
+    stay = "without moves" if not near.stay_bytes else f"with the fewest bytes moved ({_size(near.stay_bytes)})"
     yield (
-        f"{stay}: {ms_text(near.stay_ms)} ms; this one: {ms_text(answer.predicted_ms)} ms; with no bound "
-        f"({_size(near.free_bytes)} moved): {ms_text(near.free_ms)} ms"
+        f"{ms_text(near.stay_ms)} ms {stay}, {ms_text(answer.predicted_ms)} ms with this placement, "
+        f"{ms_text(near.free_ms)} ms without a limit ({_size(near.free_bytes)} moved)"
     )
 
 

@@ -1,7 +1,8 @@
-"""The tables of an answer as text: their memory, their storage, and their sharding."""
+"""The tables of an answer as text: their memory, storage, sharding and assumptions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,13 @@ from evenshard.placement.sharding import (
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import RESERVED_SHARE, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
+from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table
 
-UNCOUNTED = "CUDA context, NCCL, fragmentation"
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
+# Column of the assumption that is shown before all others, because times depend on it most.
+LOOKUPS = "pooling_factor"
+UNCOUNTED = ("CUDA context", "NCCL", "fragmentation")
 # Shares from which a slow cache is mentioned: missed distinct rows of a batch, and share of its device's time.
 HIGH_MISS_RATIO, WORTH_A_WORD = 0.2, 0.05
 
@@ -31,15 +36,17 @@ def reserve_text(request: PlacementRequest) -> str:
     share = request.reserved_share
     what = [pct_text(100 * share).replace(".0 ", " ")] if share else []
     what += [size_text(request.reserved_bytes)] if request.reserved_bytes else []
-    uncounted = UNCOUNTED if request.dense_bytes else f"{UNCOUNTED}, the dense model (--dense-gb counts it)"
+    dense = [] if request.dense_bytes else ["the dense model (--dense-gb counts it)"]
+    *first, last = (*UNCOUNTED, *dense)
+    uncounted = f"{', '.join(first)} and {last}"
     if what:
-        why = ", as TorchRec's planner does by default" if share == RESERVED_SHARE else ""
-        text = f"{' and '.join(what)} of each device reserved{why}, for what is not counted: {uncounted}"
+        why = ", as in TorchRec's planner," if share == RESERVED_SHARE else ""
+        text = f"{' and '.join(what)} of each device reserved{why} for {uncounted}"
     else:
-        text = f"No memory reserved for what is not counted: {uncounted}"
+        text = f"No memory reserved for {uncounted}"
     if request.training_pipeline:
         return text
-    return f"{text}. No training pipeline is named: of tables, weights and optimizer state alone are counted"
+    return f"{text}. Without a training pipeline, only weights and optimizer state are counted"
 
 
 def is_offloaded(answer: PlacementAnswer) -> bool:
@@ -85,8 +92,8 @@ def offload_text(answer: PlacementAnswer) -> str:
         return ""
     slowest = max((one.part.device for one in answer.offloaded), key=lambda device: _device_ms(answer, device))
     return (
-        f"being outside of device memory takes {ms_text(taken[slowest])} of the {ms_text(_device_ms(answer, slowest))} "
-        f"ms of device {slowest}"
+        f"access to host memory and SSDs takes {ms_text(taken[slowest])} of the "
+        f"{ms_text(_device_ms(answer, slowest))} ms of device {slowest}"
     )
 
 
@@ -104,9 +111,9 @@ def slow_cache_text(answer: PlacementAnswer, one: OffloadedPart) -> str:
     """Return the misses of a cache, their time, and the remedy."""
     return (
         f"{printable(one.part.table)} misses {pct_text(100 * (one.miss_ratio or 0.0))} of the distinct rows of a batch "
-        f"at load factor {one.part.storage.load_factor:.3g} ({one.source}). Being there takes "
-        f"{ms_text(one.offload_ms)} of the {ms_text(_device_ms(answer, one.part.device))} ms of device "
-        f"{one.part.device}: give it more cache or device memory."
+        f"at load factor {one.part.storage.load_factor:.3g} ({one.source}). This takes {ms_text(one.offload_ms)} of "
+        f"the {ms_text(_device_ms(answer, one.part.device))} ms of device {one.part.device}. Give the table a larger "
+        f"cache or more device memory."
     )
 
 
@@ -138,14 +145,14 @@ def _of_hosts(hosts: Sequence[NodeMemory], used: Sequence[int], room: Sequence[i
 class PlacedPart:
     """A table, or some of its rows and columns, on its device.
 
-    ``table`` is the part as a table of its own, ``way`` the sharding type of the whole table. A device with the part
-    takes at least ``alone_ms``, and would save ``adds_ms`` without it: ``share``, 0 to 1, of its time; for a replica,
-    of its slowest device's.
+    ``table`` is the part as a table of its own, ``sharding_type`` that of the whole table. A device with the part
+    takes at least ``alone_ms``, and would save ``adds_ms`` without it. ``share`` is ``adds_ms`` as a fraction of the
+    device's time, or of the slowest device's for a replica.
     """
 
     part: TablePart
     table: Table
-    way: str
+    sharding_type: str
     size_bytes: int
     alone_ms: float
     adds_ms: float
@@ -162,7 +169,7 @@ class SpreadTable:
     """A table that is not whole on one device, with its sharding type; parts by columns, then rows."""
 
     name: str
-    way: str
+    sharding_type: str
     parts: tuple[PlacedPart, ...]
 
     @property
@@ -182,8 +189,8 @@ def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
     found = []
     for part, size_bytes, alone_ms, adds_ms in zip(*columns, strict=True):
         share = min(max(adds_ms / max(*(total_ms[device] for device in part.devices), 1e-12), 0.0), 1.0)
-        table, way = part_table(part, tables[part.table]), answer.type_of_table[part.table]
-        found.append(PlacedPart(part, table, way, size_bytes, alone_ms, adds_ms, share))
+        table, sharding_type = part_table(part, tables[part.table]), answer.type_of_table[part.table]
+        found.append(PlacedPart(part, table, sharding_type, size_bytes, alone_ms, adds_ms, share))
     return tuple(found)
 
 
@@ -200,9 +207,9 @@ def sharded_tables(answer: PlacementAnswer) -> tuple[SpreadTable, ...]:
     """Return the tables that are cut or replicated, in order."""
     parts: dict[str, tuple[PlacedPart, ...]] = {}
     for one in placed_parts(answer):
-        if one.way != TABLE_WISE:
+        if one.sharding_type != TABLE_WISE:
             parts[one.part.table] = (*parts.get(one.part.table, ()), one)
-    return tuple(SpreadTable(name, of_table[0].way, of_table) for name, of_table in parts.items())
+    return tuple(SpreadTable(name, of_table[0].sharding_type, of_table) for name, of_table in parts.items())
 
 
 # Tables whose parts a line lists, and parts that it lists.
@@ -213,25 +220,26 @@ def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     """Return each sharding type in use, with number, names and places of its tables."""
     cut: dict[str, list[SpreadTable]] = {}
     for table in sharded_tables(answer):
-        cut.setdefault(table.way, []).append(table)
-    whole = sum(way == TABLE_WISE for way in answer.type_of_table.values())
+        cut.setdefault(table.sharding_type, []).append(table)
+    whole = sum(name == TABLE_WISE for name in answer.type_of_table.values())
     found = [(TABLE_WISE, f"{count_text(whole, 'table')}, each on one device")] if whole else []
-    for way in SHARDING_TYPES:
-        if tables := cut.get(way):
-            found.append((way, f"{count_text(len(tables), 'table')}{_which(answer, way, tables)}"))
+    for sharding_type in SHARDING_TYPES:
+        if tables := cut.get(sharding_type):
+            count = count_text(len(tables), "table")
+            found.append((sharding_type, f"{count}{_which(answer, sharding_type, tables)}"))
     return found
 
 
-def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> str:
+def _which(answer: PlacementAnswer, sharding_type: str, tables: Sequence[SpreadTable]) -> str:
     machine = answer.request.nodes
-    if TYPES[way].is_replicated:
+    if TYPES[sharding_type].is_replicated:
         names = [table.name for table in tables]
         held = zip(answer.parts, answer.part_memory, strict=True)
         size = sum(one.weights + one.optimizer_state for part, one in held if part.table in names)
         return f", {size_text(size)} of weights and optimizer state on every device: {names_text(names)}"
-    if way in ROWS_ALONE and TYPES[way].scope == EVERYWHERE:
+    if sharding_type in ROWS_ALONE and TYPES[sharding_type].scope == EVERYWHERE:
         return f", rows over all {machine.num_devices:,} devices: {names_text([table.name for table in tables])}"
-    if way in ROWS_ALONE:
+    if sharding_type in ROWS_ALONE:
         names = [f"{table.name} {where_text(table, machine).removeprefix('by rows ')}" for table in tables]
         return f", rows over the {machine.devices_per_node:,} devices of a node: {names_text(names)}"
     shown = "; ".join(f"{printable(table.name)} {where_text(table, machine)}" for table in tables[:MAX_CUT])
@@ -256,3 +264,51 @@ def _home(parts: Sequence[PlacedPart], machine: Nodes) -> str:
     nodes = sorted({machine.node_of(one.part.device) for one in parts})
     where = f"node {nodes[0]}" if len(nodes) == 1 < machine.num_nodes else f"{len(parts):,} devices"
     return f"by rows on {where}"
+
+
+# Assumptions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AssumedGroup:
+    """An assumption shared by several tables: column, assumed value with its reason, and table names."""
+
+    column: str
+    text: str
+    tables: tuple[str, ...]
+
+
+def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
+    """Group assumptions that are equal except for their numbers."""
+    found: dict[tuple[str, str], list[Assumption]] = {}
+    for one in answer.assumptions:
+        found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)
+    return tuple(
+        AssumedGroup(column, _with_ranges([one.text for one in alike]), tuple(one.table for one in alike))
+        for (column, _), alike in found.items()
+    )
+
+
+def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
+    """Return sentences on tables with assumed lookups, and how to provide them; empty if all are known."""
+    groups = [group for group in assumed_groups(answer) if group.column == LOOKUPS]
+    tables = tuple(name for group in groups for name in group.tables)
+    if not tables:
+        return []
+    which = f"{count_text(len(tables), 'table')} ({names_text(tables)})"
+    said, name = "; ".join(dict.fromkeys(group.text for group in groups)), printable(tables[0])
+    return [
+        f"The lookups per sample of {which} are assumed: {said}. Times and memory grow with them. Give "
+        f"pooling_factors={{{name!r}: 37.5}} (--pooling-factors {name}=37.5), or traffic."
+    ]
+
+
+def _with_ranges(texts: Sequence[str]) -> str:
+    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+    ranges = iter([sorted(set(numbers), key=lambda one: float(one.replace(",", ""))) for numbers in columns])
+
+    def span(_: re.Match[str]) -> str:
+        numbers = next(ranges)
+        return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+    return _NUMBER.sub(span, texts[0])

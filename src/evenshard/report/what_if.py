@@ -1,4 +1,4 @@
-"""A comparison of machines as text for the terminal: a line for each, the best ones, and the assumptions."""
+"""Text of a machine comparison for the terminal: the best machines, a line for each machine, and assumptions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from evenshard.planner.what_if.answer import Best, WhatIfAnswer
 from evenshard.planner.what_if.machines import CONTIGUOUS
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.price.hardware import is_simulated
-from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
+from evenshard.report.step_facts import device_error_text, warning_texts
+from evenshard.report.table_facts import assumed_groups
 
 # Reminder that groups change the training result.
 STEPS_OF_THEIR_OWN = (
-    "between two averages each group takes steps of its own from its share of the batch, so that a learning rate and "
-    "AdaGrad's sums mean something else than in one group; arXiv 2508.03854 makes up for it with a momentum-scaled "
-    "row-wise AdaGrad."
+    "between two syncs, each group updates its own replicas from its share of the batch. Learning rate and AdaGrad's "
+    "sums therefore act differently than in one group. arXiv 2508.03854 corrects this with a momentum-scaled row-wise "
+    "AdaGrad."
 )
 
 
 def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
     """Print the options and their conclusions to a file, by default stdout, with colors only on terminals."""
     console = plain_console(file)
+    for word, best in _bests(found):
+        console.print(best_text(found, word, best), style="bold")
+    if found.question.max_step_ms is not None and found.cheapest_in_time is None:
+        console.print(
+            f"No machine with a price takes at most {ms_text(found.question.max_step_ms)} ms for "
+            f"{'a step' if found.has_dense else 'the embedding work of a step'}.",
+            style="bold",
+        )
     console.print(heading(found))
     console.print()
     grid = plain_grid(*_heads(found), texts=[""])
@@ -35,16 +44,8 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
         grid.add_row(*_cells(found, one), marks(found, one), style=None if one.fits else "dim")
     print_whole(console, grid)
     console.print()
-    for word, best in _bests(found):
-        console.print(best_text(found, word, best), style="bold")
     if any(best.equals for _, best in _bests(found)):
-        console.print("A question mark: not separable from the best, as the predictions go.", style="dim")
-    if found.question.max_step_ms is not None and found.cheapest_in_time is None:
-        console.print(
-            f"No machine with a price takes at most {ms_text(found.question.max_step_ms)} ms for "
-            f"{'a step' if found.has_dense else 'the embedding work of a step'}.",
-            style="bold",
-        )
+        console.print("A question mark: the predictions cannot tell this machine from the best.", style="dim")
     for line in notes(found):
         console.print(line, style="dim")
 
@@ -57,9 +58,9 @@ def heading(found: WhatIfAnswer) -> str:
     )
     kinds = dict.fromkeys(one.hardware for one in found.options)
     models = [printable(kind) for kind in kinds if is_simulated(kind)]
-    said = f" {', '.join(models)}: device models, not GPUs." if models else ""
-    priced = "" if found.has_dense else " Embedding work alone: --dense-ms adds the dense rest of a step."
-    return f"Batch {size}.{said} Predicted, with 90 % intervals.{priced}"
+    said = f" Device models, not GPUs: {', '.join(models)}." if models else ""
+    priced = "" if found.has_dense else " Times are of embedding work alone; --dense-ms adds the dense model."
+    return f"Batch {size}.{said} Times are predicted, with 90 % intervals.{priced}"
 
 
 def machine_name(one: WhatIfOption) -> str:
@@ -83,12 +84,13 @@ def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
     one = best.option
     worth = f"{interval_text(one.samples_per_s)} samples/s"
     if word != "fastest":
-        assert one.cost is not None, "only what has a price is called cheap"
+        assert one.cost is not None, "the cheapest option has a price"
         worth = f"{interval_text(one.cost)} {_currency(found)} per 10^9 samples".replace("  ", " ")
     text = f"{word}: {machine_name(one)}, {worth}"
     if best is found.cheapest_in_time and one.step_ms.high > (found.question.max_step_ms or 0.0):
-        text += f", though its interval goes to {ms_text(one.step_ms.high)} ms"
-    return f"{text}; not separable from {', '.join(map(machine_name, best.equals))}." if best.equals else f"{text}."
+        text += f", but its interval reaches {ms_text(one.step_ms.high)} ms"
+    equals = ", ".join(map(machine_name, best.equals))
+    return f"{text}. Within the uncertainty, {equals} may be better." if equals else f"{text}."
 
 
 def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
@@ -136,27 +138,27 @@ def notes(found: WhatIfAnswer) -> Iterator[str]:
 def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
     asked = found.question
     if found.has_dense:
-        how = "are added up: nothing overlaps"
+        how = "do not overlap, so their times add up"
         if asked.overlap:
-            how = f"overlap: {pct_text(100 * asked.overlap)} of the shorter one runs beside the longer one"
-        yield f"Embeddings and the dense rest {how}. The dense time counts as exact."
+            how = f"overlap by {pct_text(100 * asked.overlap)} of the shorter time"
+        yield f"Embedding work and the dense model {how}. The dense time counts as exact."
         local = {one.batch_size / one.num_devices for one in found.options}
         if asked.dense_batch is not None:
-            yield f"dense_ms is of {asked.dense_batch:,} samples of a device, and scaled to those of each machine."
+            yield f"dense_ms is for {asked.dense_batch:,} samples on a device, and is scaled to each machine."
         elif len(local) > 1:
             yield (
                 f"dense_ms is the same on every machine, though a device has {min(local):,.0f} to {max(local):,.0f} "
-                f"samples. Say of how many it is (--dense-batch), or keep them the same (--batch-per-device)."
+                f"samples. Give its batch (--dense-batch), or the same batch for each device (--batch-per-device)."
             )
     links = {short_name(one.hardware): one.machine.inter for one in found.options if one.machine.inter}
     if links:
         between = ", ".join(f"{printable(link)} ({kind})" for kind, link in links.items())
-        yield f"Links between nodes: {between}; --inter names others. Exchanges are modelled."
+        yield f"Links between nodes: {between}. --inter sets another link. Communication is modelled."
     yield from _reuse_note(found)
     if found.prices is not None:
         lacking = dict.fromkeys(short_name(one.hardware) for one in found.options if one.price_per_hour is None)
         if lacking:
-            yield f"No price of {', '.join(lacking)}."
+            yield f"No price for {', '.join(lacking)}."
         if found.prices.note:
             yield f"Prices: {printable(found.prices.note)}"
 
@@ -170,8 +172,8 @@ def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
     own = sum(table.name not in assumed for table in answers[0].request.tables)
     if own:
         yield (
-            f"reuse_bins of {count_text(own, 'table')} are those of the file, whatever the batch that tables are "
-            f"looked up for: {min(batches):,} to {max(batches):,} samples."
+            f"reuse_bins of {count_text(own, 'table')} come from the file and are used for every batch, "
+            f"{min(batches):,} to {max(batches):,} samples."
         )
 
 
@@ -180,16 +182,16 @@ def _group_notes(found: WhatIfAnswer) -> Iterator[str]:
     for one in found.options:
         if one.sync is None:
             continue
-        way = "use_inter_host_allreduce=True" if one.layout == CONTIGUOUS else "TorchRec's default layout"
+        layout = "use_inter_host_allreduce=True" if one.layout == CONTIGUOUS else "TorchRec's default layout"
         yield (
-            f"{machine_name(one)} ({one.layout}: {way}): a sync averages {size_text(one.sync.bytes_of_all)} in all, "
-            f"{size_text(one.sync.bytes_per_device)} of the fullest device, and takes {ms_text(one.sync.once_ms)} ms "
+            f"{machine_name(one)} ({one.layout}: {layout}): a sync averages {size_text(one.sync.bytes_of_all)} in all, "
+            f"{size_text(one.sync.bytes_per_device)} on the fullest device, and takes {ms_text(one.sync.once_ms)} ms "
             f"{f'every {every:,} steps' if every > 1 else 'after each step'}."
         )
     yield f"Groups: {STEPS_OF_THEIR_OWN}"
     request = next(one.answer.request for one in found.options if one.answer is not None)
     if "adam" in {request.optimizer_of(table.name) for table in request.tables}:
-        yield "DMPCollection of TorchRec 1.8 refuses Adam: of optimizer state it averages AdaGrad's sums alone."
+        yield "DMPCollection of TorchRec 1.8 rejects Adam: the only optimizer state that it averages is AdaGrad's."
 
 
 def _bests(found: WhatIfAnswer) -> list[tuple[str, Best]]:
@@ -214,7 +216,7 @@ def _heads(found: WhatIfAnswer) -> Iterator[str]:
     if found.has_dense:
         yield "step, ms"
     elif found.has_groups:
-        yield "together, ms"
+        yield "with sync, ms"
     yield "samples/s"
     if found.prices is not None:
         yield f"{_currency(found)}/10^{round(math.log10(SAMPLES_OF_COST))}"

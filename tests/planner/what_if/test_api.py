@@ -100,9 +100,9 @@ def test_the_text_says_what_the_times_are_of() -> None:
     said = text_of(two_machines())
     for phrase in (
         "4,096 on each device",
-        "simulated:h100, simulated:a100_80gb: device models, not GPUs",
-        "are added up: nothing overlaps",
-        "No price of a100_80gb",
+        "Device models, not GPUs: simulated:h100, simulated:a100_80gb.",
+        "do not overlap, so their times add up",
+        "No price for a100_80gb",
         "Prices: By hand.",
         "EUR per 10^9 samples",
     ):
@@ -112,12 +112,12 @@ def test_the_text_says_what_the_times_are_of() -> None:
 def test_a_step_is_named_only_where_its_dense_rest_is_in_the_times() -> None:
     bare = text_of(evenshard.what_if(TABLES, ["h100"], [2], price=PRICES, batch_size=8192, max_step_ms=1e-6))
     assert "embeddings, ms" in bare and "step, ms" not in bare
-    assert "Embedding work alone: --dense-ms adds the dense rest of a step." in bare
+    assert "Times are of embedding work alone; --dense-ms adds the dense model." in bare
     assert "No machine with a price takes at most" in bare and "ms for the embedding work of a step." in bare
     groups = text_of(evenshard.what_if(TABLES, ["h100"], [4], group_sizes=[2, 4], batch_size=8192))
-    assert "sync, ms" in groups and "together, ms" in groups and "step, ms" not in groups
+    assert "sync, ms" in groups and "with sync, ms" in groups and " step, ms" not in groups
     whole = text_of(two_machines())
-    assert "embeddings, ms" in whole and "step, ms" in whole and "Embedding work alone" not in whole
+    assert "embeddings, ms" in whole and "step, ms" in whole and "embedding work alone" not in whole
 
 
 def test_numbers_have_three_digits() -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field, make_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,9 +20,9 @@ from evenshard.loop.commands import DriftRequest, WatchConfig
 from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
 from evenshard.loop.decisions.watch import Watched, print_watched, traces_in, watch
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.config_file import request_record
 from evenshard.planner.diff import diff
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.knobs import place_knobs
 from evenshard.planner.pricing import learned_model_of, model_of, named_model
 from evenshard.planner.rules import RULES, Rules
 from evenshard.price.hardware import HardwareName
@@ -44,13 +44,7 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``evenshard.place`` in the section ``place`` of the settings, with defaults."""
     if "near" in request:
         raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
-    kinds = [
-        # Rules.of validates rules
-        (one.name, Any if one.name in RULES else one.type, field(default=one.default, metadata={"range": one.range}))
-        for one in place_knobs()
-        if one.name not in NOT_IN_REQUEST
-    ]
-    arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
+    arguments = asdict(section({"place": request}, "place", request_record(NOT_IN_REQUEST)))
     return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
 
 

@@ -61,7 +61,7 @@ def page(answer: PlacementAnswer, missing: str = "") -> str:
 
 
 def render_template(name: str, **view: Any) -> str:
-    """Render a template of this package, by its file name, with a view; names are escaped."""
+    """Render a template of this package, by file name, with the given variables; names are escaped."""
     places = Environment(
         loader=PackageLoader("evenshard.report.page", "."),
         autoescape=True,
@@ -90,7 +90,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
     slow_caches = table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]
-    cut = [table for table in table_facts.sharded_tables(answer) if not TYPES[table.way].is_replicated]
+    cut = [table for table in table_facts.sharded_tables(answer) if not TYPES[table.sharding_type].is_replicated]
     return {
         "answer": answer,
         "request": answer.request,
@@ -134,7 +134,12 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "max_strip": MAX_STRIP,
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
-        "notes": (*step_facts.assumed_lookups_texts(answer), *answer.notes),
+        "warnings": (
+            *step_facts.warning_texts(answer),
+            *answer.memory_warnings,
+            *table_facts.assumed_lookups_texts(answer),
+            *answer.notes,
+        ),
         "listed": _LISTED,
         "asked": _request_rows(answer),
         "made_by": _made_by(answer),
@@ -235,7 +240,7 @@ def _predicted_by(answer: PlacementAnswer) -> str:
     hardware = str(_trained_on(answer).get("hardware", ""))
     if not hardware:
         return "a device model"
-    return f"a cost model that learnt from {measured_or_simulated(hardware)} ones"
+    return f"a cost model trained on {measured_or_simulated(hardware)} times"
 
 
 def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:

@@ -24,7 +24,8 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
 from evenshard.report.answer import make_displayable
-from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
+from evenshard.report.step_facts import EMBEDDING_WORK, warning_texts
+from evenshard.report.table_facts import assumed_lookups_texts
 from evenshard.sharders.learned import Sharder
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 from evenshard.torchrec.baseline.topology import AS_IT_COMES, Bandwidths, planner_error
