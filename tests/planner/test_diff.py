@@ -140,7 +140,9 @@ def test_a_change_of_place_in_words() -> None:
     assert "From fused_uvm_caching 0.5 to fused: a (1 table), 320 bytes to devices. Check" in said(
         diff(kept(CACHED, 0), kept(ON_DEVICE, 0))
     )
-    assert "From fused_uvm to fused_uvm_caching 0.5: a (1 table). Checkpoints" in said(diff(kept(MANAGED, 0), kept(CACHED, 0)))
+    assert "From fused_uvm to fused_uvm_caching 0.5: a (1 table). Checkpoints" in said(
+        diff(kept(MANAGED, 0), kept(CACHED, 0))
+    )
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("rowwise_adagrad", 40), ("adagrad", 320), ("adam", 640)])
