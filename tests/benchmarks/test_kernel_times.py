@@ -307,6 +307,6 @@ def test_the_page_has_the_device_models_errors(monkeypatch: pytest.MonkeyPatch) 
 def test_the_decision_has_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     truth_file("dlrm_2021_tables.csv")
     plans = [one for one in read_journal(stored("kernels/shardbench_plans.jsonl.gz")) if one.status == FITS]
-    page = (ROOT / "docs" / "decisions" / "0042-differences.md").read_text()
+    page = (ROOT / "docs" / "decisions" / "0042-intervals-of-differences.md").read_text()
     said, _, *rows = device_errors.intervals(plans)
     assert said == "97 % of 317 steps are inside." and len(rows) == 9 and all(line in page for line in rows)

@@ -4,7 +4,7 @@ Two kinds of error count. A learned model's error of a step is mostly the error 
 does the same work in both placements, the error cancels in the difference; for different work the errors differ
 (benchmarks/measured_once_202611.md). Errors of a simulated device and its links are in their constants, which are the
 same for all placements, so they scale the savings of kernels and of exchanges. Different work has an additional error,
-and so has work that a device model lacks, as timed kernels of plans show (docs/decisions/0042-differences.md).
+and so has work that a device model lacks, as timed kernels of plans show (docs/decisions/0042).
 """
 
 from __future__ import annotations

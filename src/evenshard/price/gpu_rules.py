@@ -6,7 +6,7 @@ Times per bag, lookup, row and pair are inversely proportional to the speed of a
 
 The remaining factor of a constant is a mean over the fitted GPUs, weighted by the ratio of the slower to the faster
 speed. Floors, chains and host times are such means without scaling. ``EVIDENCE`` has the error of these rules;
-docs/decisions/0041-gpus-by-their-data-sheets.md has it by kernel.
+docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
 """
 
 from __future__ import annotations
