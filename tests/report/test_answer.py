@@ -398,7 +398,7 @@ def test_machine_and_links(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_tables_are_whole_no_line_says_so_and_the_bound_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(answer(), monkeypatch, 200, verbose=True)
     assert "sharded" not in text
-    assert "bound     3.20 ms: under the model, no placement that the request allows is faster" in text
+    assert "bound     3.20 ms. Under the model, no placement that the request allows is faster" in text
 
 
 def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_the_numbers_are_the_answers() -> None:
         "5.00 ms of embedding work per step, simulated all-to-all modelled",
         "4.00 ms of embedding work per step, predicted 90 %: 3.60 to 4.40",
         "3.20 ms lower bound",
-        "this placement: at most 25 % above the model's lower bound",
+        "this placement is at most 25 % above",
         "7.50 ms best baseline, simulated greedy by size, whole tables: 50 % slower",
         "75 % balance: mean device 3.00 ms, step 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.

@@ -179,7 +179,7 @@ def _outside_range(answer: PlacementAnswer) -> list[str]:
 def bound_text(answer: PlacementAnswer) -> str:
     """Explain the lower bound."""
     return (
-        f"{ms_text(answer.lower_bound_ms)} ms: under the model, no placement that the request allows is faster, with "
+        f"{ms_text(answer.lower_bound_ms)} ms. Under the model, no placement that the request allows is faster, with "
         f"any sharding. It counts memory and the latency of communication, and ignores pinning rules."
     )
 
