@@ -24,7 +24,7 @@ from typing import Any
 import cog  # there is one while cog runs
 
 ROOT = Path(__file__).parents[1]
-REPORTED = "evenshard place mlperf_dlrm_v2 --devices 8 --hardware simulated:h100 --report report.html"
+REPORTED = "evenshard place mlperf_dlrm_v2 --devices 8 --hardware simulated:h100 -v --report report.html"
 NUMBER, BAR = r"\d[\d.,]*\d|\d", "[▏▎▍▌▋▊▉█]+"
 FIGURE = r"(?<![\w./-])(?:\d+\.\d+|\d{1,3}(?:,\d{3})+|\d{3,})(?![\w.]*\d)"  # 1.5, 1,234 and 567; not H100
 NAMES: dict[str, dict[str, Any]] = defaultdict(dict)  # by page: the names that its blocks of Python know

@@ -203,6 +203,9 @@ def _state(part: str) -> Any:
 ADDRESSES = ["s3://bucket/folder/name.parquet", "s3://b/k", "s3://bucket/a b/ü@x"]
 RULES = {"pinned": {"a": 0, "b": [0, 1]}, "forbidden": {"a": 1}, "forbidden_devices": [1], "together": [["a", "b"]],
          "apart": [["a", "c"]]}  # fmt: skip
+REQUEST = {"tables": [{"name": "a", "num_rows": 9, "embedding_dim": 8}], "num_devices": 2, "memory_cap_gb": [40, 64],
+           "hosts": "hosts.yaml", "communication": ["fp16"], "pooling_factors": {"a": [1, 2.5]}, "seed": 1,
+           **RULES}  # fmt: skip
 LINK = {"latency_us": {"value": 30.0, "source": "measured"}, "bandwidth_gb_s": {"value": 3.1, "source": "measured"},
         "source": "measured"}  # fmt: skip
 
@@ -239,6 +242,13 @@ def _read_params(path: Path) -> None:
     for name, kind in kinds.items():
         section(params, name, kind)
     params_hash(params)
+
+
+def _read_config(path: Path) -> None:
+    from evenshard.planner.config_file import config_text, load_config
+
+    tables, arguments = load_config(path)
+    config_text(tables, arguments)
 
 
 def _read_rules(path: Path) -> None:
@@ -386,6 +396,7 @@ READERS: dict[str, Reader] = {
     "tables.parquet": Reader("t.parquet", partial(_parquet, "tables.parquet"), _read_tables),
     "tasks.json": Reader("tasks.json", lambda rng: mutated_json(_json("tasks.json"), rng), _read_tasks),
     **{f"params.yaml {name}": Reader("params.yaml", partial(_section, name), _read_params) for name in SECTIONS},
+    "request": Reader("request.yaml", lambda rng: mutated_yaml(REQUEST, rng), _read_config),
     "rules": Reader("rules.yaml", lambda rng: mutated_yaml(RULES, rng), _read_rules),
     "device profile": Reader(
         "device.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/price/profiles/h200.yaml"), rng), _read_profile
