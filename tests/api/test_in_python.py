@@ -16,8 +16,7 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
-from evenshard.report.answer import print_answer
-from evenshard.report.brief import brief_text
+from evenshard.report.answer import brief_text, print_answer
 from evenshard.report.page.page import page
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import answer

@@ -11,8 +11,7 @@ import pytest
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
-from evenshard.report.answer import make_displayable
-from evenshard.report.brief import brief_text
+from evenshard.report.answer import brief_text, make_displayable
 from evenshard.report.comparisons import difference_markdown
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import warning_texts

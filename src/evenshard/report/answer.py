@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from io import StringIO
@@ -15,19 +16,22 @@ from rich.text import Text
 from evenshard.base.console import plain_console, plain_grid, print_whole
 from evenshard.base.installation import require_package
 from evenshard.base.messages import count_text, names_text, printable
-from evenshard.base.units import BYTES_PER_GB, UNITS, bytes_to_gb, decimals, ms_text, range_text, size_text
+from evenshard.base.units import bytes_to_gb, decimals, ms_text, range_text, size_text
 from evenshard.planner import file as files
 from evenshard.planner.answer import PlacementAnswer as Answer
 from evenshard.planner.answer import fullest_device, slowest_device
+from evenshard.planner.baselines import baseline_label
 from evenshard.price.step import predicted_step_times
 from evenshard.report.step_facts import (
     advice,
     asked_texts,
     baseline_text,
+    best_baseline,
     bound_headline,
     bound_text,
     device_error_text,
     link_text,
+    machine_text,
     near_texts,
     not_compared_text,
     setting_text,
@@ -41,8 +45,11 @@ from evenshard.report.table_facts import (
     LOOKUPS,
     assumed_groups,
     assumed_lookups_texts,
+    fullest_text,
     host_texts,
+    is_offloaded,
     kept_texts,
+    memory_unit,
     offload_text,
     placed_parts,
     reserve_text,
@@ -86,8 +93,6 @@ class PlacementAnswer(Answer):
 
     def __repr__(self) -> str:
         """Return the answer in about ten lines; ``summary`` is complete."""
-        from evenshard.report.brief import brief_text
-
         return brief_text(self)
 
     def _repr_html_(self) -> str:
@@ -220,7 +225,7 @@ def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
 
 def _devices(answer: Answer, console: Console) -> Grid:
     slowest, fullest = shown_devices(answer)
-    heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
+    heads = [head.format(unit=memory_unit(answer)[0]) for head in _HEADS]
     heads += [] if answer.measured is None else [timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     for column in (WAITS, FULLNESS):
@@ -245,7 +250,7 @@ def _devices(answer: Answer, console: Console) -> Grid:
 def _cells(answer: Answer, device: int) -> list[str]:
     one, memory = answer.devices[device], answer.memory[device]
     times = (*shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
-    digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
+    digits, unit = decimals(answer.predicted_ms), memory_unit(answer)[1]
     return [
         str(device),
         f"{len(answer.parts_on_device[device]):,}",
@@ -284,10 +289,6 @@ def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
     return bar.append(full * (whole - drawn) + EIGHTHS[eighths], _STYLES[-1])
 
 
-def _memory_unit(answer: Answer) -> tuple[str, int]:
-    return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
-
-
 # Below the table ------------------------------------------------------------------------------------------------------
 
 # First word, text, and the style of the word.
@@ -319,23 +320,7 @@ def _sharding(answer: Answer) -> Iterator[Line]:
 
 def _memory(answer: Answer) -> Iterator[Line]:
     if answer.request.training_pipeline:
-        fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
-        counted = fullest.counted_bytes
-        small, of_small = next((one for one in UNITS if counted >= 0.01 * one[1]), UNITS[-1])
-        if of_small > of_unit:
-            small, of_small = unit, of_unit
-        shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_small]
-        rest = counted - sum(size for _, size in shown)
-        shown += [("the rest", rest)] if rest >= 0.005 * of_small else []
-        parts = [f"{what} {size / of_small:.2f}" for what, size in shown]
-        where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
-        reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
-        of_sum = "" if small == unit else f" {small}"
-        total = f"{counted / of_small:.2f}{of_sum} of {fullest.limit_bytes / of_unit:.2f} {unit}"
-        peak = ""
-        if fullest.peak - counted >= 0.005 * of_small:
-            peak = f", {fullest.peak / of_small:.2f}{of_sum} when {fullest.moment}"
-        yield "memory", f"{where}{' + '.join(parts)} = {total}{peak}{reserved}", "cyan"
+        yield "memory", fullest_text(answer), "cyan"
     for kernel, text in kept_texts(answer):
         yield "kept", f"{kernel}: {text}", "cyan"
     for what, text in host_texts(answer):
@@ -358,3 +343,47 @@ def _details(answer: Answer) -> Iterator[Line]:
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
         count, names = count_text(len(group.tables), "table"), names_text(group.tables)
         yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
+
+
+# In brief -------------------------------------------------------------------------------------------------------------
+
+
+def brief_text(answer: Answer) -> str:
+    """Return the answer in about ten lines, without a trailing newline."""
+    request = answer.request
+    title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
+    return "\n".join([f"PlacementAnswer: {title}", *(f"  {word:{INDENT}}{text}" for word, text in _lines(answer))])
+
+
+def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
+    yield "time", step_headline(answer)
+    if answer.num_devices > 1:
+        yield "bound", bound_headline(answer)
+    for text in worth_texts(answer):
+        yield "against", text
+    slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
+    times = [one.predicted_total_ms for one in answer.devices]
+    if answer.num_devices > 1:
+        ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
+        yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
+    device = answer.devices[slowest]
+    parts = zip(("forward", "communication", "backward"), shares_ms(device), strict=True)
+    shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
+    waits = f" + waits {device.predicted_wait_ms:.{digits}f}" if answer.num_devices > 1 else ""
+    yield "slowest", f"{shares}{waits} = {device.predicted_total_ms + device.predicted_wait_ms:.{digits}f} ms"
+    full = fullest_device(answer)
+    yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
+    types = Counter(answer.type_of_table.values())
+    yield "sharded", ", ".join(f"{count:,} {name}" for name, count in types.most_common())
+    if is_offloaded(answer):
+        kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
+        yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
+    if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
+        yield "baseline", f"{ms_text(baseline.predicted_ms)} ms, {baseline_label(baseline)}"
+    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
+    counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
+    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
+    yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
+    if warnings:
+        more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        yield "warning", f"{printable(warnings[0]).rstrip('.')}{more}"

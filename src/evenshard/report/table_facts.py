@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenshard.base.messages import count_text, names_text, printable
-from evenshard.base.units import ms_text, pct_text, range_text, size_text
+from evenshard.base.units import BYTES_PER_GB, UNITS, ms_text, pct_text, range_text, size_text
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, KEY_VALUE, Span, TablePart, part_table
 from evenshard.placement.sharding import (
@@ -17,7 +17,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     TYPES,
 )
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.memory import RESERVED_SHARE, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
@@ -47,6 +47,32 @@ def reserve_text(request: PlacementRequest) -> str:
     if request.training_pipeline:
         return text
     return f"{text}. Without a training pipeline, only weights and optimizer state are counted"
+
+
+def memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
+    """Return the unit of the table of devices, GB or MB, and its bytes."""
+    return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
+
+
+def fullest_text(answer: PlacementAnswer) -> str:
+    """Return the memory of the fullest device by component, its limit, its peak and its reserve."""
+    fullest, (unit, of_unit) = fullest_device(answer), memory_unit(answer)
+    counted = fullest.counted_bytes
+    small, of_small = next((one for one in UNITS if counted >= 0.01 * one[1]), UNITS[-1])
+    if of_small > of_unit:
+        small, of_small = unit, of_unit
+    shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_small]
+    rest = counted - sum(size for _, size in shown)
+    shown += [("the rest", rest)] if rest >= 0.005 * of_small else []
+    parts = [f"{what} {size / of_small:.2f}" for what, size in shown]
+    where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
+    reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
+    of_sum = "" if small == unit else f" {small}"
+    total = f"{counted / of_small:.2f}{of_sum} of {fullest.limit_bytes / of_unit:.2f} {unit}"
+    peak = ""
+    if fullest.peak - counted >= 0.005 * of_small:
+        peak = f", {fullest.peak / of_small:.2f}{of_sum} when {fullest.moment}"
+    return f"{where}{' + '.join(parts)} = {total}{peak}{reserved}"
 
 
 def is_offloaded(answer: PlacementAnswer) -> bool:
