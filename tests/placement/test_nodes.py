@@ -47,7 +47,7 @@ def test_kinds_of_devices_by_id() -> None:
         (Nodes(24, 8, nodes_per_domain=2, inter="infiniband_ndr"), "3 nodes cannot be split into domains of 2"),
         (Nodes(16, 8), "there are 2 nodes, but no link between them. Name a link, such as --inter infiniband_ndr"),
         (replace(PODS, inter=""), "there are 2 domains, but no link between them."),
-        (replace(PODS, groups=(DeviceGroup("cpu", 8),)), "there are 16 devices, but its kinds have 8 devices."),
+        (replace(PODS, groups=(DeviceGroup("cpu", 8),)), "there are 16 devices, but the device kinds have 8."),
     ],
 )
 def test_what_makes_a_machine_impossible(machine: Nodes, problem: str) -> None:

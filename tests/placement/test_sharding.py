@@ -185,7 +185,7 @@ def test_parts_are_given_back_by_table_then_columns_then_rows() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([*WHOLE, part((0, 9), (0, 4), 0, name="v")], "a shard is of the table 'v', which is not among the tables."),
+        ([*WHOLE, part((0, 9), (0, 4), 0, name="v")], "a shard belongs to table 'v', which is not among the tables."),
         ([part((0, 100), (0, 16), 4)], "table 't' is on device 4, but the devices are 0 to 3. Place it again."),
         ([part((0, 100), (0, 16), -1)], "table 't' is on device -1"),
         ([], "table 't' has shards with the columns none"),

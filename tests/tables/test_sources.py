@@ -325,7 +325,7 @@ def test_traffic_that_does_not_fit_the_tables_is_refused(tmp_path: Path) -> None
     traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
     with pytest.raises(BadFile, match="index 7 is beyond the table's 5 rows"):
         tables_from(write_records(tmp_path, {**ADS, "num_rows": 5}), 2, traffic=traffic)
-    with pytest.raises(BadFile, match="has tables 'ads', 'user', but none of the tables"):
+    with pytest.raises(BadFile, match="has tables 'ads', 'user', but none of the given tables"):
         tables_from(write_records(tmp_path, ITEM), 2, traffic=traffic)
 
 

@@ -112,7 +112,7 @@ class Nodes:
             )
         if self.groups and sum(group.num_devices for group in self.groups) != self.num_devices:
             counts = " + ".join(str(group.num_devices) for group in self.groups)
-            return f"there are {self.num_devices} devices, but its kinds have {counts} devices. Correct the kinds."
+            return f"there are {self.num_devices} devices, but the device kinds have {counts}. Correct the kinds."
         for what, sizes in (("host memory", self.host_bytes), ("SSDs", self.ssd_bytes)):
             if sizes and (len(sizes) != self.num_nodes or min(sizes) < 0):
                 return f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one per node, from 0."

@@ -101,7 +101,7 @@ def group_parts(
     for part in parts:
         if part.table not in found:
             raise BadConfig(
-                f"a shard is of the table {brief(part.table)}, which is not among the tables. Correct its name."
+                f"a shard belongs to table {brief(part.table)}, which is not among the tables. Correct its name."
             )
         wrong = next((device for device in part.devices if not 0 <= device < num_devices), None)
         if wrong is not None:

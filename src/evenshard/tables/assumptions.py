@@ -67,7 +67,7 @@ def assume_weight_bits(table_name: str, weight_bits: int) -> Assumption:
 
 def assume_miss_ratios(table_name: str, source: str) -> Assumption:
     """Return the assumption for the cache misses of a table without traffic; see ``locality.miss_source``."""
-    return Assumption(table_name, "miss_ratios", f"{source}: an LRU cache is expected to miss at most as often")
+    return Assumption(table_name, "miss_ratios", f"{source}: an LRU cache is expected not to miss more often")
 
 
 def list_approximations(table: Table) -> Iterator[Assumption]:

@@ -150,7 +150,7 @@ class Table:
         if self.pooling not in POOLINGS:
             yield f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
         if not wrong & {"num_rows", "embedding_dim", "weight_bits"} and self.size_bytes > MAX_TABLE_BYTES:
-            yield f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
+            yield f"num_rows x embedding_dim weights have {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:
             if len(self.reuse_bins) != NUM_REUSE_BINS:
                 yield f"reuse_bins has {len(self.reuse_bins)} values, not {NUM_REUSE_BINS}"

@@ -231,7 +231,7 @@ def test_tables_and_traffic_that_do_not_find_each_other(tmp_path: Path) -> None:
     source = write_parquet(tmp_path, TRAFFIC)
     ads, item = table("ads", pooling=9.0), table("item", pooling=3.0)
     message = complaint(source, tables=[item], embedding_dim=None)
-    assert "has tables 'ads', 'user', but none of the tables. Use the sample's names for the tables." in message
+    assert "has tables 'ads', 'user', but none of the given tables. Use the sample's names for the tables." in message
     feature = replace(item, feature_names=("clicks",))
     assert "Use the sample's names for the features." in complaint(source, tables=[feature], embedding_dim=None)
     found = tables_from_traffic(source, 2, [item, ads])
@@ -239,7 +239,7 @@ def test_tables_and_traffic_that_do_not_find_each_other(tmp_path: Path) -> None:
     text = "as given, since the sample lacks the table"
     assert found.assumptions == tuple(Assumption("item", column, text) for column in ("pooling_factor", "reuse_bins"))
     many = write_parquet(tmp_path / "many", {f"t{k}": [[1]] for k in range(5)})
-    assert "has tables 't0', 't1', 't2' and 2 more, but none" in complaint(many, tables=[ads], embedding_dim=None)
+    assert "has tables 't0', 't1', 't2' and 2 more, but none of" in complaint(many, tables=[ads], embedding_dim=None)
 
 
 def test_senseless_settings_are_refused(tmp_path: Path) -> None:

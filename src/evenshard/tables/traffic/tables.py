@@ -157,7 +157,7 @@ def _tables_to_count(source: Path, sample: Sample, tables: Sequence[Table] | Non
     found = {name: [column for column in own if column in in_sample] for name, own in features.items()}
     if not any(found.values()):
         what = "feature" if any(own != (name,) for name, own in features.items()) else "table"
-        problem = f"has {_some(what, sample.names)}, but none of the tables"
+        problem = f"has {_some(what, sample.names)}, but none of the given tables"
         raise BadFile(source, problem, f"Use the sample's names for the {what}s.")
     order = {column: position for position, column in enumerate(sample.names)}
     names = sorted((name for name, own in found.items() if own), key=lambda name: order[found[name][0]])
