@@ -119,13 +119,10 @@ class Knob:
         range: allowed values of a number; by default, those of ``RANGES``.
         flag: flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is
             a positional argument.
-        metavar: placeholder of the value in the help of a command.
-        choices: allowed values; empty for all.
         section: section of params.yaml that has its default, under the same name.
         parameter: parameter of the pipeline component; "" for none.
         output: rule for the content that an output path may replace.
         use: role of a path in a stage; see ``evenshard.loop.stage``.
-        module: module that declares it.
     """
 
     name: str

@@ -140,11 +140,7 @@ def download(source: str, to: Path) -> Path:
 
 
 def remove(address: str) -> None:
-    """Remove every object of a folder.
-
-    Raises:
-        BadConfig, StorageFailed: see ``readable_errors``.
-    """
+    """Remove every object of a folder; for errors see ``readable_errors``."""
     folder = Address.of(address).below("")
     with readable_errors(folder, "remove"):
         for entry in _objects_below(folder):

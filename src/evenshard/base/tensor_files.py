@@ -73,11 +73,7 @@ def integer_problem(value: Any) -> str | None:
 
 
 def save_weights(net: nn.Module, path: Path) -> None:
-    """Write a network's state.
-
-    Raises:
-        TrainingFailed: if a weight is not finite.
-    """
+    """Write a network's state; raise TrainingFailed if a weight is not finite."""
     check_finite(net)
     _save(net.state_dict(), path)
 
@@ -120,11 +116,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
 
 
 def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Write an optimizer's state.
-
-    Raises:
-        TrainingFailed: if a number is not finite.
-    """
+    """Write an optimizer's state; raise TrainingFailed if a number is not finite."""
     state = optimizer.state_dict()
     for number, kept in state["state"].items():
         for name, tensor in kept.items():

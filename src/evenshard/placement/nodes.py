@@ -21,11 +21,9 @@ class DeviceGroup:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A machine: its hosts (nodes), devices and links.
+    """A machine: all devices, the devices of each host (node), and links.
 
     Attributes:
-        num_devices: devices of all hosts.
-        devices_per_node: devices of each host.
         nodes_per_domain: hosts whose devices share the fast link.
         intra: name of the link within a domain, of ``price.link``; "" for the link of the hardware.
         inter: name of the link between domains; "" for a single domain.

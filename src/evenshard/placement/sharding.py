@@ -161,11 +161,7 @@ class Communication:
 
     @staticmethod
     def of(data_types: Sequence[str]) -> Communication:
-        """Parse data types: none means FP32, one applies to both directions, two are forward and backward.
-
-        Raises:
-            BadConfig: if there are more than two, or one is unknown.
-        """
+        """Parse data types: none means FP32, one applies to both directions, two are forward and backward."""
         unknown = next((name for name in data_types if name not in DATA_TYPES), None)
         if unknown is not None or len(data_types) > 2:
             raise BadConfig(

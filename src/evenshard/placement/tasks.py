@@ -44,11 +44,7 @@ class TaskSplit:
 
 
 def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> TaskSplit:
-    """Split the pool into random halves, and draw train tasks from one and test tasks from the other.
-
-    Raises:
-        BadConfig: if half of the pool has fewer tables than a task needs.
-    """
+    """Split the pool into random halves, and draw train tasks from one half and test tasks from the other."""
     half = len(pool) // 2
     if half < sampling.tables_per_task:
         raise BadConfig(

@@ -265,11 +265,7 @@ def _count_lookups(
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
-    """Set the weight precision of all tables; a data type with the same number of bits is kept.
-
-    Raises:
-        BadConfig: if it is not 4, 8, 16 or 32 bits.
-    """
+    """Set the weight precision of all tables; a data type with the same number of bits is kept."""
     check_weight_bits(weight_bits)
     tables = tuple(
         table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
