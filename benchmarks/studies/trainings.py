@@ -15,7 +15,7 @@ import torch
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.measure.hardware import Hardware, Measure
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.placement.tasks import sample_shards
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
@@ -154,7 +154,7 @@ def measure_random_shards(
     shards = sample_shards(
         distinct_tables(tasks), count, like.batch_size, like.memory_cap_bytes, np.random.default_rng([seed, 3])
     )
-    placements = [alone(shard) for shard in shards]
+    placements = [place_on_one_device(shard) for shard in shards]
     return [
         MeasuredPlacement(
             shard.task_id,
@@ -253,7 +253,7 @@ def train_evenshard(
 
     if config.num_shards:
         shards = _sample_shards(tasks, config.num_shards, rng)
-        add([(shard, alone(shard)) for shard in shards], RANDOM_SHARD)
+        add([(shard, place_on_one_device(shard)) for shard in shards], RANDOM_SHARD)
     model, metrics = cost_model_round([*known, *added], fit)
     for _ in range(config.own_rounds if config.own_placements else 0):
         sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))

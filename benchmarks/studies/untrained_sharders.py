@@ -13,7 +13,7 @@ from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import single_table_task
 from evenshard.price.costs import PlacementCost
@@ -42,7 +42,7 @@ class SingleCosts(Unit):
         singles = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
         start = time.perf_counter()
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
-            costs = meter.quick_costs([(task, alone(task)) for task in singles.values()])
+            costs = meter.quick_costs([(task, place_on_one_device(task)) for task in singles.values()])
         times = {name: cost.max_device_ms for name, cost in zip(singles, costs, strict=True)}
         return {"ms": times, "seconds": time.perf_counter() - start}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import chosen_in, knobs_of
+from evenshard.base.knobs import changed_knobs, knobs_of
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.planner.knobs import InUse, Knobs, TableSources, WhatIf, group_knobs, groups, place_knobs, shared_knobs
@@ -68,7 +68,7 @@ def place(
     from evenshard.planner.pricing import model_of, named_with_hardware
     from evenshard.planner.request import check_batch
     from evenshard.report.answer import make_displayable
-    from evenshard.tables.assumptions import with_pooling_factors
+    from evenshard.tables.assumptions import apply_pooling_factors
 
     asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})
     training, search = asked.training, asked.search
@@ -78,7 +78,7 @@ def place(
     loaded = named or model_of(None, devices.hardware)
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, training.batch_size, asked.table_sources)
-    known = with_pooling_factors(known, asked.table_sources.pooling_factors)
+    known = apply_pooling_factors(known, asked.table_sources.pooling_factors)
     optimizers = _optimizers(tables, training.optimizer, loaded)
     request = build_request(asked, known, optimizers, devices, _dense_bytes(tables, asked.memory.dense_gb))
     if asked.sharding.constraints is not None:
@@ -122,11 +122,11 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
-    from evenshard.base.s3 import local
+    from evenshard.base.s3 import local_copy
     from evenshard.planner.answer import Near
     from evenshard.planner.file import load_answer
 
-    with local(near) as path:
+    with local_copy(near) as path:
         old = load_answer(path / "placement.json" if path.is_dir() else path)
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
@@ -160,7 +160,7 @@ def _is_of_torchrec(tables: Any) -> bool:
 
 
 def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
-    from evenshard.base.s3 import is_address, local
+    from evenshard.base.s3 import is_address, local_copy
     from evenshard.tables.assumptions import TableSet
     from evenshard.tables.sources import complete_tables, tables_from, tables_in_python
     from evenshard.tables.table import Table
@@ -168,7 +168,7 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
     traffic, columns, weight_bits = sources.traffic, sources.columns, sources.weight_bits
     default_pooling_factor = sources.default_pooling_factor
     if isinstance(tables, str | Path):
-        with local(tables) if is_address(tables) else nullcontext(tables) as here:
+        with local_copy(tables) if is_address(tables) else nullcontext(tables) as here:
             return tables_from(
                 here, batch_size, traffic, sources.embedding_dim, weight_bits, default_pooling_factor, columns
             )
@@ -223,6 +223,6 @@ def what_if(
         raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
     own = {name: value for name, value in knobs.items() if name in names}
     shared = Knobs.of({name: value for name, value in knobs.items() if name not in names}, taken)
-    given = {name: value for group in groups() for name, value in chosen_in(getattr(shared, group.name)).items()}
+    given = {name: value for group in groups() for name, value in changed_knobs(getattr(shared, group.name)).items()}
     given["dense_gb"] = bytes_to_gb(_dense_bytes(tables, shared.memory.dense_gb))
     return answer_what_if(WhatIf(hardware, devices, **own), given, partial(place, tables), progress)

@@ -78,5 +78,5 @@ def test_an_image_has_no_pip_to_advise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kfp", None)
     with pytest.raises(MissingPackage) as caught:
         require_package("kfp")
-    assert str(caught.value).startswith("A Kubeflow pipeline needs kfp: it is not in this image. Name the extra mlops ")
+    assert str(caught.value).startswith("A Kubeflow pipeline needs kfp: this image lacks it. Add the extra mlops ")
     assert f"{installation.IMAGE_MARK}=1" in (ROOT / "Dockerfile").read_text()

@@ -79,11 +79,11 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_place(
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["a", "deep/1.b", "thesis.txt"], "holds thesis.txt, which is not part of a pair and would be lost"),
-        (["a", "deep/1.b", "deep/thesis.txt"], "holds deep/thesis.txt"),
-        (["a", "deep/1.b/thesis.txt"], "holds deep/1.b/thesis.txt"),
-        (["a/thesis.txt", "deep/1.b"], "holds a/thesis.txt"),
-        (["a", "deep/1.b", ".hidden"], "holds .hidden"),
+        (["a", "deep/1.b", "thesis.txt"], "contains thesis.txt, which is not part of a pair and would be lost"),
+        (["a", "deep/1.b", "deep/thesis.txt"], "contains deep/thesis.txt"),
+        (["a", "deep/1.b/thesis.txt"], "contains deep/1.b/thesis.txt"),
+        (["a/thesis.txt", "deep/1.b"], "contains a/thesis.txt"),
+        (["a", "deep/1.b", ".hidden"], "contains .hidden"),
     ],
 )
 def test_a_folder_replaces_only_its_own_sort(tmp_path: Path, names: list[str], reason: str) -> None:
@@ -98,12 +98,12 @@ def test_a_folder_replaces_only_its_own_sort(tmp_path: Path, names: list[str], r
 def test_empty_folders_and_links_in_a_folder_count(tmp_path: Path) -> None:
     target = filled(tmp_path / "mydata", "a", "deep/1.b")
     (target / "more" / "empty").mkdir(parents=True)
-    with pytest.raises(BadFile, match="holds more/empty, "):
+    with pytest.raises(BadFile, match="contains more/empty, "):
         PAIR.require(target)
     (target / "more" / "empty").rmdir()
     (target / "more").rmdir()
     (target / "link").symlink_to(tmp_path)
-    with pytest.raises(BadFile, match="holds link"):
+    with pytest.raises(BadFile, match="contains link"):
         PAIR.require(target)
 
 
@@ -125,16 +125,16 @@ def test_a_folder_of_no_known_sort_replaces_what_it_has_too(tmp_path: Path) -> N
     target = filled(tmp_path / "download", "one", "deep/two")
     with atomic_path(target) as draft:
         filled(draft, "one", "deep/two", "three")
-    with pytest.raises(BadFile, match="holds three"), atomic_path(target) as draft:
+    with pytest.raises(BadFile, match="contains three"), atomic_path(target) as draft:
         filled(draft, "one", "deep/two")
     assert (target / "three").exists()
 
 
 def test_a_file_never_replaces_a_folder_nor_a_folder_a_file(tmp_path: Path) -> None:
     filled(tmp_path, "file", "folder/kept")
-    with pytest.raises(BadFile, match="and a folder is to be written"), atomic_path(tmp_path / "file") as draft:
+    with pytest.raises(BadFile, match="but the output is a folder"), atomic_path(tmp_path / "file") as draft:
         draft.mkdir()
-    with pytest.raises(BadFile, match="and a file is to be written"), atomic_path(tmp_path / "folder") as draft:
+    with pytest.raises(BadFile, match="but the output is a file"), atomic_path(tmp_path / "folder") as draft:
         draft.write_text("a file")
     assert (tmp_path / "folder" / "kept").exists() and (tmp_path / "file").read_text() == "file"
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}

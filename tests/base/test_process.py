@@ -12,12 +12,12 @@ import torch
 from evenshard.base import process
 from evenshard.base.process import (
     TERMINATED,
+    delay_sigterm,
     environment,
     machine_bytes,
     on_interrupt,
     on_sigterm,
     one_thread,
-    sigterm_waits,
     terminate,
 )
 from evenshard.base.units import BYTES_PER_GB
@@ -57,11 +57,11 @@ def test_the_order_to_end_is_heard_inside_the_block_and_not_after_it() -> None:
 def test_an_order_to_end_may_wait_for_the_end_of_a_block() -> None:
     done: list[str] = []
     with on_sigterm(terminate):
-        with pytest.raises(SystemExit) as ended, sigterm_waits():
+        with pytest.raises(SystemExit) as ended, delay_sigterm():
             signal.raise_signal(signal.SIGTERM)
             done.append("the block")
             raise ValueError  # the order comes first
-        with sigterm_waits():  # it is ending: another order changes nothing
+        with delay_sigterm():  # it is ending: another order changes nothing
             signal.raise_signal(signal.SIGTERM)
             done.append("what comes after it")
     assert ended.value.code == TERMINATED

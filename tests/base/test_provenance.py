@@ -98,7 +98,7 @@ def test_what_runs_here_is_the_working_directory_and_its_parameters(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository)
-    assert Lineage.here({"seed": 1}) == Lineage(
+    assert Lineage.current({"seed": 1}) == Lineage(
         git_commit=git(repository, "rev-parse", "HEAD"),
         params_hash=params_hash({"seed": 1}),
         evenshard_version=evenshard.__version__,

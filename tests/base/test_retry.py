@@ -35,7 +35,7 @@ def test_what_may_pass_is_tried_again(
     monkeypatch.setenv(PAUSES, "0 0.001")
     stage = Stage(kind("away."), times=2)
     assert (with_retries(stage.run)("costs"), stage.calls) == ("costs", 3)
-    assert caplog.messages == ["away. (trying again in 0 s)", "away. (trying again in 0.001 s)"]
+    assert caplog.messages == ["away. (retrying in 0 s)", "away. (retrying in 0.001 s)"]
     stage = Stage(kind("away."), times=3)
     with pytest.raises(kind, match="away"):
         with_retries(stage.run)("costs")

@@ -21,7 +21,7 @@ from evenshard.base.s3 import (
     content_hash,
     download,
     is_address,
-    local,
+    local_copy,
     readable_errors,
     remove,
     s3_client,
@@ -112,12 +112,12 @@ def test_what_identifies_the_content_changes_with_it(store: S3, at: str, tmp_pat
 def test_an_error_about_a_file_from_there_names_its_address(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     upload(tmp_path / "one", at)
-    with pytest.raises(BadConfig, match=f"^{at}: torn. Repair it.$"), local(at) as path:
+    with pytest.raises(BadConfig, match=f"^{at}: torn. Repair it.$"), local_copy(at) as path:
         raise BadFile(path, "torn", "Repair it.")
 
 
 def test_local_leaves_paths_alone(tmp_path: Path) -> None:
-    with local(tmp_path / "a.parquet") as path:
+    with local_copy(tmp_path / "a.parquet") as path:
         assert path == tmp_path / "a.parquet"
     assert not is_address("bucket/key") and is_address("s3://bucket/key")
 
@@ -173,7 +173,7 @@ def test_a_folder_is_what_its_listing_names(store: S3, at: str, tmp_path: Path) 
     put(store, at, deep__=b"", __=b"")  # what a console makes of a folder
     wanted = {"a": b"1", "deep/er/b": b"22", "empty": b"", "big": blob(PART + 1)}
     assert contents(download(at, tmp_path / "back")) == wanted
-    with local(at) as path:
+    with local_copy(at) as path:
         assert contents(path) == wanted
 
 
@@ -236,7 +236,7 @@ def test_a_connection_that_is_cut_is_made_again(
         assert download(at, tmp_path / "two").read_bytes() == blob(PART - 1)
         assert not faults.cuts
         faults.cuts = [100_000] * 99
-        with pytest.raises(StorageFailed, match=r"does not answer .* Start again"):
+        with pytest.raises(StorageFailed, match=r"does not answer .* Try again"):
             download(at, tmp_path / "two")
         assert (tmp_path / "two").read_bytes() == blob(PART - 1)
         assert sorted(os.listdir(tmp_path)) == ["one", "two"]
@@ -253,7 +253,7 @@ def test_damage_on_the_way_there_is_refused_by_the_server(
         s3_client.cache_clear()
         faults.flip = (b"ABCD", b"ABxD")
         for name in ("one", "big"):
-            with pytest.raises(StorageFailed, match="not what was sent"):
+            with pytest.raises(StorageFailed, match="damaged during the upload"):
                 upload(tmp_path / name, at)
     assert Address.of(at).key not in objects(store, at)
 
@@ -315,7 +315,7 @@ def test_a_bucket_that_may_only_be_read(store: S3, at: str, tmp_path: Path, monk
     s3_client.cache_clear()
     folder_of(tmp_path / "data", a=b"2", big=blob(PART + 1))
     for source in (tmp_path / "data/a", tmp_path / "data/big"):
-        with pytest.raises(BadConfig, match="may not write here"):
+        with pytest.raises(BadConfig, match="no permission to write here"):
             upload(source, at)
     assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
 
@@ -368,7 +368,7 @@ def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     upload(tmp_path / "one", at)
     address = Address.of(at)
-    with pytest.raises(StorageFailed, match="the disk here is full"), readable_errors(address, "read"):
+    with pytest.raises(StorageFailed, match="the local disk is full"), readable_errors(address, "read"):
         _fetch(address, Path("/dev/full"), 1)
 
 
@@ -378,7 +378,7 @@ def test_no_password_of_the_endpoint_is_shown(store: S3, tmp_path: Path, monkeyp
     words = [sys.executable, "-m", "evenshard", "place", "s3://b/k.parquet", "--devices", "2"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     warned, *_, failed = done.stderr.splitlines()  # between them a slow machine says that it searches
-    assert "user and password in AWS_ENDPOINT_URL are not used" in warned
+    assert "user and password in AWS_ENDPOINT_URL are ignored" in warned
     assert "http://***@127.0.0.1:1 does not answer" in failed
     assert done.returncode == 1 and "hunter2" not in done.stderr and "alice" not in done.stderr
 

@@ -143,7 +143,7 @@ def test_plans_that_may_not_be_used_are_told_and_never_the_best(
     for name, text in (("first_device", FIRST_DEVICE), ("loses_a_table", LOSES_A_TABLE), ("gives_up", GIVES_UP)):
         rows += results_of(cell, load_planner(others(name, text)))
     assert [one.status for one in rows] == [OVER_MEMORY, ILLEGAL, NO_PLAN]
-    assert "device 0 would hold" in rows[0].note and rows[0].device_ms and rows[0].memory_share == pytest.approx(1.01)
+    assert "device 0 needs" in rows[0].note and rows[0].device_ms and rows[0].memory_share == pytest.approx(1.01)
     assert "5 tables are too many for 2 devices" in rows[2].note
     assert all("| - | - |" in line for line in [*table(rows)][2:])
     write_csv(tmp_path / "rows.csv", rows)

@@ -187,12 +187,12 @@ def test_what_cannot_be_written_is_said_before_the_work(
     [
         (
             ["train-cost", *POOL, "--costs", "c.parquet", "--out", "mydata"],
-            "mydata: holds thesis.txt, which is not part of a",
+            "mydata: contains thesis.txt, which is not part of a",
         ),
         (["train-cost", *POOL, "--costs", "c.parquet", "--out", "n", "--model-out", "mydata"], "mydata: holds "),
         (
             ["train-policy", *POOL, "--cost-net", "n", "--out", "mydata"],
-            "mydata: holds thesis.txt, which is not part of a",
+            "mydata: contains thesis.txt, which is not part of a",
         ),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "t.parquet"], "t.parquet: is not a folder"),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "."], ".: is the working directory"),
@@ -205,33 +205,36 @@ def test_what_cannot_be_written_is_said_before_the_work(
         (["place", "t.json", "-o", "pipe"], "pipe: is a device, a pipe or a socket"),
         (["place", "t.json", "-o", "/dev/null"], "/dev/null: is a device"),
         (["place", "t.json", "-o", "cached"], "kept.json, which is read-only"),
-        (["place", "t.json", "-o", "t.json"], "t.json is to be written (-o/--out), and is what TABLES reads"),
-        (["place", "t.json", "-o", "mydata/../t.json"], "mydata/../t.json is to be written (-o/--out)"),
-        (["place", "t.json", "-o", "soft"], "soft is to be written (-o/--out), and is what TABLES reads"),
-        (["place", "mydata", "--report", "mydata/thesis.txt"], "is what TABLES reads"),
-        (["place", "t.json", "--rules", "t.parquet", "-o", "t.parquet"], "is what --rules reads"),
-        (["place", "t.json", "--model", "half", "-o", "half/policy/x"], "is what --model reads"),
+        (["place", "t.json", "-o", "t.json"], "t.json is an output (-o/--out) and also an input (TABLES)"),
+        (["place", "t.json", "-o", "mydata/../t.json"], "mydata/../t.json is an output (-o/--out)"),
+        (["place", "t.json", "-o", "soft"], "soft is an output (-o/--out) and also an input (TABLES)"),
+        (["place", "mydata", "--report", "mydata/thesis.txt"], "also an input (TABLES)"),
+        (["place", "t.json", "--rules", "t.parquet", "-o", "t.parquet"], "also an input (--rules)"),
+        (["place", "t.json", "--model", "half", "-o", "half/policy/x"], "also an input (--model)"),
         (["place", "t.json", "-o", "p.json", "--report", "mydata/../p.json"], "twice, by -o/--out and --report"),
-        (["drift", "--tables", "t.json", "--against", "half", "-o", "t.json"], "is what --tables reads"),
-        (["generate-tables", "--source", "t.json", "--tables-out", "t.json", "--tasks-out", "k"], "--source reads"),
+        (["drift", "--tables", "t.json", "--against", "half", "-o", "t.json"], "also an input (--tables)"),
+        (
+            ["generate-tables", "--source", "t.json", "--tables-out", "t.json", "--tasks-out", "k"],
+            "also an input (--source)",
+        ),
         (["generate-tables", "--tables-out", "k", "--tasks-out", "k"], "twice, by --tables-out and --tasks-out"),
         (["generate-tables", "--tables-out", "k", "--tasks-out", "k/x"], "twice, by --tables-out and --tasks-out"),
-        (["merge-costs", "a.parquet", "t.parquet", "--out", "t.parquet"], "is what COSTS reads"),
+        (["merge-costs", "a.parquet", "t.parquet", "--out", "t.parquet"], "also an input (COSTS)"),
         (["benchmark", *POOL, "--out", "c", "--metrics", "c"], "twice, by --metrics and --out"),
         (["benchmark", *POOL, "--out", "c", "--journal", "c"], "twice, by --journal and --out"),
-        (["benchmark", *POOL, "--out", "c", "--plan-out", "t.parquet"], "--plan-out), and is what --tables reads"),
+        (["benchmark", *POOL, "--out", "c", "--plan-out", "t.parquet"], "--plan-out) and also an input (--tables)"),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "m", "--metrics", "m/x"], "twice, by --metrics and --out"),
-        (["train-policy", *POOL, "--cost-net", "n", "--out", "n"], "is what --cost-net reads"),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "n"], "also an input (--cost-net)"),
         (["evaluate", *POOL, *LEARNED, "--out", "r", "--metrics", "r/metrics.json"], "twice, by --metrics and --out"),
         (
             ["evaluate", *POOL, *LEARNED, "--out", "reports"],
-            "is to be written (--out), and is what --costs reads",
+            "is an output (--out) and also an input (--costs)",
         ),
-        (["promote", "--tables", "mydata/promotion.json", "--out", "mydata"], "is what --tables reads"),
-        (["calibrate-link", "--out", "params.yaml"], "is what --params reads"),
-        (["calibrate-link", "--hardware", "simulated:t.json", "--out", "t.json"], "is what --hardware reads"),
+        (["promote", "--tables", "mydata/promotion.json", "--out", "mydata"], "also an input (--tables)"),
+        (["calibrate-link", "--out", "params.yaml"], "also an input (--params)"),
+        (["calibrate-link", "--hardware", "simulated:t.json", "--out", "t.json"], "also an input (--hardware)"),
         (["calibrate-device", "--tables", "t", "--costs", "c", "--profile", "t.json", "--out", "t.json"], "--profile"),
-        (["pipeline", "compile", "--set", "tables=t.json", "-o", "t.json"], "is what --set reads"),
+        (["pipeline", "compile", "--set", "tables=t.json", "-o", "t.json"], "also an input (--set)"),
     ],
 )
 def test_only_former_outputs_are_replaced(
@@ -267,7 +270,7 @@ def test_tables_are_not_written_over_the_source_that_the_settings_name(
     assert main(GENERATE) == 0
     settings(lambda params: params["generate_tables"].update(source="t.parquet"))
     assert main(GENERATE) == 2
-    assert "t.parquet is to be written (tables), and is what generate_tables.source reads" in capsys.readouterr().err
+    assert "t.parquet is an output (tables) and also an input (generate_tables.source)" in capsys.readouterr().err
 
 
 def test_through_a_link_its_target_is_written(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

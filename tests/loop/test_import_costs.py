@@ -119,7 +119,7 @@ def test_the_optimizer_of_the_costs_is_kept(files: Path, capsys: pytest.CaptureF
     found = load_costs(Path("costs.parquet"), load_tables(Path("tables.parquet")))
     assert {one.provenance.optimizer for one in found} == {"adam"}
     assert main([*IMPORT, *OUT, "--optimizer", "lion"]) == 2
-    assert "optimizer is 'lion', which is none of sgd, rowwise_adagrad" in capsys.readouterr().err
+    assert "optimizer is 'lion', not one of sgd, rowwise_adagrad" in capsys.readouterr().err
 
 
 def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
@@ -159,8 +159,8 @@ def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "holds no shard"),
-        ("tables,dims,fwd_bwd_ms\n", "holds no shard"),
+        ("", "contains no shard"),
+        ("tables,dims,fwd_bwd_ms\n", "contains no shard"),
         ("tables,dims\n0,8\n", "column 'fwd_bwd_ms' is missing"),
         ("dims,fwd_bwd_ms\n8,1.0\n", "column 'tables' is missing"),
         ("tables,dims,fwd_bwd_ms,fwd_ms\n0,8,1.0,0.5\n", "unknown column 'fwd_ms'"),

@@ -16,7 +16,7 @@ from evenshard.base.errors import BadFile, BadInput, TrainingFailed
 from evenshard.base.provenance import Lineage
 from evenshard.loop import loop, train_cost, train_policy
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit, save_tasks
 from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
@@ -47,7 +47,7 @@ def placements(who: str = "random", count: int = 5, round_number: int = 1) -> li
 
 def shards(count: int = 3) -> list[MeasuredPlacement]:
     tasks = [task(POOL[2 * n : 2 * n + 3], devices=1, task_id=f"shard-{n}") for n in range(count)]
-    return [run_of(one, alone(one), RANDOM_SHARD, n, 1) for n, one in enumerate(tasks)]
+    return [run_of(one, place_on_one_device(one), RANDOM_SHARD, n, 1) for n, one in enumerate(tasks)]
 
 
 class Stage:

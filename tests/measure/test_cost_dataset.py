@@ -115,7 +115,7 @@ def test_a_part_that_cannot_be_is_named(tmp_path: Path, name: str) -> None:
 def test_parts_that_make_no_type_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "costs.parquet"
     save_costs([sharded(*EVERYWHERE[:-1], REPLICAS)], path)
-    with pytest.raises(BadFile, match="has parts with the rows 0:10"):
+    with pytest.raises(BadFile, match="has shards with the rows 0:10"):
         load_costs(path, (WIDE, LONG, SMALL))
 
 
@@ -361,7 +361,7 @@ def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: st
         (setting("measured_at", -1.0, 3), r"row 3: measured_at is -1\.0, not a moment"),
         (setting("measured_at", math.nan, 3), "row 3: measured_at is nan, not a moment"),
         (setting("device_error_percent", -1.0, 6), r"row 6: device_error_percent is -1\.0, not a number from 0"),
-        (setting("optimizer", "lion", 6), "row 6: optimizer is 'lion', which is none of sgd, rowwise_adagrad, adagrad"),
+        (setting("optimizer", "lion", 6), "row 6: optimizer is 'lion', not one of sgd, rowwise_adagrad, adagrad"),
         (setting("device_error_points", -1, 6), "row 6: device_error_points is -1, not a whole number from 0"),
         (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 is there twice"),
     ],
@@ -389,7 +389,7 @@ INCOMPLETE = "do not cover every device and table"
         (setting("tables", [POOL[0].name], 2), rf"measurement a: .*{INCOMPLETE}"),
         (setting("tables", ["t1", "t1"], 5), rf"measurement b: .*{INCOMPLETE}"),
         (setting("tables", [], 4, 5, 6), rf"measurement b: .*{INCOMPLETE}"),
-        (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices have .* GB together, more than"),
+        (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices have .* GB in total, more than"),
         (setting("max_device_ms", None, 1, 2, 3), "measurement a: max_device_ms is None"),
         (setting("max_device_ms", None, 3), "row 3: max_device_ms is None, but 3.0 elsewhere in a"),
         (setting("max_device_ms", 3.0, 7, 9), "row 8: max_device_ms is None, but 3.0 elsewhere in c"),

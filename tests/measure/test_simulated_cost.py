@@ -169,7 +169,7 @@ def test_a_slow_device_is_slower_with_the_same_parts() -> None:
 
 
 def test_parts_that_are_not_those_of_the_tables_are_refused() -> None:
-    with pytest.raises(BadConfig, match="table 't' has parts with the columns none"):
+    with pytest.raises(BadConfig, match="table 't' has shards with the columns none"):
         cost(of_task(Table("t", 1000, 32, 20.0, None)), [])
 
 

@@ -275,7 +275,7 @@ def test_where_one_device_is_out_of_memory_none_runs(notes: dict[str, Any]) -> N
         ("odd", "batch_size is 25, which "),
         ("devices", "processes. Start --nproc-per-node"),
         ("bf16", "fewer bits than fp32"),
-        ("holes", "has parts with the rows"),
+        ("holes", "has shards with the rows"),
     ],
 )
 def test_bad_input_is_one_line(notes: dict[str, Any], name: str, message: str) -> None:
@@ -287,7 +287,7 @@ def test_a_job_travels_as_plain_data() -> None:
     assert decode_job(encode_job(job), RANK_JOBS, 4) == job
     with pytest.raises(ValueError, match="is not for 2 ranks"):
         decode_job(encode_job(job), RANK_JOBS, 2)
-    with pytest.raises(ValueError, match="has parts with the rows"):
+    with pytest.raises(ValueError, match="has shards with the rows"):
         decode_job(encode_job(replace(job, parts=job.parts[:-1])), RANK_JOBS, 4)
 
 

@@ -15,10 +15,10 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import (
     Placement,
-    allowed_together,
-    apart_groups,
     canonical_devices,
     check_placement,
+    common_device_mask,
+    separation_groups,
 )
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_room, reason
@@ -58,10 +58,10 @@ def policy() -> DreamShardSharder:
 def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart_from_what_any_must() -> None:
     tables = sized(1, 1, 1, 1)
     of_task = limited(task(tables, 3), allowed=(only(0, 1), None, only(1, 2), None), apart=((1, 3), (0, 3), (2, 3)))
-    assert allowed_together(of_task, (1, 3)) is None
-    found = [allowed_together(of_task, positions) for positions in ((0, 1), (0, 2))]
+    assert common_device_mask(of_task, (1, 3)) is None
+    found = [common_device_mask(of_task, positions) for positions in ((0, 1), (0, 2))]
     assert [None if one is None else one.tolist() for one in found] == [[True, True, False], [False, True, False]]
-    assert [apart_groups(of_task, positions) for positions in ((0, 1), (2,), (3,))] == [(0, 1), (2,), (0, 1, 2)]
+    assert [separation_groups(of_task, positions) for positions in ((0, 1), (2,), (3,))] == [(0, 1), (2,), (0, 1, 2)]
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_what_is_broken_is_said_in_words() -> None:
     limits = {"allowed": (only(1), None, None), "together": ((1, 2),), "apart": ((0, 1),)}
     of_task = limited(task(sized(1, 1, 1)), **limits)
     for devices, broken in (
-        ((0, 0, 1), r"task: table 's0' is on device 0, allowed are \[1\]\. Place it again"),
-        ((1, 0, 1), "tables s1, s2 are not together"),
-        ((1, 1, 1), "tables s0, s1 are not apart"),
+        ((0, 0, 1), r"task: table 's0' is on device 0, allowed: \[1\]\. Place it again"),
+        ((1, 0, 1), "tables s1, s2 are not on the same device"),
+        ((1, 1, 1), "tables s0, s1 share a device"),
     ):
         with pytest.raises(InfeasibleTask, match=broken):
             check_placement(of_task, Placement(devices, 2))
@@ -128,7 +128,7 @@ def test_what_is_broken_is_said_in_words() -> None:
 def test_optimizer_state_and_each_devices_own_cap_count() -> None:
     of_task = limited(task(sized(1, 1)), room_bytes=(4, 8), table_optimizers={"s0": "rowwise_adagrad"})
     check_placement(of_task, Placement((1, 0), 2))
-    with pytest.raises(InfeasibleTask, match="device 0 would hold 8 bytes, but has 4 bytes"):
+    with pytest.raises(InfeasibleTask, match="device 0 needs 8 bytes, but has 4 bytes"):
         check_placement(of_task, Placement((0, 1), 2))
     with pytest.raises(InfeasibleTask):
         check_placement(replace(of_task, room_bytes=(4, 7)), Placement((1, 0), 2))
@@ -341,5 +341,5 @@ def test_balance_episodes_know_each_devices_own_cap() -> None:
 def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> None:
     tables = sized(6, 6, 6)
     assert sorted(policy().place(limited(task(tables, 2), room_bytes=(24, 48))).device_of_table) == [0, 1, 1]
-    with pytest.raises(InfeasibleTask, match=r"on device \d, allowed are \[2\]"):
+    with pytest.raises(InfeasibleTask, match=r"on device \d, allowed: \[2\]"):
         policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))

@@ -43,11 +43,11 @@ def test_kinds_of_devices_by_id() -> None:
         (Nodes(8, 0), "devices_per_node is 0, not a whole number from 1 to 4,096. Correct it."),
         (Nodes(8, 4, nodes_per_domain=0), "nodes_per_domain is 0, not a whole number"),
         (Nodes(4, 8), "devices_per_node is 8, but there are 4 devices. Lower it, or raise num_devices."),
-        (Nodes(12, 8, inter="infiniband_ndr"), "12 devices do not fill nodes of 8."),
-        (Nodes(24, 8, nodes_per_domain=2, inter="infiniband_ndr"), "3 nodes do not fill domains of 2."),
-        (Nodes(16, 8), "there are 2 nodes and no link between them. Name it, such as --inter infiniband_ndr"),
-        (replace(PODS, inter=""), "there are 2 domains and no link between them."),
-        (replace(PODS, groups=(DeviceGroup("cpu", 8),)), "there are 16 devices, but 8 of its kinds."),
+        (Nodes(12, 8, inter="infiniband_ndr"), "12 devices cannot be split into nodes of 8"),
+        (Nodes(24, 8, nodes_per_domain=2, inter="infiniband_ndr"), "3 nodes cannot be split into domains of 2"),
+        (Nodes(16, 8), "there are 2 nodes, but no link between them. Name a link, such as --inter infiniband_ndr"),
+        (replace(PODS, inter=""), "there are 2 domains, but no link between them."),
+        (replace(PODS, groups=(DeviceGroup("cpu", 8),)), "there are 16 devices, but the device kinds have 8."),
     ],
 )
 def test_what_makes_a_machine_impossible(machine: Nodes, problem: str) -> None:

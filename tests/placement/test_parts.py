@@ -24,18 +24,18 @@ from evenshard.placement.parts import (
     TablePart,
     busiest_rows,
     cut_rows,
-    deduplicated_table,
-    lay_out,
+    deduplicate_table,
     lookup_share,
     part_table,
     replica_table,
+    spans_of_sizes,
     storages_of,
     tables_of_parts,
     whole_part,
 )
-from evenshard.placement.placement import Placement, grouped_parts, parts_by_table
+from evenshard.placement.placement import Placement, group_parts, parts_by_table
 from evenshard.placement.sharding import tiling_problem
-from evenshard.tables.reuse import thinned_reuse_bins
+from evenshard.tables.reuse import thin_reuse_bins
 from support.builders import column_parts, parts_of, table, task
 
 
@@ -59,7 +59,7 @@ def test_columns_that_are_cut_anywhere_are_grouped_and_tile_their_table(steps: i
     parts = column_parts(whole, [cut * COLUMN_STEP for cut in sorted(cuts) if cut < steps])
     assert sum(part.columns.size for part in parts) == whole.embedding_dim
     placed = tuple(replace(part, devices=(device,)) for device, part in enumerate(parts))
-    assert grouped_parts([whole], len(parts), placed[::-1])["a"] == placed
+    assert group_parts([whole], len(parts), placed[::-1])["a"] == placed
     assert tiling_problem(placed, whole) is None
 
 
@@ -73,8 +73,8 @@ def test_rows_are_cut_into_equal_blocks_of_which_the_last_devices_may_have_none(
 
 
 def test_sizes_are_laid_out_one_after_the_other() -> None:
-    assert lay_out([4, 0, 8]) == [Span(0, 4), Span(4, 4), Span(4, 12)]
-    assert lay_out([]) == []
+    assert spans_of_sizes([4, 0, 8]) == [Span(0, 4), Span(4, 4), Span(4, 12)]
+    assert spans_of_sizes([]) == []
 
 
 def test_a_placement_of_whole_tables_is_one_part_of_each() -> None:
@@ -103,7 +103,7 @@ def test_a_part_is_written_with_the_ends_of_its_rows_and_columns() -> None:
 
 def test_a_table_called_as_a_part_would_be_is_refused() -> None:
     tables = [table("a", dim=16), table("a[0:8]")]
-    with pytest.raises(BadConfig, match=r"'a\[0:8\]'.*Rename it"):
+    with pytest.raises(BadConfig, match=r"'a\[0:8\]'.*Rename the table"):
         tables_of_parts(parts_of(tables, {"a": (8,)}), tables)
 
 
@@ -172,7 +172,7 @@ def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
     assert sum(seen.reuse_bins[2:5]) > 0.95  # 9 to 16 lookups, of which half fall on a device
     assert replica_table(often, 1) == often
     for devices in (2, 3, 8):  # one of them sees its share of the lookups of a row
-        thinned = thinned_reuse_bins(often.reuse_bins or (), 1 / devices)
+        thinned = thin_reuse_bins(often.reuse_bins or (), 1 / devices)
         assert replica_table(often, devices) == replace(often, reuse_bins=thinned)
     assert replica_table(replace(often, reuse_bins=None), 2).reuse_bins is None
 
@@ -180,11 +180,11 @@ def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
 def test_a_deduplicated_table_sends_each_index_of_a_device_once() -> None:
     """Two lookups of a row, dealt to 2 devices, are sent 1.5 times."""
     twice = replace(HOT, reuse_bins=(0.0, 1.0) + (0.0,) * 15, is_deduplicated=True, feature_pooling_factors=(4.0, 6.0))
-    sent = deduplicated_table(twice, 2)
+    sent = deduplicate_table(twice, 2)
     assert (sent.pooling_factor, sent.feature_pooling_factors) == (7.5, (3.0, 4.5))
-    assert deduplicated_table(twice, 1).pooling_factor == 5.0
-    assert deduplicated_table(replace(twice, is_deduplicated=False), 2) == replace(twice, is_deduplicated=False)
-    uncounted = deduplicated_table(replace(twice, reuse_bins=None), 2)  # 100 rows: a million lookups find few
+    assert deduplicate_table(twice, 1).pooling_factor == 5.0
+    assert deduplicate_table(replace(twice, is_deduplicated=False), 2) == replace(twice, is_deduplicated=False)
+    uncounted = deduplicate_table(replace(twice, reuse_bins=None), 2)  # 100 rows: a million lookups find few
     assert uncounted.pooling_factor < 0.1
 
 
@@ -202,7 +202,7 @@ def wide(*parts: tuple[tuple[int, int], tuple[int, int], tuple[int, ...]]) -> li
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (wide(), "'wide' has parts with the columns none; each of its 24 columns must be in exactly one"),
+        (wide(), "'wide' has shards with the columns none; each of its 24 columns must be in exactly one"),
         (wide((ALL_ROWS, (0, 8), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:8, 12:24;"),
         (wide((ALL_ROWS, (0, 16), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:16, 12:24;"),
         (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (24, 24), (1,))), "with the columns 0:24, 24:24;"),
@@ -212,9 +212,9 @@ def wide(*parts: tuple[tuple[int, int], tuple[int, int], tuple[int, ...]]) -> li
         (wide(((0, 101), (0, 24), (0,))), "with the rows 0:101;"),
         (wide((ALL_ROWS, (0, 8), (0,)), ((0, 50), (8, 24), (0,)), ((60, 100), (8, 24), (1,))), "rows 0:50, 60:100;"),
         (wide(((0, 50), (0, 24), (0,)), ((50, 100), (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
-        (wide((ALL_ROWS, (0, 8), (0, 1)), (ALL_ROWS, (8, 24), (1,))), r"a part of it is on the devices \(0, 1\)"),
-        (wide((ALL_ROWS, (0, 24), ())), "'wide' has a part on no device"),
-        (wide((ALL_ROWS, (0, 10), (0,)), (ALL_ROWS, (10, 24), (1,))), "10, 14 columns. Make all multiples of 4"),
+        (wide((ALL_ROWS, (0, 8), (0, 1)), (ALL_ROWS, (8, 24), (1,))), r"a shard is on the devices \(0, 1\)"),
+        (wide((ALL_ROWS, (0, 24), ())), "'wide' has a shard without a device"),
+        (wide((ALL_ROWS, (0, 10), (0,)), (ALL_ROWS, (10, 24), (1,))), "10, 14 columns. Make each a multiple of 4"),
         (wide((ALL_ROWS, (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
         (wide((ALL_ROWS, (0, 24), (0, -1))), "on device -1"),
         ([TablePart("narrow", ALL_ROWS, Span(0, 24), (0,))], "'narrow', which is not among the tables"),

@@ -79,7 +79,7 @@ def test_no_room_names_the_table_and_the_freest_device() -> None:
 def test_a_placement_is_refused_from_the_first_byte_too_many() -> None:
     two_devices = task(sized(3, 2, 2), cap=4 * 4)
     check_placement(two_devices, Placement((0, 1, 1), 2))
-    with pytest.raises(InfeasibleTask, match="task: device 1 would hold 20 bytes, but has 16 bytes"):
+    with pytest.raises(InfeasibleTask, match="task: device 1 needs 20 bytes, but has 16 bytes"):
         check_placement(two_devices, Placement((1, 0, 1), 2))
     with pytest.raises(InfeasibleTask):
         check_placement(capped(two_devices, 4 * 4 - 1), Placement((0, 1, 1), 2))

@@ -100,40 +100,49 @@ def test_a_device_is_left_out_of_equal_blocks_only() -> None:
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ([], "has parts with the columns none; each of its 16 columns must be in exactly one."),
-        ([part((0, 100), (0, 8), 0)], "has parts with the columns 0:8; each of its 16 columns must be in exactly one."),
-        ([*WHOLE, part((0, 100), (8, 16), 0)], "has parts with the columns 0:16, 8:16; each of its 16"),
-        ([part((0, 99), (0, 16), 0)], "has parts with the rows 0:99; each of its 100 rows must be in exactly one."),
-        ([*WHOLE, *WHOLE], "has parts with the rows 0:100, 0:100; each of its 100 rows"),
-        ([*WHOLE, part((100, 100), (0, 16), 0)], "has parts with the rows 0:100, 100:100; each of"),
-        ([*in_rows(0, 1, columns=(0, 8)), part((0, 50), (8, 16), 2)], "has parts with the rows 0:50; each of"),
-        ([part((0, 100), (0, 16))], "has a part on no device. Place each part."),
+        ([], "has shards with the columns none; each of its 16 columns must be in exactly one."),
+        (
+            [part((0, 100), (0, 8), 0)],
+            "has shards with the columns 0:8; each of its 16 columns must be in exactly one.",
+        ),
+        ([*WHOLE, part((0, 100), (8, 16), 0)], "has shards with the columns 0:16, 8:16; each of its 16"),
+        ([part((0, 99), (0, 16), 0)], "has shards with the rows 0:99; each of its 100 rows must be in exactly one."),
+        ([*WHOLE, *WHOLE], "has shards with the rows 0:100, 0:100; each of its 100 rows"),
+        ([*WHOLE, part((100, 100), (0, 16), 0)], "has shards with the rows 0:100, 100:100; each of"),
+        ([*in_rows(0, 1, columns=(0, 8)), part((0, 50), (8, 16), 2)], "has shards with the rows 0:50; each of"),
+        ([part((0, 100), (0, 16))], "has a shard without a device. Place each shard."),
         (
             [part((0, 100), (0, 8), 0), part((0, 100), (8, 16), 1, 2)],
-            "is cut, and a part of it is on the devices (1, 2). Replicate it as a whole, or place each part on one",
+            "is split, but a shard is on the devices (1, 2). Replicate the whole table, or place each shard on one",
         ),
         (
             [part((0, 100), (0, 16), 0, 1)],
-            "is on the devices (0, 1). A replica lives on every one of the 4; else place it on one.",
+            "is on the devices (0, 1). Place it on one device, or replicate it on all 4.",
         ),
-        ([part((0, 100), (0, 16), 0, 1, 2, 2)], "is on the devices (0, 1, 2, 2). A replica lives on every one"),
+        (
+            [part((0, 100), (0, 16), 0, 1, 2, 2)],
+            "is on the devices (0, 1, 2, 2). Place it on one device, or replicate it on all",
+        ),
         (
             [part((0, 100), (0, 8), 1), part((0, 100), (8, 16), 1)],
-            "has several parts on device 1. Make them one wider part.",
+            "has several shards on device 1. Merge them into one wider shard.",
         ),
         (
             [part((0, 100), (0, 6), 1), part((0, 100), (6, 16), 2)],
-            "is split into parts of 6, 10 columns. Make all multiples of 4.",
+            "is split into shards of 6, 10 columns. Make each a multiple of 4.",
         ),
-        (in_rows(0, 1, 2), "is cut by rows over the devices [0, 1, 2]. Use all 4 devices, or all devices of one node."),
-        (in_rows(0, 3), "is cut by rows over the devices [0, 3]. Use all 4 devices, or"),
+        (
+            in_rows(0, 1, 2),
+            "is split by rows over the devices [0, 1, 2]. Use all 4 devices, or all devices of one node.",
+        ),
+        (in_rows(0, 3), "is split by rows over the devices [0, 3]. Use all 4 devices, or"),
         (
             [*in_rows(0, 2, columns=(0, 8)), *in_rows(1, 3, columns=(8, 16))],
-            "is cut by rows over the devices [0, 2]. Use all devices of one node.",
+            "is split by rows over the devices [0, 2]. Use all devices of one node.",
         ),
         (
             [part((0, 100), (0, 8), 0), *in_rows(2, 3, columns=(8, 16))],
-            "is cut by rows over the devices [0]. Use all devices of one node.",
+            "is split by rows over the devices [0]. Use all devices of one node.",
         ),
     ],
 )
@@ -147,7 +156,7 @@ def test_parts_that_make_none_of_the_seven(parts: list[TablePart], problem: str)
 def test_rows_on_some_devices_of_a_node_are_refused() -> None:
     eight = Nodes(8, 4, inter="ethernet_25g")
     found = sharding_problem(in_rows(0, 1), T, eight)
-    assert found == "is cut by rows over the devices [0, 1]. Use all 8 devices, or all devices of one node."
+    assert found == "is split by rows over the devices [0, 1]. Use all 8 devices, or all devices of one node."
     assert sharding_problem(in_rows(0, 1), T, Nodes.one_node(8)) is not None
 
 
@@ -176,10 +185,10 @@ def test_parts_are_given_back_by_table_then_columns_then_rows() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([*WHOLE, part((0, 9), (0, 4), 0, name="v")], "a part is of the table 'v', which is not among the tables."),
+        ([*WHOLE, part((0, 9), (0, 4), 0, name="v")], "a shard belongs to table 'v', which is not among the tables."),
         ([part((0, 100), (0, 16), 4)], "table 't' is on device 4, but the devices are 0 to 3. Place it again."),
         ([part((0, 100), (0, 16), -1)], "table 't' is on device -1"),
-        ([], "table 't' has parts with the columns none"),
+        ([], "table 't' has shards with the columns none"),
     ],
 )
 def test_parts_that_are_not_those_of_the_tables(parts: list[TablePart], message: str) -> None:
@@ -206,11 +215,11 @@ def whole_parts(one: Table, device: int) -> list[TablePart]:
 
 def test_a_device_that_would_hold_too_much_is_named() -> None:
     check_sharding(of_task(room=6400), WHOLE)
-    with pytest.raises(InfeasibleTask, match=r"^device \d would hold "):
+    with pytest.raises(InfeasibleTask, match=r"^device \d needs "):
         check_sharding(of_task(room=6399), WHOLE)
     gb = 2**30
     large = replace(T, num_rows=3 * 2**24)  # 3 GB
-    with pytest.raises(InfeasibleTask, match=r"^device 2 would hold 3\.00 GB, but has 2\.00 GB\. Raise memory_cap_gb"):
+    with pytest.raises(InfeasibleTask, match=r"^device 2 needs 3\.00 GB, but has 2\.00 GB\. Raise memory_cap_gb"):
         check_sharding(of_task(large, room=2 * gb), whole_parts(large, 2))
 
 
@@ -218,31 +227,31 @@ def test_a_device_that_would_hold_too_much_is_named() -> None:
 def test_a_type_that_the_rules_leave_out_is_named(parts: list[TablePart], way: str) -> None:
     every = {one for _, one in WAYS}
     check_sharding(of_task(limits=(TableLimits(types=frozenset({way})),)), parts)
-    with pytest.raises(InfeasibleTask, match=f"^table 't' is sharded {way}, allowed are "):
+    with pytest.raises(InfeasibleTask, match=f"^table 't' is sharded {way}, allowed: "):
         check_sharding(of_task(limits=(TableLimits(types=frozenset(every - {way})),)), parts)
 
 
 def test_columns_on_one_node_are_table_column_wise_too() -> None:
     allowed = of_task(limits=(TableLimits(types=frozenset({TABLE_COLUMN_WISE})),))
     check_sharding(allowed, ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match="sharded column_wise, allowed are table_column_wise"):
+    with pytest.raises(InfeasibleTask, match="sharded column_wise, allowed: table_column_wise"):
         check_sharding(allowed, ACROSS)
 
 
 def test_every_device_of_a_table_must_be_allowed() -> None:
     check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 2})),)), ACROSS)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' is on device 2, allowed are \[1, 3\]\. Place it again"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' is on device 2, allowed: \[1, 3\]\. Place it again"):
         check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 3})),)), ACROSS)
 
 
 def test_the_fewest_columns_of_a_part() -> None:
     assert [TableLimits(min_columns=columns).min_column_steps for columns in (1, 4, 5, 8)] == [1, 1, 2, 2]
     check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 4 columns, where at least 8 are asked"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 4 columns, fewer than 8"):
         check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ACROSS)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 8 columns, where at least 9 are asked"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, fewer than 9"):
         check_sharding(of_task(limits=(TableLimits(min_columns=9),)), ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 8 columns, where at least 32 are asked"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, fewer than 32"):
         check_sharding(of_task(limits=(TableLimits(min_columns=32),)), ON_ONE_NODE)
     check_sharding(of_task(limits=(TableLimits(min_columns=32),)), WHOLE)  # the table itself is narrower
 
@@ -254,11 +263,11 @@ def test_tables_together_and_apart() -> None:
     together, apart = of_task(T, other, together=((0, 1),)), of_task(T, other, apart=((0, 1),))
     check_sharding(together, both)
     check_sharding(apart, parted)
-    with pytest.raises(InfeasibleTask, match=r"^tables t, u are not together"):
+    with pytest.raises(InfeasibleTask, match=r"^tables t, u are not on the same device"):
         check_sharding(together, parted)
-    with pytest.raises(InfeasibleTask, match=r"^tables t, u are not apart"):
+    with pytest.raises(InfeasibleTask, match=r"^tables t, u share a device"):
         check_sharding(apart, both)
-    with pytest.raises(InfeasibleTask, match="are not apart"):
+    with pytest.raises(InfeasibleTask, match="share a device"):
         check_sharding(apart, [*ACROSS, *whole_parts(other, 2)])
 
 

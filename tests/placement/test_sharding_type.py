@@ -20,10 +20,10 @@ from evenshard.placement.sharding import (
     SHARDING_TYPES,
     TYPES,
     allowed_sets,
-    freest_by_columns,
+    least_limited_column_type,
+    matching_types,
     sharding_type,
     types_on_all,
-    ways_of,
 )
 from evenshard.sharders.simple import _parts
 from support.builders import table
@@ -37,7 +37,7 @@ def test_parts_are_as_the_record_of_their_type_says(name: str) -> None:
     of, rng = TYPES[name], np.random.default_rng(0)
     for _ in range(20):
         parts = _parts(TABLE, name, MACHINE, rng)
-        assert name in ways_of(parts, TABLE, MACHINE)
+        assert name in matching_types(parts, TABLE, MACHINE)
         if of.is_replicated:
             assert parts[0].devices == (0, 1, 2, 3)
             continue
@@ -90,9 +90,9 @@ def test_what_all_parts_of_a_table_are_among() -> None:
     homes = {name: list(map(list, one.homes(MACHINE))) for name, one in TYPES.items()}
     assert homes["table_row_wise"] == homes["table_column_wise"] == [[0, 1], [2, 3]]
     assert all(homes[name] == [[0, 1, 2, 3]] for name in TYPES if TYPES[name].within == EVERYWHERE)
-    assert freest_by_columns(SHARDING_TYPES, MACHINE, "") == "column_wise"
-    assert freest_by_columns({"row_wise", "table_column_wise"}, MACHINE, "") == "table_column_wise"
-    assert freest_by_columns({"row_wise"}, MACHINE, "none") == "none"
+    assert least_limited_column_type(SHARDING_TYPES, MACHINE, "") == "column_wise"
+    assert least_limited_column_type({"row_wise", "table_column_wise"}, MACHINE, "") == "table_column_wise"
+    assert least_limited_column_type({"row_wise"}, MACHINE, "none") == "none"
     assert ROWS_ALONE == ("row_wise", "table_row_wise")
     assert SEQUENCE_TYPES == ("table_wise", "column_wise", "row_wise", "data_parallel")
 

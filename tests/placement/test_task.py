@@ -61,7 +61,9 @@ def test_all_tables_of_a_half_are_used_in_the_long_run() -> None:
 
 def test_a_half_that_is_smaller_than_a_task_is_refused_with_both_numbers() -> None:
     sample_tasks(POOL[:12], SAMPLING, 0)
-    with pytest.raises(BadConfig, match=r"tables_per_task is 6, but half of the pool .* is 5 tables"):
+    with pytest.raises(
+        BadConfig, match=r"tables_per_task is 6, but train and test tasks each use half of the pool, 5 tables"
+    ):
         sample_tasks(POOL[:11], SAMPLING, 0)
 
 
@@ -149,7 +151,7 @@ def test_sums_of_bytes_stay_within_whole_numbers(tmp_path: Path) -> None:
     vast = tuple(Table(f"t{number:04}", 2**48, 1, 1.0) for number in range(4097))
     record = GOOD | {"tables": [one.name for one in vast]}
     with pytest.raises(
-        BadFile, match=r"train\[1\]: the tables have 4,296,015,872 GB together, more than 4,294,967,296"
+        BadFile, match=r"train\[1\]: the tables have 4,296,015,872 GB in total, more than 4,294,967,296"
     ):
         load_tasks(written(tmp_path / "tasks.json", record), (*ADS_AND_USERS, *vast))
     fewer = record | {"tables": record["tables"][:4096]}

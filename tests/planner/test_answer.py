@@ -48,7 +48,7 @@ def test_only_whole_tables_have_a_device() -> None:
 
 
 def test_parts_that_make_no_sharding_type_are_refused() -> None:
-    with pytest.raises(BadConfig, match=r"'b' has several parts on device 0\. Make them one wider part"):
+    with pytest.raises(BadConfig, match=r"'b' has several shards on device 0\. Merge them into one wider shard"):
         answer((0, 0, 0, 0), tables=TABLES, cuts={"b": (16,)})
 
 

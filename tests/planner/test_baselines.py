@@ -142,7 +142,7 @@ def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said() -
     together = asked(rules=Rules(together=(("costly", "a"),)), sharding_types=BY_COLUMNS)
     for one in found(together, FULL_SPACE):
         assert one.predicted_ms is not None
-        assert "costly, a are not together" in one.note
+        assert "costly, a are not on the same device" in one.note
 
 
 @pytest.mark.slow

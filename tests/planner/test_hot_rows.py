@@ -11,7 +11,7 @@ from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.models import PlacementModel
-from evenshard.tables.locality import with_hot_rows
+from evenshard.tables.locality import arrange_hot_rows
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE
 from support.convex_builders import random_model
@@ -39,7 +39,7 @@ def answer(tables: tuple[Table, ...], model: PlacementModel = SEES) -> Placement
 
 
 def known(together: bool) -> tuple[Table, ...]:
-    return tuple(with_hot_rows(one, BATCH_SIZE, together) for one in UNKNOWN)
+    return tuple(arrange_hot_rows(one, BATCH_SIZE, together) for one in UNKNOWN)
 
 
 def test_the_interval_of_unknown_tables_holds_both() -> None:

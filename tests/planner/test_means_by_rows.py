@@ -14,7 +14,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
-from evenshard.placement.task import allow_means_of_rows
+from evenshard.placement.task import allow_row_wise_means
 from evenshard.planner.explain import explain
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
@@ -61,9 +61,7 @@ def test_a_mean_table_that_must_be_cut_by_rows_takes_its_collection_along() -> N
     mean = replace(table("m", 1000, 16), pooling="mean")
     answer = evenshard.place([mean, *small], 2, **request)
     assert set(answer.type_of_table.values()) == {"row_wise"}
-    with pytest.raises(
-        InfeasibleTask, match="TorchRec takes means of rows wrongly beside tables that are not cut by rows"
-    ):
+    with pytest.raises(InfeasibleTask, match="TorchRec handles row-wise MEAN correctly only if"):
         evenshard.place([mean, *small], 2, **{**request, "table_types": {"m": "row_wise", "x": "table_wise"}})
 
 
@@ -81,7 +79,7 @@ def test_a_file_says_what_is_taken_for_a_collection(tmp_path: Path) -> None:
         "- {name: c, num_rows: 10, embedding_dim: 8, pooling_factor: 1}\n"
     )
     assumed = [one for one in evenshard.place(str(path), 2).assumptions if one.column == "collection"]
-    assert [(one.table, one.text) for one in assumed] == [("a", "one collection with all tables that name no module")]
+    assert [(one.table, one.text) for one in assumed] == [("a", "in one collection with all tables without a module")]
 
 
 @pytest.mark.slow
@@ -119,13 +117,13 @@ def test_who_may_be_cut_by_rows() -> None:
     def of(*tables: Table, **named: Any) -> tuple[int, bool]:
         request = PlacementRequest(tables, (10**9,) * 4, 64, machine=Nodes(4, 2, inter="ib_400g"), **named)
         task = request.task()
-        free = allow_means_of_rows(task)
+        free = allow_row_wise_means(task)
         able = [
             name
             for name, own in zip(task.tables, free.types, strict=True)
             if name.pooling == "mean" and own & {*ROWS_ALONE}
         ]
-        return len(able), bool(task.may_go_in_rows)
+        return len(able), bool(task.may_be_row_wise)
 
     mean, other = replace(table("m", 100, 8), pooling="mean"), table("x", 100, 8)
     assert of(mean, other) == (1, True)

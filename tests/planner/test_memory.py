@@ -81,7 +81,7 @@ def test_legal_is_what_fits_into_what_the_reserve_leaves(kept: tuple[Storage, ..
         assert (max(tight.used_bytes) <= tight.request.rooms_bytes[0]) == (not missing)
         assert (max(each.counted_bytes - each.limit_bytes for each in tight.memory) <= 0) == (not missing)
         if missing:
-            with pytest.raises(InfeasibleTask, match=r"device \d would hold"):
+            with pytest.raises(InfeasibleTask, match=r"device \d needs"):
                 check_sharding(tight.task, tight.parts)
         else:
             check_sharding(tight.task, tight.parts)
@@ -114,7 +114,7 @@ def test_hosts_are_legal_up_to_their_room() -> None:
         if legal:
             check_sharding(one.task, one.parts)
         else:
-            with pytest.raises(InfeasibleTask, match="host 1 would hold"):
+            with pytest.raises(InfeasibleTask, match="host 1 needs"):
                 check_sharding(one.task, one.parts)
 
 

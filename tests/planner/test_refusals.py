@@ -19,7 +19,7 @@ from evenshard.placement.sharding import (
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_WISE,
-    ways_of,
+    matching_types,
 )
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
@@ -54,7 +54,7 @@ def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
     asked = replace(asked, sharding_types=(TABLE_WISE, TABLE_COLUMN_WISE))
     wide = [part for part in answer(asked).parts if part.table == "wide"]
     assert sorted(part.columns.size for part in wide) == [24, 40]
-    assert TABLE_COLUMN_WISE in ways_of(wide, tables[0], asked.nodes)
+    assert TABLE_COLUMN_WISE in matching_types(wide, tables[0], asked.nodes)
 
 
 def test_hosts_are_packed_too() -> None:

@@ -124,8 +124,8 @@ def test_the_file_keeps_the_optimizers_and_an_earlier_one_has_none(tmp_path: Pat
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"dense_optimizer": "lion"}, "dense_optimizer is 'lion', which is none of sgd"),
-        ({"table_optimizers": {"a": "lion"}}, "optimizer is 'lion', which is none of sgd"),
+        ({"dense_optimizer": "lion"}, "dense_optimizer is 'lion', not one of sgd"),
+        ({"table_optimizers": {"a": "lion"}}, "optimizer is 'lion', not one of sgd"),
         ({"table_optimizers": {"x": "sgd"}}, "table_optimizers names 'x', which is not among the tables"),
     ],
 )

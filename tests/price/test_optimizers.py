@@ -14,7 +14,7 @@ from evenshard.measure.calibrate.device import measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.memory import STATE_NUMBERS
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.price.costs import OK, OUT_OF_MEMORY, DeviceCost, MeasuredPlacement
 from evenshard.price.device_model import backward_ms
 from evenshard.price.gpu_profile import gpu_profile
@@ -34,7 +34,7 @@ SHARDS: Mapping[str, Sequence[Table]] = {
 def cost(profile: str, optimizer: str, shard: Sequence[Table], batch_size: int = 65536) -> DeviceCost:
     hardware = SimulatedHardware(MeasureConfig(f"simulated:{profile}", optimizer=optimizer))
     of = task(shard, devices=1, batch_size=batch_size)
-    return hardware.measure(of, alone(of)).devices[0]
+    return hardware.measure(of, place_on_one_device(of)).devices[0]
 
 
 @pytest.mark.parametrize("profile", profile_names())

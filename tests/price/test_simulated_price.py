@@ -16,7 +16,7 @@ from evenshard.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.price.shard_work import WorkCounter
 from evenshard.price.simulated_price import LOOKUPS, DeviceModelPrice, work_columns
 from evenshard.search.bound_lines import price_bounds
-from evenshard.tables.locality import looked_up_rows
+from evenshard.tables.locality import table_rows_and_counts
 from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
@@ -197,7 +197,7 @@ def test_tables_without_a_histogram_have_the_default_one_each_by_itself() -> Non
     )
     rows, lookups = np.array([float(one.num_rows) for one in tables]), np.array([one.pooling_factor for one in tables])
     bins = [one.reuse_bins or feasible_reuse_bins(one.num_rows, 65_536 * one.pooling_factor) for one in tables]
-    found = looked_up_rows(tables, 65_536 * lookups)
+    found = table_rows_and_counts(tables, 65_536 * lookups)
     for ours, expected in zip(found, rows_and_counts(np.array(bins), rows, 65_536 * lookups), strict=True):
         np.testing.assert_array_equal(ours, expected)
 

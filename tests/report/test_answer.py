@@ -329,7 +329,7 @@ def test_the_best_baseline_in_words(monkeypatch: pytest.MonkeyPatch, baseline_ms
     baselines = (
         Baseline("lookup_greedy", 50.0),
         Baseline("dim_greedy", baseline_ms),
-        Baseline("random", 1.0, note="tables a, b are not apart"),
+        Baseline("random", 1.0, note="tables a, b share a device"),
         Baseline("size_greedy", None, note="no room"),
     )
     assert f"Best of 2 baselines (greedy by dim): {baseline_ms:.2f} ms, {words}." in printed(

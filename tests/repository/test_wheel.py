@@ -331,7 +331,7 @@ def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, 
         assert (code, message.count("\n")) == (2, 1), message
         assert f" needs {package}: pip install '{built.wheel}[" in message, command
     said = run([str(core / "python"), "-c", OPENS_HARDWARE], tmp_path).stdout
-    assert said.startswith("A learned model, and what learns or measures, needs torch: pip install ")
+    assert said.startswith("A learned model, training or measuring needs torch: pip install ")
     # pip takes the command of the first one, and finds no pyarrow without an index.
     words = shlex.split(json.loads(output.splitlines()[0])[1].partition(": pip ")[2])
     pip = [sys.executable, "-m", "pip", "--python", str(core / "python"), *words, "--no-index", "--find-links", "none"]

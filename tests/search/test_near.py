@@ -337,7 +337,7 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
         sum(
             piece.moved_bytes
             for position, after in parts_of_group(new, group, choice).items()
-            for piece in was.shared_pieces([tables[position]], {tables[position].name: after}, new.task.machine)
+            for piece in was.list_overlaps([tables[position]], {tables[position].name: after}, new.task.machine)
         )
         for group, choice in found
     ]

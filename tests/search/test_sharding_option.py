@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenshard.placement.placement import check_sharding, is_legal_sharding, means_in_rows, parts_by_table
+from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table, row_wise_means
 from evenshard.placement.sharding import ROWS_ALONE
-from evenshard.placement.task import allow_means_of_rows
+from evenshard.placement.task import allow_row_wise_means
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.search.chains import Chains
 from evenshard.search.placer import GreedyPlacer
@@ -38,7 +38,7 @@ def some_means(seed: int) -> tuple[Table, ...]:
 
 def means_costs(seed: int, allow: bool = False) -> PartCosts:
     costs = costs_of(some_means(seed), (FOUR, TWO_NODES)[seed % 2])
-    return costs.of_task(allow_means_of_rows(costs.task)) if allow else costs
+    return costs.of_task(allow_row_wise_means(costs.task)) if allow else costs
 
 
 def step_ms(costs: PartCosts, found: PredictedParts) -> float:
@@ -56,9 +56,9 @@ def test_means_go_in_rows_as_a_whole_or_not_at_all() -> None:
             types = types_of(task, parts)
             in_rows = {name for name, own in types.items() if own in ROWS_ALONE}
             cut = {one.collection for one in task.tables if one.pooling == MEAN and one.name in in_rows}
-            assert cut == means_in_rows(task, by_table)
+            assert cut == row_wise_means(task, by_table)
             assert {one.name for one in task.tables if one.collection in cut} <= in_rows
-        num_in_rows += bool(means_in_rows(task, parts_by_table(task, found.best.parts)))
+        num_in_rows += bool(row_wise_means(task, parts_by_table(task, found.best.parts)))
     assert 3 <= num_in_rows <= 17
 
 

@@ -91,7 +91,7 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     assert sorted(found.name for found in folder.iterdir()) == ["config.json", "optimizer.pt", "state.pt"]
     assert [found.name for found in tmp_path.iterdir()] == ["net"]
     (folder / "thesis.txt").touch()
-    with pytest.raises(BadFile, match=r"holds thesis\.txt, which is not part of a network and would be lost"):
+    with pytest.raises(BadFile, match=r"contains thesis\.txt, which is not part of a network and would be lost"):
         save_checkpoint(new_checkpoint(cost_net(seed=3), NORMALIZER), folder)
     assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
 
@@ -164,14 +164,14 @@ Tensors = dict[str, torch.Tensor]
     [
         (lambda state: state["table_mlp.0.0.weight"].mul_(math.nan), "table_mlp.0.0.weight: a number is not finite"),
         (lambda state: state["table_mlp.0.0.bias"][3:4].fill_(math.inf), "table_mlp.0.0.bias: a number is not finite"),
-        (lambda state: state.update(more=torch.zeros(1)), "holds 'more', which the network does not have"),
-        (lambda state: state.pop("overall_head.2.bias"), "holds no overall_head.2.bias"),
+        (lambda state: state.update(more=torch.zeros(1)), "contains 'more', which the network does not have"),
+        (lambda state: state.pop("overall_head.2.bias"), "lacks overall_head.2.bias"),
         (lambda state: state.update({"overall_head.2.bias": torch.zeros(2)}), r"bias: is \[2\] float32, not \[1\]"),
         (lambda state: state.update({"overall_head.2.bias": torch.zeros(1).half()}), "float16, not .* float32"),
         (lambda state: state.update({"overall_head.2.bias": torch.zeros(1).to_sparse()}), "bias: is "),
         (lambda state: state.update({"overall_head.0.weight": torch.zeros(1, 1).expand(64, 32)}), "weight: is "),
-        (lambda state: state.update({"overall_head.2.bias": [0.0]}), "does not hold tensors by name"),
-        (lambda state: state["cost_scale_ms"].zero_(), "cost_scale_ms: a scale is not above 0"),
+        (lambda state: state.update({"overall_head.2.bias": [0.0]}), "is not a mapping of names to tensors"),
+        (lambda state: state["cost_scale_ms"].zero_(), "cost_scale_ms: a scale is not positive"),
     ],
 )
 def test_changed_weights_are_refused_in_one_line(folder: Path, change: Callable[[Tensors], Any], why: str) -> None:
@@ -187,7 +187,7 @@ def test_changed_weights_are_refused_in_one_line(folder: Path, change: Callable[
 @pytest.mark.parametrize("content", [[], {"state": []}, {"state": {0: {}}}, {"more": []}, torch.zeros(3), "text"])
 def test_an_optimizer_of_another_kind_is_refused(folder: Path, content: Any) -> None:
     torch.save(content, folder / "optimizer.pt")
-    with pytest.raises(BadFile, match=r"optimizer\.pt is not of an optimizer of"):
+    with pytest.raises(BadFile, match=r"optimizer\.pt is not the state of an optimizer with"):
         load_checkpoint(folder, DreamShardCostNet)
 
 
@@ -195,11 +195,11 @@ def test_an_optimizer_of_another_kind_is_refused(folder: Path, content: Any) -> 
     ("change", "why"),
     [
         (lambda kept: kept["exp_avg"].mul_(math.nan), "exp_avg: a number is not finite"),
-        (lambda kept: kept["exp_avg_sq"].fill_(-1.0), "a square or a count is below 0"),
-        (lambda kept: kept["step"].fill_(-1.0), "a square or a count is below 0"),
+        (lambda kept: kept["exp_avg_sq"].fill_(-1.0), "step or exp_avg_sq is negative"),
+        (lambda kept: kept["step"].fill_(-1.0), "step or exp_avg_sq is negative"),
         (lambda kept: kept.update(exp_avg=torch.zeros(2, 2)), r"exp_avg: is \[2, 2\]"),
-        (lambda kept: kept.update(step=3.0), "does not hold tensors by name"),
-        (lambda kept: kept.pop("exp_avg"), "is not of an Adam"),
+        (lambda kept: kept.update(step=3.0), "is not a mapping of names to tensors"),
+        (lambda kept: kept.pop("exp_avg"), "is not the state of an Adam"),
     ],
 )
 def test_changed_moments_are_refused(tmp_path: Path, change: Callable[[Tensors], Any], why: str) -> None:
@@ -285,7 +285,7 @@ def test_no_pickled_code_is_run(folder: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Hostile()}, folder / "state.pt")
     with pytest.raises(
-        BadFile, match=r"state\.pt cannot be read: it is torn, or holds more than tensors\)"
+        BadFile, match=r"state\.pt cannot be read: it is damaged, or contains other objects than tensors\)"
     ):  # no word of how to run it
         load_checkpoint(folder, DreamShardCostNet)
     assert not (tmp_path / "never_opened_by_load").exists()

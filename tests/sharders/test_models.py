@@ -127,7 +127,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
         ({"weight_bits": [0]}, "weight_bits holds 0, not one of"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
         ({"device_error": {"percent": -1.0, "points": 40}}, r"device_error\.percent is -1\.0, not a number from 0"),
-        ({"optimizer": "lion"}, "optimizer is 'lion', which is none of sgd"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', not one of sgd"),
         ({"mood": "good"}, "'mood' is unknown"),
         ({"embedding_dim": [4, math.nan]}, "'NaN' is not a valid number"),
     ],

@@ -20,7 +20,7 @@ from evenshard.tables.table import Table
 
 UNIFORM = [1 / 17] * 17
 RECORD = {"name": "ads", "num_rows": 1000, "embedding_dim": 16, "pooling_factor": 2.5}
-ASSUMED_BINS = "the DLRM 2021 histogram, moved to what rows and lookups allow"
+ASSUMED_BINS = "DLRM 2021 index reuse, rescaled per table"
 ASSUMED_POOLING = "1.5, the default, since the file gives none"
 WHOLE = {**RECORD, "reuse_bins": UNIFORM, "weight_bits": 16}
 

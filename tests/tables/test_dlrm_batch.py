@@ -95,20 +95,20 @@ def test_names_are_those_of_the_file(tmp_path: Path) -> None:
                tmp_path / "b.pt")  # fmt: skip
     batch = read_dlrm_batch(tmp_path / "b.pt")
     assert (batch.names, batch.lengths.tolist()) == (("ads", "user"), [[1, 0], [2, 0]])
-    assert batch.begins(tmp_path / "b.pt") == [0, 1, 3]
+    assert batch.table_starts(tmp_path / "b.pt") == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ((INDICES, OFFSETS), "holds a tuple"),
-        ({"indices": INDICES}, "holds a dict"),
+        ((INDICES, OFFSETS), "contains a tuple"),
+        ({"indices": INDICES}, "contains a dict"),
         (([1, 2], OFFSETS, LENGTHS), "indices is a list, not a tensor"),
-        ((INDICES.float(), OFFSETS, LENGTHS), "indices holds torch.float32"),
+        ((INDICES.float(), OFFSETS, LENGTHS), "indices has type torch.float32"),
         ((INDICES[:1].expand(2**40), OFFSETS, LENGTHS), "indices claims 1,099,511,627,776 values, more than the file"),
-        ((INDICES.to("meta"), OFFSETS, LENGTHS), "indices claims 8 values, more than the file holds"),
-        ((INDICES, OFFSETS, LENGTHS.bool()), "lengths holds torch.bool"),
-        ((INDICES, OFFSETS, LENGTHS.to_sparse()), "lengths holds torch.int32 (torch.sparse_coo)"),
+        ((INDICES.to("meta"), OFFSETS, LENGTHS), "indices claims 8 values, more than the file contains"),
+        ((INDICES, OFFSETS, LENGTHS.bool()), "lengths has type torch.bool"),
+        ((INDICES, OFFSETS, LENGTHS.to_sparse()), "lengths has type torch.int32 (torch.sparse_coo)"),
         ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has 1 dimensions, not 2"),
         ((INDICES[None], OFFSETS, LENGTHS), "indices has 2 dimensions, not 1"),
         ((INDICES[:0], OFFSETS[:1], LENGTHS[:0]), "0 tables and 2 samples"),
@@ -124,7 +124,9 @@ def test_names_are_those_of_the_file(tmp_path: Path) -> None:
 def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path, content: Any, words: str) -> None:
     (tmp_path / "b.pt").write_bytes(saved(content))
     message = complaint(tmp_path / "b.pt")
-    assert words in message and ("It must hold (indices, offsets, lengths)" in message or "Fetch the file" in message)
+    assert words in message and (
+        "It must contain (indices, offsets, lengths)" in message or "Save or download" in message
+    )
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -289,7 +289,7 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"reuse_bins": UNIFORM, "reuse_bin_0": 1.0}, "both reuse_bins and reuse_bin_0"),
         ({"name": ""}, "record 2: name is empty"),
         ({"name": ["x"]}, "name is ['x'], not a string"),
-        ({"name": "ads"}, "records 1, 2: several tables are called 'ads'"),
+        ({"name": "ads"}, "records 1, 2: several tables are named 'ads'"),
         ({"data_type": "fp64"}, "data_type is 'fp64', not one of fp32, fp16, bf16"),
         ({"data_type": "bf16", "weight_bits": 32}, "data_type is bf16, which has 16 bits, but weight_bits is 32"),
         ({"data_type": 16}, "data_type is 16, not a string"),
@@ -298,7 +298,7 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"is_deduplicated": 1}, "is_deduplicated is 1, not true or false"),
         ({"feature_names": "a"}, "feature_names is 'a', not a JSON list"),
         ({"feature_names": [1, 2]}, "a name of feature_names is 1, not a string"),
-        ({"feature_names": ["a", "a"]}, "feature_names has an empty name, or one twice"),
+        ({"feature_names": ["a", "a"]}, "feature_names has an empty or duplicate name"),
         (
             {"feature_names": ["a"], "feature_pooling_factors": [1.0, 1.5]},
             "feature_names has 1 values, feature_pooling_factors 2",
@@ -306,11 +306,11 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"feature_pooling_factors": [1.0, 1.0]}, "feature_pooling_factors add up to 2, pooling_factor is 2.5"),
         (
             {"feature_pooling_factors": [3.5, -1]},
-            "feature_pooling_factors holds a number that is -1.0, not a number from 0",
+            "feature_pooling_factors contains a number that is -1.0, not a number from 0",
         ),
         ({"feature_pooling_factors": "all"}, "feature_pooling_factors is 'all', not a JSON list"),
         ({"feature_pooling_factors": 2.5}, "feature_pooling_factors is 2.5, not a list"),
-        ({"row_shares": [0.5, 0.4]}, "row_shares are not shares that add up to 1"),
+        ({"row_shares": [0.5, 0.4]}, "row_shares are not non-negative numbers that add up to 1"),
         ({"row_shares": [0.5, "x"]}, "a share of row_shares is 'x', not a number"),
         ({"row_shares": [0.5, 0.5], "num_rows": 1}, "row_shares has 2 values, not 1 to 1"),
         ({"miss_ratios": [0.5, 0]}, "miss_ratios has 2 values, not 15"),
@@ -357,21 +357,21 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("t.json", "", "holds no table"),
-        ("t.json", "[]", "holds no table"),
+        ("t.json", "", "contains no table"),
+        ("t.json", "[]", "contains no table"),
         ("t.json", '[{"name": "ads", "num', "is not JSON"),
-        ("t.json", "3", "holds neither a list"),
-        ("t.json", '{"table": []}', "holds neither a list"),
+        ("t.json", "3", "is neither a list"),
+        ("t.json", '{"table": []}', "is neither a list"),
         ("t.json", "[3]", "record 1: is 3, not a record"),
         ("t.json", "[" * 100_000, "nested too deep"),
-        ("t.yaml", "", "holds no table"),
-        ("t.yaml", "tables:\n", "holds no table"),
+        ("t.yaml", "", "contains no table"),
+        ("t.yaml", "tables:\n", "contains no table"),
         ("t.yaml", "- {name: ads\n- b", "not readable as YAML"),
         ("t.yaml", "- !!python/object:os.system {}", "not readable as YAML"),
         ("t.yaml", "- !!bool perhaps", "not readable as YAML"),
         ("t.yaml", "- !!timestamp perhaps", "not readable as YAML"),
-        ("t.csv", "", "holds no table"),
-        ("t.csv", HEADER + "\n", "holds no table"),
+        ("t.csv", "", "contains no table"),
+        ("t.csv", HEADER + "\n", "contains no table"),
         ("t.csv", HEADER + "\nads,1000,16\n", "record 1: has fewer fields than the header's 4"),
         ("t.csv", HEADER + "\nads,1000,16,1\nb,1,2,3,4\n", "record 2: has more fields than the header's 4"),
         ("t.csv", HEADER + ',weight_bits\n"ads,1000\n', "is not CSV"),
@@ -379,8 +379,8 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ("t.csv", "ads,1000,16,1\nb,1000,16,1\n", "record 1: column 'name' is missing"),
         ("t.csv", HEADER + "\nads,,16,1\n", "record 1 (table 'ads'): num_rows is empty"),
         ("t.csv", HEADER + "\nads,1000,16,nan\n", "pooling_factor is nan"),
-        ("t.parquet", "", "is not whole Parquet"),
-        ("t.parquet", "PAR1 and nothing more", "is not whole Parquet"),
+        ("t.parquet", "", "is not valid Parquet"),
+        ("t.parquet", "PAR1 and nothing more", "is not valid Parquet"),
         ("t.txt", "ads", "unknown suffix '.txt'. Use one of .yaml, .yml, .json, .csv, .parquet"),
         ("tables", "ads", "unknown suffix ''"),
     ],
@@ -408,7 +408,7 @@ def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = (tmp_path / "whole.parquet").read_bytes()
     for length in range(0, len(whole), 97):
         (tmp_path / "cut.parquet").write_bytes(whole[:length])
-        assert "is not whole Parquet" in complaint(tmp_path / "cut.parquet")
+        assert "is not valid Parquet" in complaint(tmp_path / "cut.parquet")
 
 
 # Too much of it ------------------------------------------------------------------------------------------------------
@@ -425,9 +425,9 @@ def test_a_parquet_file_has_a_limit_of_tables_and_of_values(tmp_path: Path) -> N
         assert path.stat().st_size < 2**21
         return complaint(path)
 
-    assert "holds 100,001 tables, more than 100,000" in complaint_of(100_001)
+    assert "contains 100,001 tables, more than 100,000" in complaint_of(100_001)
     long_list = pa.array([np.zeros(5_000_000)], pa.list_(pa.float64()))
-    assert "holds more than 4,000,000 values" in complaint_of(1, reuse_bins=long_list)
+    assert "contains more than 4,000,000 values" in complaint_of(1, reuse_bins=long_list)
 
 
 def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
@@ -435,16 +435,16 @@ def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
     for name in (names, pa.array([2**60], pa.timestamp("ms"))):
         table = pa.table({"name": name, "num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]})
         pq.write_table(table, tmp_path / "t.parquet")
-        assert "is not whole Parquet" in complaint(tmp_path / "t.parquet")
+        assert "is not valid Parquet" in complaint(tmp_path / "t.parquet")
 
 
 def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
-    assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
+    assert "contains more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
     assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
     monkeypatch.setattr("evenshard.base.documents.MAX_TEXT_BYTES", 2**20)
     for suffix in (".csv", ".json", ".yaml"):
-        assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
+        assert "it is larger than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
 
 
 # Whole or not at all -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ ADS = Table("ads", 1000, 16, 2.5)
 def ours(record: dict[Any, Any], **given: str) -> tuple[dict[Any, Any], list[str]]:
     """A record with our columns, and the extra ones."""
     names = ColumnNames(given)
-    return names.ours(record), list(names.extra)
+    return names.translate(record), list(names.extra)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ def test_pooling_is_a_word_or_a_number() -> None:
     for pooling in ("mean", "NONE", "PoolingType.SUM"):
         (table,) = tables_of_records([{**whole, "pooling": pooling}], 2.5).tables
         assert table == replace(ADS, pooling=pooling.lower().removeprefix("poolingtype."))
-    with pytest.raises(BadFile, match=r"has both pooling_factor and pooling, and both are pooling_factor. Keep one"):
+    with pytest.raises(
+        BadFile, match=r"has both pooling_factor and pooling, which both mean pooling_factor. Remove one"
+    ):
         tables_of_records([{**whole, "pooling_factor": 2.5, "pooling": 3}], 1.0)
 
 
@@ -73,7 +75,7 @@ def test_extra_columns_are_named_once_with_what_they_may_mean(tmp_path: Path) ->
     found = load_tables_with_assumptions(path, 1.5)
     assert [one.pooling_factor for one in found.tables] == [1.5, 1.5]
     assert found.notes == (
-        f"{path}: 3 columns are not used: 'poolingfactor', 'owner', one without a name. If meant: --columns "
+        f"{path}: 3 columns are not used: 'poolingfactor', 'owner', an unnamed column. To use: --columns "
         "poolingfactor=pooling_factor.",
     )
     assert found.assumptions[0].column == "pooling_factor", "what was assumed instead is reported too"
@@ -101,7 +103,7 @@ def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path, capsys: pyt
         "record 1 (table 'a'): weight_bits is 31, not one of (4, 8, 16, 32). Correct the value.",
         "record 2 (table 'a'): weight_bits is 64, not one of (4, 8, 16, 32). Correct the value.",
         "record 3: name is empty. Fill it in.",
-        "records 1, 2: several tables are called 'a'. Give each its own name.",
+        "records 1, 2: several tables are named 'a'. Give each a different name.",
     ]
     assert caught.value.lines == (f"{path}: 6 problems", *expected)
     assert "\n" not in str(caught.value) and all(line.rstrip(".") in str(caught.value) for line in expected)
@@ -136,12 +138,12 @@ def test_a_missing_column_names_those_that_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(BadRecords) as caught:
         tables_of_records([{"NAME": "ads", "Num_Rows": 10, "embedding_dim": 4}], 1.0)
     assert caught.value.lines[1:] == (
-        "record 1: column 'name' is missing. If it is 'NAME', give --columns NAME=name.",
-        "record 1: column 'num_rows' is missing. If it is 'Num_Rows', give --columns Num_Rows=num_rows.",
+        "record 1: column 'name' is missing. If 'NAME' is this column, give --columns NAME=name.",
+        "record 1: column 'num_rows' is missing. If 'Num_Rows' is this column, give --columns Num_Rows=num_rows.",
     )
     with pytest.raises(BadFile) as unlike:
         tables_of_records([{"name": "ads", "card": 10, "owner": "x", "embedding_dim": 4}], 1.0)
-    assert str(unlike.value).endswith("(--columns THEIRS=num_rows). Not used: 'card', 'owner'.")
+    assert str(unlike.value).endswith("(--columns THEIRS=num_rows). Unused columns: 'card', 'owner'.")
     with pytest.raises(BadRecords, match=r"no record has a column 'cardinality'. Correct the name"):
         tables_of_records([{"name": "ads", "card": 10, "embedding_dim": 4}], 1.0, {"cardinality": "num_rows"})
 

@@ -15,12 +15,12 @@ from evenshard.tables.reuse import (
     MIN_COUNT_OF_BIN,
     NUM_REUSE_BINS,
     ReuseBins,
-    deduplicated_reuse,
+    deduplicate_reuse,
     feasible_reuse_bins,
     poisson_at_least,
     power_law_reuse_bins,
     reuse_bins_of_counts,
-    thinned_reuse_bins,
+    thin_reuse_bins,
 )
 
 
@@ -217,23 +217,23 @@ def test_a_thinned_histogram_is_that_of_a_real_part_of_the_lookups(kind: str, sh
     counts = counted(kind)
     drawn = np.random.default_rng(1).binomial(counts, share)
     expected = np.array(reuse_bins_of_counts(drawn))
-    thinned = np.array(thinned_reuse_bins(reuse_bins_of_counts(counts), share))
+    thinned = np.array(thin_reuse_bins(reuse_bins_of_counts(counts), share))
     assert thinned.sum() == pytest.approx(1)
     assert np.abs(thinned - expected).sum() / 2 < 0.025
 
 
 def test_a_part_of_all_lookups_is_the_whole() -> None:
-    assert thinned_reuse_bins(DLRM_2021_REUSE, 1.0) == DLRM_2021_REUSE
+    assert thin_reuse_bins(DLRM_2021_REUSE, 1.0) == DLRM_2021_REUSE
 
 
 def test_thinning_by_hand() -> None:
     """Two lookups of an index: both in a half with 1/4, one with 1/2."""
-    np.testing.assert_allclose(thinned_reuse_bins(one_hot(1), 0.5)[:3], (2 / 3, 1 / 3, 0), atol=1e-12)
+    np.testing.assert_allclose(thin_reuse_bins(one_hot(1), 0.5)[:3], (2 / 3, 1 / 3, 0), atol=1e-12)
 
 
 def test_thinning_twice_is_thinning_by_both() -> None:
-    twice = thinned_reuse_bins(thinned_reuse_bins(DLRM_2021_REUSE, 0.25), 0.5)
-    np.testing.assert_allclose(twice, thinned_reuse_bins(DLRM_2021_REUSE, 0.125), atol=0.01)
+    twice = thin_reuse_bins(thin_reuse_bins(DLRM_2021_REUSE, 0.25), 0.5)
+    np.testing.assert_allclose(twice, thin_reuse_bins(DLRM_2021_REUSE, 0.125), atol=0.01)
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_deduplication_leaves_what_a_real_one_leaves(kind: str, num_devices: int
     indices = np.repeat(np.arange(len(counts)), counts)
     devices = np.random.default_rng(2).integers(num_devices, size=len(indices))
     sent = np.unique(indices * num_devices + devices) // num_devices
-    bins, share = deduplicated_reuse(reuse_bins_of_counts(counts), num_devices)
+    bins, share = deduplicate_reuse(reuse_bins_of_counts(counts), num_devices)
     assert share == pytest.approx(len(sent) / len(indices), rel=0.12)
     assert sum(bins) == pytest.approx(1)
     expected = np.array(reuse_bins_of_counts(np.bincount(sent)))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from evenshard.base.errors import BadConfig, BadFile, BadInput
-from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
+from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins, assume_weight_bits
 from evenshard.tables.files import save_tables
 from evenshard.tables.sources import (
     SourceKind,
@@ -43,7 +43,7 @@ from support.traffic_builders import (
 
 LARGE_SETS = ("nvidia_large", "nvidia_jumbo", "nvidia_colossal")  # groups as in nvidia_tiny, only more
 DEFAULT = "1, the default, since the file gives none"
-AS_GIVEN = "as given, since the sample does not hold the table"
+AS_GIVEN = "as given, since the sample lacks the table"
 ADS = {"name": "ads", "num_rows": 8, "embedding_dim": 16}
 USER = {"name": "user", "num_rows": 6, "embedding_dim": 32, "weight_bits": 16}
 ITEM = {"name": "item", "num_rows": 5, "embedding_dim": 4, "weight_bits": 16}
@@ -102,7 +102,7 @@ def test_a_folder_is_traffic_whatever_it_is_called(tmp_path: Path) -> None:
 def test_a_table_file_and_what_it_leaves_out(tmp_path: Path, suffix: str) -> None:
     tables = (Table("ads", 8, 16, 2.5), Table("user", 6, 32, 1.0, bins(0.5, 0.5), 16))
     save_tables(tables, tmp_path / f"t{suffix}")
-    assert tables_from(tmp_path / f"t{suffix}", 2) == TableSet(tables, (assumed_reuse_bins("ads"),))
+    assert tables_from(tmp_path / f"t{suffix}", 2) == TableSet(tables, (assume_reuse_bins("ads"),))
 
 
 def test_a_missing_pooling_factor_takes_the_default(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_missing_pooling_factor_takes_the_default(tmp_path: Path) -> None:
     assert [one.pooling_factor for one in found.tables] == [1.0, 1.0]
     assert found.assumptions == (
         Assumption("ads", "pooling_factor", DEFAULT),
-        Assumption("ads", "reuse_bins", "the DLRM 2021 histogram, moved to what rows and lookups allow"),
+        Assumption("ads", "reuse_bins", "DLRM 2021 index reuse, rescaled per table"),
         Assumption("ads", "weight_bits", "32, the default"),
         Assumption("user", "pooling_factor", DEFAULT),
-        assumed_reuse_bins("user"),
+        assume_reuse_bins("user"),
     )
     assert tables_from(path, 2, default_pooling_factor=7.5).tables[0].pooling_factor == 7.5
 
@@ -136,7 +136,7 @@ def test_another_precision_keeps_a_data_type_of_so_many_bits() -> None:
 
 def test_tables_made_in_python_can_only_lack_a_histogram() -> None:
     counted, uncounted = Table("a", 9, 4, 2.0, bins(1)), Table("b", 9, 4, 2.0)
-    assert TableSet.of([counted, uncounted]) == TableSet((counted, uncounted), (assumed_reuse_bins("b"),))
+    assert TableSet.of([counted, uncounted]) == TableSet((counted, uncounted), (assume_reuse_bins("b"),))
 
 
 # Public sets ----------------------------------------------------------------------------------------------------------
@@ -164,11 +164,11 @@ def test_traffic_of_a_public_set(tmp_path: Path) -> None:
     found = tables_from("criteo_kaggle", 2, traffic=write_parquet(tmp_path, {"C6": [[3, 4], [3]]}))
     (c6,) = (one for one in found.tables if one.name == "C6")
     assert (c6.pooling_factor, c6.reuse_bins) == (1.5, bins(0.5, 0.5))
-    assert [one for one in found.assumptions if one.table == "C6"] == [assumed_weight_bits("C6", 32)]
+    assert [one for one in found.assumptions if one.table == "C6"] == [assume_weight_bits("C6", 32)]
     assert [one for one in found.assumptions if one.table == "C1"] == [
         Assumption("C1", "pooling_factor", AS_GIVEN),
-        assumed_reuse_bins("C1"),
-        assumed_weight_bits("C1", 32),
+        assume_reuse_bins("C1"),
+        assume_weight_bits("C1", 32),
     ]
 
 
@@ -219,7 +219,7 @@ def test_traffic_tells_what_the_file_does_not(tmp_path: Path, write: Any) -> Non
         Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
         Table("ads", 8, 16, 1.5, bins(4 / 5, 1 / 5), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES),
     )
-    assert found.assumptions == (assumed_weight_bits("ads", 32),)
+    assert found.assumptions == (assume_weight_bits("ads", 32),)
 
 
 def test_traffic_may_be_one_parquet_file(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_traffic_wins_over_the_file(tmp_path: Path) -> None:
     found = tables_from(path, 2, traffic=traffic)
     assert found == TableSet(
         (Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),),
-        notes=(f"{traffic}: no table has feature 'ads': not read.",),
+        notes=(f"{traffic}: ignored feature 'ads', which no table has.",),
     )
 
 
@@ -250,11 +250,11 @@ def test_a_table_without_traffic_keeps_what_the_file_gives_or_takes_the_default(
     )
     assert found.assumptions == (
         Assumption("item", "pooling_factor", DEFAULT),
-        assumed_reuse_bins("item"),
+        assume_reuse_bins("item"),
         Assumption("whole", "pooling_factor", AS_GIVEN),
         Assumption("whole", "reuse_bins", AS_GIVEN),
         Assumption("half", "pooling_factor", AS_GIVEN),
-        assumed_reuse_bins("half"),
+        assume_reuse_bins("half"),
     )
 
 
@@ -278,7 +278,7 @@ def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
     ads, item = Table("ads", 8, 4, 9.0), Table("item", 8, 4, 3.0)
     found = complete_tables(TableSet.of([ads, item]), 2, write_parquet(tmp_path, TRAFFIC))
     assert found.tables == (Table("ads", 8, 4, 1.5, bins(0.8, 0.2), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES), item)
-    assert found.assumptions == (Assumption("item", "pooling_factor", AS_GIVEN), assumed_reuse_bins("item"))
+    assert found.assumptions == (Assumption("item", "pooling_factor", AS_GIVEN), assume_reuse_bins("item"))
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     assert "absent.pt: no such file" in refused(tmp_path / "absent.pt", embedding_dim=8)
     assert "absent: no such file or folder" in refused(write_records(tmp_path, ADS), traffic=tmp_path / "absent")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing more")
-    assert "is not whole Parquet" in refused(tmp_path / "t.parquet")
+    assert "is not valid Parquet" in refused(tmp_path / "t.parquet")
     assert "t.json: is neither a .parquet nor a .pt file" in refused(tmp_path, embedding_dim=8)
     with pytest.raises(BadConfig):
         tables_from(tmp_path / "tables", 2)
@@ -317,15 +317,15 @@ def test_a_parquet_file_of_traffic_is_refused_before_it_is_read(
     (path,) = write_parquet(tmp_path, TRAFFIC).iterdir()
     monkeypatch.setattr(pq, "read_table", None)
     message = refused(path)
-    assert "holds none of a table file's columns (name, num_rows," in message
-    assert "put it into a folder of its own, or name it as the traffic of a table file" in message
+    assert "has none of a table file's columns (name, num_rows," in message
+    assert "move it to a folder of its own, or give it as traffic of a table file" in message
 
 
 def test_traffic_that_does_not_fit_the_tables_is_refused(tmp_path: Path) -> None:
     traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
     with pytest.raises(BadFile, match="index 7 is beyond the table's 5 rows"):
         tables_from(write_records(tmp_path, {**ADS, "num_rows": 5}), 2, traffic=traffic)
-    with pytest.raises(BadFile, match="holds tables 'ads', 'user', none of the tables"):
+    with pytest.raises(BadFile, match="has tables 'ads', 'user', but none of the given tables"):
         tables_from(write_records(tmp_path, ITEM), 2, traffic=traffic)
 
 

@@ -61,11 +61,11 @@ def test_possible_tables_have_no_problem(change: dict[str, Any]) -> None:
         ({"reuse_bins": (math.nan,) + (0.0,) * 16}, "non-finite"),
         ({"reuse_bins": (0.5,) + (0.0,) * 16}, "0.5000, not 1"),
         ({"miss_ratios": (0.5, 0.0)}, "miss_ratios has 2 values, not 15"),
-        ({"miss_ratios": (1.5,) + (0.5,) * 13 + (0.0,)}, "not a share from 0 to 1"),
-        ({"miss_ratios": (0.5,) * 13 + (-0.1, 0.0)}, "not a share from 0 to 1"),
-        ({"miss_ratios": (math.nan,) + (0.5,) * 13 + (0.0,)}, "not a share from 0 to 1"),
-        ({"miss_ratios": (0.4,) + (0.5,) * 13 + (0.0,)}, "a larger cache misses no more"),
-        ({"miss_ratios": (0.5,) * 15}, "end with 0.5: a cache of all rows misses none"),
+        ({"miss_ratios": (1.5,) + (0.5,) * 13 + (0.0,)}, "not from 0 to 1"),
+        ({"miss_ratios": (0.5,) * 13 + (-0.1, 0.0)}, "not from 0 to 1"),
+        ({"miss_ratios": (math.nan,) + (0.5,) * 13 + (0.0,)}, "not from 0 to 1"),
+        ({"miss_ratios": (0.4,) + (0.5,) * 13 + (0.0,)}, "a larger cache cannot miss more"),
+        ({"miss_ratios": (0.5,) * 15}, "end with 0.5, not 0, but a cache of all rows misses none"),
     ],
 )
 def test_each_impossible_value_is_named(change: dict[str, Any], words: str) -> None:

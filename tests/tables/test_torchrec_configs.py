@@ -9,7 +9,7 @@ from pathlib import Path
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 from evenshard.tables.files import load_tables_with_assumptions, tables_of_records
-from evenshard.tables.records import UNUSED_FIELDS, is_config, unused_in
+from evenshard.tables.records import UNUSED_FIELDS, is_config, list_unused_fields
 from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of
 
@@ -41,8 +41,8 @@ def test_json_of_configurations_gives_the_tables_of_the_configurations(tmp_path:
     assert [(one.dtype, one.weight_bits) for one in found.tables] == [("fp16", 16), ("int8", 8), ("fp32", 32)]
     assert found.notes == (), "fields of TorchRec that are not set are not named"
     said = {(one.table, one.column): one.text for one in found.assumptions}
-    assert said["clicks", "need_pos"] == "it changes nothing in the answer: weights by position are not timed"
-    assert said["history", "pooling"].startswith("none, as of an EmbeddingConfig")
+    assert said["clicks", "need_pos"] == "ignored: position weights are not timed"
+    assert said["history", "pooling"].startswith("none, because the record has TorchRec's fields")
     assert not {column for _, column in said} & {"init_fn", "use_virtual_table", "input_dim"}
 
 
@@ -53,6 +53,6 @@ def test_the_fields_themselves_do_too() -> None:
 
 def test_a_table_of_ours_is_no_configuration() -> None:
     assert not is_config({"name": "a", "num_embeddings": 5, "embedding_dim": 4})
-    assert is_config(asdict(HISTORY)) and list(unused_in("a", {"name": "a"})) == []
+    assert is_config(asdict(HISTORY)) and list(list_unused_fields("a", {"name": "a"})) == []
     known = {one.name for one in fields(EmbeddingBagConfig)}
     assert set(UNUSED_FIELDS) <= known | {"stash_weights"}

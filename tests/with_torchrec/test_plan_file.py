@@ -207,16 +207,16 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
         (lambda c: wide(c)["shards"][1].update(placement="rank:7/cuda:7"), "table 'wide' contradict each other"),
         (
             lambda c: wide(c)["shards"][1].update(shard_offsets=[1, 12]),
-            "table 'wide' has parts with the rows 0:30; each",
+            "table 'wide' has shards with the rows 0:30; each",
         ),
         (
             lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]),
-            "parts with the rows 0:29; each",
+            "shards with the rows 0:29; each",
         ),
-        (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "parts with the columns 0:8, 12:24; each"),
+        (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "shards with the columns 0:8, 12:24; each"),
         (lambda c: wide(c)["ranks"].pop(), "table 'wide' has 1 ranks and 2 shards"),
         (lambda c: wide(c).update(ranks=[], shards=[]), "table 'wide' has 0 ranks and 0 shards"),
-        (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "parts with the columns 12:24; each"),
+        (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "shards with the columns 12:24; each"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, message: str) -> None:

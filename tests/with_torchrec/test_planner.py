@@ -225,9 +225,7 @@ def test_a_model_without_collections_has_an_empty_plan() -> None:
 def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None:
     for sharder in (GREEDY, Fixed((0, 0, 0, 0, 0))):  # one that says so, and one that ignores memory
         planner = EvenshardPlanner(sharder=sharder, world_size=2, memory_cap_gb=gb(4700), **WEIGHTS)
-        with pytest.raises(
-            PlannerError, match=r"the model: .*(needs|would hold) .* Raise memory_cap_gb or num_devices"
-        ) as caught:
+        with pytest.raises(PlannerError, match=r"the model: .*needs .* Raise memory_cap_gb or num_devices") as caught:
             planner.plan(Model(META))
         assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS, "all memory together would do"
         assert isinstance(caught.value.__cause__, InfeasibleTask)
@@ -352,7 +350,7 @@ def test_nodes_of_a_topology_have_a_link_of_its_bandwidth_between_them() -> None
     assert machine.intra == ""
     assert planner.answer.request.types == SHARDING_TYPES
     nodes: dict[str, Any] = {"world_size": 4, "local_world_size": 2, "compute_device": "cuda"}
-    with pytest.raises(PlannerError, match="there are 2 nodes and no link between them"):
+    with pytest.raises(PlannerError, match="there are 2 nodes, but no link between them"):
         EvenshardPlanner(**nodes, **kwargs).plan(Model(META))
     rows = EvenshardPlanner(
         **nodes, **kwargs, inter="ib_400g", sharding_types=["table_row_wise"], table_types={"tags": "table_wise"}

@@ -16,7 +16,7 @@ from evenshard.measure.placements import simulated_cost
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, whole_part
 from evenshard.placement.placement import Placement, parts_by_table
-from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
+from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, matching_types
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -132,7 +132,7 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
     request = PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES)
     task = request.task()
     by_table = parts_by_table(task, parts)
-    of_type = {one.name for one in EVERYTHING if way in ways_of(by_table[one.name], one, TWO_NODES)}
+    of_type = {one.name for one in EVERYTHING if way in matching_types(by_table[one.name], one, TWO_NODES)}
     pooled = {one.name for one in EVERYTHING if not one.is_sequence}
     if way not in (None, "grid_shard", "column_wise"):
         assert of_type >= (pooled if way not in SEQUENCE_TYPES else {one.name for one in EVERYTHING})
@@ -289,9 +289,9 @@ def test_a_plan_of_other_tables_is_refused() -> None:
         shards_of(plan, [*tables, table("new")])
     with pytest.raises(BadConfig, match="table 'id' is in the plan 2 times"):
         shards_of(plan, [replace(tables[0], name="id")])
-    with pytest.raises(BadConfig, match="table 'clicks' has parts with the rows 0:40; each of its 41"):
+    with pytest.raises(BadConfig, match="table 'clicks' has shards with the rows 0:40; each of its 41"):
         shards_of(plan, [tables[0], replace(tables[1], num_rows=41), *tables[2:]])
-    with pytest.raises(BadConfig, match=r"table 'clicks' has parts with the columns 0:16; each of its 32"):
+    with pytest.raises(BadConfig, match=r"table 'clicks' has shards with the columns 0:16; each of its 32"):
         placement_of(plan, [tables[0], replace(tables[1], embedding_dim=32), *tables[2:]], 1)
     with pytest.raises(BadConfig, match="the devices are 0 to 0"):
         placement_of(sharding_plan(Placement((1,) * 5, 2), tables, Model(META)), tables, 1)
@@ -315,8 +315,8 @@ def parts_with(*of_wide: TablePart) -> list[TablePart]:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (parts_with(), "'wide' has parts with the columns none; each of its 24 columns"),
-        (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "has parts with the columns 0:8, 12:24;"),
+        (parts_with(), "'wide' has shards with the columns none; each of its 24 columns"),
+        (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "has shards with the columns 0:8, 12:24;"),
         (parts_with(part_of("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
         (Placement((0, 0, 0), 2), "the placement has 3 tables, but 5 tables are given"),
         (Placement((0,) * 5, 3), "the placement has 3 devices, world_size is 2"),

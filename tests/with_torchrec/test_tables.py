@@ -64,7 +64,7 @@ def test_tables_of_a_model_by_hand() -> None:
 def test_lookups_of_a_table_as_a_whole_are_those_of_its_features_evenly() -> None:
     found = table_set_of(ITEM, {"id": 6.0, "tags": 1.0})
     assert found.tables[0].feature_pooling_factors == (3.0, 3.0)
-    text = "pooling_factor, evenly over its 2 features"
+    text = "pooling_factor, split evenly over 2 features"
     assert Assumption("id", "feature_pooling_factors", text) in found.assumptions
 
 
@@ -144,11 +144,15 @@ def test_tables_of_lists_and_of_one_collection() -> None:
         (nn.Linear(1, 1), {}, "no EmbeddingBagCollection or EmbeddingCollection with tables"),
         (USER, {"click": 1.0}, "'click', which is neither a table nor a feature"),
         (USER, {"clicks": -1.0}, "table 'clicks': pooling_factor is -1.0"),
-        (ITEM, {"item_id": -1.0, "item_before": 2.0}, "table 'id': feature_pooling_factors holds a number that is -1"),
+        (
+            ITEM,
+            {"item_id": -1.0, "item_before": 2.0},
+            "table 'id': feature_pooling_factors contains a number that is -1",
+        ),
         ([*USER, *ITEM], {}, "two tables are called 'id'. Give the model itself"),
         ([replace(USER[0], data_type=DataType.INT2)], {}, "table 'id': data_type is INT2, not one of fp32, fp16, bf16"),
         ([replace(USER[0], pooling=PoolingType.NONE, feature_names=["a", "a"])], {}, "table 'id': feature_names has"),
-        ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "Name table 'x' too"),
+        ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "numbers for table 'x' too"),
     ],
 )
 def test_tables_that_make_no_sense(collections: Any, pooling_factors: dict[str, float], message: str) -> None:

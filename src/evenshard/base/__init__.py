@@ -1,1 +1,1 @@
-"""Errors, messages, atomic files, readers of foreign files, settings, S3."""
+"""Shared base: errors, messages, atomic writes, readers of untrusted files, settings, S3."""

@@ -1,7 +1,7 @@
-"""Readers of untrusted documents: text, JSON, YAML and gzip, as plain data and within limits.
+"""Readers for untrusted text, JSON, YAML and gzip files; they return plain data and enforce size limits.
 
-Python's JSON reader accepts NaN and 1e400 (as infinity), and keeps the last of two equal keys, as YAML's does. Here
-each of them is an error in one line; JSON content has finite numbers and can be written as UTF-8.
+Python's JSON reader accepts NaN and 1e400 (as infinity). Both it and PyYAML silently keep the last of two equal keys.
+These readers raise a one-line error instead. Their JSON content has finite numbers and can be written as UTF-8.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from evenshard.base.errors import BadFile, blame_file
 from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import scratch_folder
 
-# Largest text file: YAML, JSON or CSV.
+# Largest YAML, JSON or CSV file; it is read into memory as a whole. Larger tables fit in Parquet.
 MAX_TEXT_BYTES = 64 * 2**20
-# Largest content of a gzipped file.
+# Largest unpacked size of a gzipped file: a bound for the temporary folder against a decompression bomb.
 MAX_UNPACKED_BYTES = 64 * 2**30
-_CHUNK_BYTES = 16 * 2**20
-# Most digits of a whole number that is still finite as a float.
+_CHUNK_BYTES = 16 * 2**20  # read and written per step while unpacking
+# Most digits of an integer; floats end at 1.8e308, so a longer one could overflow when converted.
 _MAX_DIGITS = 300
 # Deepest nesting: libyaml recurses for each level, and a stack overflow ends the process.
 _MAX_LEVELS = 100
-# Most aliases inside anchored collections: each may double the content.
+# Most aliases inside anchored collections: each may double the content ("billion laughs" attack).
 _MAX_NESTED_ALIASES = 20
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file with its line ends unchanged.
+    """Return the text of a file with its line endings unchanged.
 
     Raises:
         OSError: see ``open``.
-        ValueError: if it is larger than ``MAX_TEXT_BYTES`` or is not UTF-8; one line.
+        ValueError: if it is larger than ``MAX_TEXT_BYTES`` or not UTF-8; the message is one line.
     """
     with path.open("rb") as file:
         content = file.read(MAX_TEXT_BYTES + 1)
     if len(content) > MAX_TEXT_BYTES:
-        raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
+        raise ValueError(f"it is larger than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,10 +62,10 @@ def sha256_of(path: Path) -> str:
 
 
 def read_json(path: str | Path, what: str, remedy: str) -> Any:
-    """Return the content of a JSON file; ``what`` is its kind with an article, such as "a plan".
+    """Return the content of a JSON file; ``what`` names its kind in errors, such as "a plan".
 
     Raises:
-        BadFile: if it cannot be read, or is not JSON within the limits.
+        BadFile: if it cannot be read, is not valid JSON, or is too large.
     """
     try:
         return load_json(read_text(Path(path)))
@@ -78,13 +78,13 @@ def read_json(path: str | Path, what: str, remedy: str) -> Any:
 
 
 def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
-    """Return the content of a document; bytes must be UTF-8.
+    """Parse a JSON document strictly; bytes must be UTF-8.
 
     Raises:
-        ValueError: if it is not JSON or too large, or holds a number that is not finite, or a key twice; one line.
+        ValueError: if it is invalid or too large, or has a non-finite number or a duplicate key; one line.
     """
     if len(source) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes / 1024**2:,.0f} MB")
+        raise ValueError(f"it is larger than {max_bytes / 1024**2:,.0f} MB")
     try:
         text = source if isinstance(source, str) else source.decode("utf-8-sig")
         content = json.loads(
@@ -95,9 +95,9 @@ def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
     except UnicodeEncodeError:
-        raise ValueError("it holds half of a character (a lone surrogate)") from None
+        raise ValueError("it contains half of a character (a lone surrogate)") from None
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({reason_of(error)})") from None
     return content
@@ -124,23 +124,23 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{brief(text)} is not a valid number")
 
 
-def finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """Replace infinite numbers and NaN by None, at any depth, as JSON requires."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    return [replace_non_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 # YAML -----------------------------------------------------------------------------------------------------------------
 
 
 def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most: int = 1) -> Any:
-    """Return the content of a YAML file; the list of its documents if ``most`` is above 1.
+    """Return the content of a YAML file, or the list of its documents, up to ``most``, if ``most`` is above 1.
 
     Raises:
-        BadFile: if it is missing or cannot be read.
+        BadFile: if it is missing, with the remedy ``if_missing``, or cannot be read, with ``remedy``.
     """
     try:
         found = load_documents(read_text(path), most)
@@ -152,17 +152,16 @@ def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most
 
 
 def load_yaml(text: str) -> Any:
-    """Return the content of a YAML document.
+    """Parse a YAML document strictly.
 
     Raises:
-        ValueError: if it is not YAML, too large, or a mapping has a key twice; one line that names line and
-            column.
+        ValueError: if it is not YAML, is too large, or has a duplicate key; the message names line and column.
     """
     return load_documents(text, most=1)[0]
 
 
 def load_documents(text: str, most: int = 100) -> list[Any]:
-    """Return the contents of a stream of documents; [None] if it is empty.
+    """Parse a stream of YAML documents; return [None] if it is empty.
 
     Raises:
         ValueError: see ``load_yaml``; or if there are more than ``most`` documents.
@@ -170,7 +169,7 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
     import yaml
 
     if len(text) > MAX_TEXT_BYTES:
-        raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
+        raise ValueError(f"it is larger than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
     try:
         anchors: list[str | None] = []  # anchor of each open collection
         num_nested = 0
@@ -182,18 +181,18 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
             elif isinstance(event, yaml.AliasEvent):
                 num_nested += any(anchors)
                 if event.anchor in anchors:
-                    raise ValueError(f"the alias {brief(event.anchor)} stands in what it repeats")
+                    raise ValueError(f"the alias {brief(event.anchor)} refers to a value that contains it")
             if len(anchors) > _MAX_LEVELS:
-                raise ValueError("it is nested too deep")
+                raise ValueError("it is nested too deeply")
             if num_nested > _MAX_NESTED_ALIASES:
-                raise ValueError("too many of its aliases stand in what other aliases repeat")
+                raise ValueError(f"more than {_MAX_NESTED_ALIASES} of its aliases are inside anchored values")
         documents = list(yaml.load_all(text, _loader()))
     except MemoryError:
         raise
     except Exception as error:  # the loader raises stray errors, for example on the date 2024-13-45
         raise ValueError(" ".join(str(error).split()).replace(' in "<unicode string>", line', ", line")) from None
     if len(documents) > most:
-        raise ValueError(f"it holds more than {most} {'documents' if most > 1 else 'document'}")
+        raise ValueError(f"it contains more than {most} {'documents' if most > 1 else 'document'}")
     return documents or [None]
 
 
@@ -225,17 +224,17 @@ def load_params(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: if it is missing or not a YAML mapping.
     """
-    params = read_yaml(path, "Repair it.", "Name one with --params.")
+    params = read_yaml(path, "Repair it.", "Give its path with --params.")
     if not isinstance(params, dict):
         raise BadFile(path, "is not a mapping of sections", "Write sections: generate_tables: {source: dlrm_2021}.")
-    odd = next(_odd_keys(params), None)
-    if odd is not None:
-        raise BadFile(path, f"key {brief(odd)} is not a string", "Put it in quotes, or remove it.")
+    key = next(_non_string_keys(params), None)
+    if key is not None:
+        raise BadFile(path, f"key {brief(key)} is not a string", "Put it in quotes, or remove it.")
     return params
 
 
-def _odd_keys(content: Any) -> Iterator[Any]:
-    """Yield the keys that are not strings, at any depth: they can be neither sorted nor written as JSON."""
+def _non_string_keys(content: Any) -> Iterator[Any]:
+    """Yield the keys that are not strings, at any depth, because they can be neither sorted nor written as JSON."""
     waiting, seen = [content], set()
     while waiting:
         inner = waiting.pop()
@@ -255,17 +254,17 @@ def _odd_keys(content: Any) -> Iterator[Any]:
 def is_gzipped(path: Path) -> bool:
     """Return True if a file begins with gzip's magic number."""
     with path.open("rb") as file:
-        return begins_gzipped(file.read(2))
+        return has_gzip_magic(file.read(2))
 
 
-def begins_gzipped(content: bytes) -> bool:
+def has_gzip_magic(content: bytes) -> bool:
     """Return True if the content begins with gzip's magic number."""
     return content.startswith(b"\x1f\x8b")
 
 
 @contextmanager
 def unpack_file(path: Path, is_packed: bool = True) -> Iterator[Path]:
-    """Yield a temporary unpacked copy of a gzipped file, removed after the block; or the file itself.
+    """Yield a temporary unpacked copy of a gzipped file, or the file itself if it is not packed.
 
     Raises:
         BadFile: if it is damaged, or unpacks to more than ``MAX_UNPACKED_BYTES``.
@@ -284,5 +283,5 @@ def unpack_file(path: Path, is_packed: bool = True) -> Iterator[Path]:
                         raise BadFile(path, problem, "Use a smaller sample.")
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             problem = f"cannot be unpacked ({reason_of(error)})"
-            raise BadFile(path, problem, "Save or fetch the file again.") from None
+            raise BadFile(path, problem, "Save or download the file again.") from None
         yield target

@@ -3,19 +3,19 @@
 ::
 
     EvenshardError
-    |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
-    |   |-- BadFile           a file is missing, torn, or holds a wrong value
-    |   |   +-- BadRecords    ... or several wrong values: all of them
+    |-- BadInput              the user can correct it; names problem and remedy    (exit code 2)
+    |   |-- BadFile           a file is missing or damaged, or has an invalid value
+    |   |   +-- BadRecords    a file has several invalid values, all listed
     |   |-- BadConfig         a setting in params.yaml or a flag is invalid
     |   +-- MissingPackage    a package of an extra is not installed
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
     |                         for one placement; a row of the report in a study)
-    |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
-    |-- TrainingFailed        a network has a number that is not finite            (exit code 1)
+    |-- MeasurementFailed     a kernel or a device failed during a measurement     (exit code 1)
+    |-- TrainingFailed        a weight of a network is not finite                  (exit code 1)
     |-- DatasetRefused        measured costs are too noisy                         (exit code 1)
     |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
-    |-- TrackingFailed        MLflow rejected a record                     (exit code 1)
-    +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
+    |-- TrackingFailed        MLflow rejected a record                             (exit code 1)
+    +-- StorageFailed         S3 is down or full, or a transfer was damaged        (exit code 1)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evenshard.base.messages import one_line, reason_of
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Number of problems of one file that are listed.
+# Problems of one file that an error lists; it only counts the rest.
 MAX_PROBLEMS = 20
 
 
@@ -46,11 +46,11 @@ class EvenshardError(Exception):
 
 
 class BadInput(EvenshardError):
-    """Input that the user can repair; the message is one line that names the remedy."""
+    """Invalid input; the message is one line that tells the user how to correct it."""
 
 
 class BadFile(BadInput):
-    """A file that cannot be used; ``where`` is the row, record or key, if known."""
+    """An unusable file; ``where`` is the row, record or key with the problem, if known."""
 
     def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
         place = f"{path}, {where}" if where else f"{path}"
@@ -63,10 +63,10 @@ class BadRecords(BadFile):
 
     Args:
         found: (place in the file or "", problem, remedy) of each problem.
-        remedy: advice to the user for all problems, if any.
+        remedy: advice for all problems, if any.
 
     Attributes:
-        lines: number of problems, the first ``MAX_PROBLEMS``, and the remedy: one printable line each.
+        lines: the message as printable lines: the number of problems, the first ``MAX_PROBLEMS``, the remedy.
     """
 
     def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> None:
@@ -79,7 +79,7 @@ class BadRecords(BadFile):
 
 
 def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> BadFile:
-    """Return the error for one or several problems of a file; for arguments see ``BadRecords``."""
+    """Return a ``BadFile`` for one problem of a file, or a ``BadRecords`` for several; same arguments."""
     if len(found) > 1:
         return BadRecords(path, found, remedy)
     ((where, problem, fix),) = found
@@ -91,11 +91,11 @@ class BadConfig(BadInput):
 
 
 class MissingPackage(BadInput):
-    """A package of an extra that is not installed; the message ends in the command that installs it."""
+    """A missing package of an optional extra; the message ends with the install command."""
 
 
 class InfeasibleTask(EvenshardError):
-    """Lack of memory for a table on all devices. Problem and remedy are sentences; the remedy may be in the problem."""
+    """A task without a legal placement. ``problem`` and ``remedy`` are sentences; ``problem`` may include a remedy."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem} {remedy}" if remedy else problem)
@@ -104,11 +104,11 @@ class InfeasibleTask(EvenshardError):
 
 
 class MeasurementFailed(EvenshardError):
-    """A failed measurement."""
+    """A failed measurement, such as an error in a kernel or of a device."""
 
 
 class TrainingFailed(EvenshardError):
-    """A network that cannot be used because its training diverged."""
+    """A network whose training diverged."""
 
 
 class DatasetRefused(EvenshardError):
@@ -120,11 +120,11 @@ class PipelineFailed(EvenshardError):
 
 
 class TrackingFailed(EvenshardError):
-    """A record that MLflow rejected."""
+    """A failed request to MLflow, such as a rejected metric."""
 
 
 class StorageFailed(EvenshardError):
-    """A file that could not be stored or fetched; a retry may succeed."""
+    """A failed upload or download; a retry may succeed."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -137,7 +137,7 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a reader of a user's file so that any unexpected error becomes a BadFile.
 
     Args:
-        read: reader whose first argument is the path. Our errors, OSError and ImportError are not changed.
+        read: reader whose first argument is the path. EvenshardError, OSError and ImportError pass unchanged.
     """
 
     @wraps(read)
@@ -148,16 +148,16 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
             raise
         except Exception as error:
             path = next(iter(inspect.signature(read).bind(*args, **kwargs).arguments.values()))
-            logging.getLogger(__name__).debug("unforeseen error in %s", read.__qualname__, exc_info=True)
+            logging.getLogger(__name__).debug("unexpected error in %s", read.__qualname__, exc_info=True)
             problem = f"cannot be read ({type(error).__name__}: {reason_of(error)})"
-            raise BadFile(str(path), problem, "Check its content, or make it again.") from error
+            raise BadFile(str(path), problem, "Check its content, or create it again.") from error
 
     return read_or_blame
 
 
 @contextmanager
-def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
-    """Convert every error in the block to a BadFile that names a folder of training results.
+def blame_folder(folder: Path, what: str, remedy: str) -> Iterator[None]:
+    """Convert every error in the block to a BadFile about a folder of saved training results.
 
     Args:
         what: content of the folder, such as "network".

@@ -1,4 +1,4 @@
-"""Installation of evenshard: its source, the packages of its extras, and the commands that install them."""
+"""Installation of evenshard: its source, the packages of its extras, and their install commands."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from evenshard.base.messages import reason_of
 # The smallest extra of pyproject.toml with a package, and the feature that needs it, by import name.
 EXTRAS = {
     "scipy": ("near", "An exact solver"),
-    "torch": ("learn", "A learned model, and what learns or measures,"),
+    "torch": ("learn", "A learned model, training or measuring"),
     "pandas": ("pandas", "A data frame"),
     "shtab": ("completion", "Shell completion"),
     "pyarrow": ("parquet", "A Parquet file"),
-    "torchrec": ("torchrec", "Measuring cut tables or using TorchRec's planner"),
+    "torchrec": ("torchrec", "Measuring sharded tables or running TorchRec's planner"),
     "matplotlib": ("loop", "A plot"),
     "fbgemm_gpu": ("benchmark", "Measuring kernels"),
     "boto3": ("mlops", "S3"),
     "docker": ("mlops", "--runner container"),
-    "dvc": ("mlops", "A repository of datasets"),
+    "dvc": ("mlops", "A dataset repository"),
     "kfp": ("mlops", "A Kubeflow pipeline"),
     "mlflow": ("mlops", "MLflow"),
 }
@@ -40,10 +40,10 @@ _NAME = "evenshard"
 
 
 def require_package(module: str) -> None:
-    """Import a module such as ``kfp.kubernetes`` of a package in ``EXTRAS``, so that a later import cannot fail.
+    """Import a module of an optional package (``EXTRAS``), such as ``kfp.kubernetes``, to fail early if it is missing.
 
     Raises:
-        MissingPackage: if it is not installed, or is incompatible with the installed torch.
+        MissingPackage: if it is not installed or cannot be imported, for example with the installed torch.
     """
     package = module.partition(".")[0]
     try:
@@ -57,8 +57,8 @@ def require_package(module: str) -> None:
 
 
 @contextmanager
-def named_packages() -> Iterator[None]:
-    """Convert ModuleNotFoundError in the block to MissingPackage if a package of ``EXTRAS`` is absent."""
+def name_missing_package() -> Iterator[None]:
+    """Convert ModuleNotFoundError in the block to MissingPackage if the package belongs to ``EXTRAS``."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -69,17 +69,17 @@ def named_packages() -> Iterator[None]:
 
 
 def remedy(package: str) -> str:
-    """Return the remedy for a missing package of ``EXTRAS``: a command, or advice in an image without pip."""
+    """Return the remedy for a missing package of ``EXTRAS``: the install command, or advice inside our image."""
     if not in_image():
         return install_command(package)
     extra = EXTRAS[package][0]
-    return f"it is not in this image. Name the extra {extra} in the Dockerfile and build it again, or run this outside."
+    return f"this image lacks it. Add the extra {extra} in the Dockerfile and rebuild it, or run this outside."
 
 
 def install_command(package: str) -> str:
-    """Return the command that installs a package of ``EXTRAS`` from the source of evenshard itself.
+    """Return the command that installs a package of ``EXTRAS`` from the source that evenshard was installed from.
 
-    It keeps the installed torch unless that is too old for a supported FBGEMM or for TorchRec 1.7.
+    The command keeps the installed torch unless it is too old for a supported FBGEMM or for TorchRec 1.7.
     """
     command = f"pip install {pip_words(EXTRAS[package][0])}"
     if package not in ("fbgemm_gpu", "torchrec") or importlib.util.find_spec("torch") is None:
@@ -87,6 +87,7 @@ def install_command(package: str) -> str:
     import torch
 
     number = torch.__version__.partition("+")[0]
+    # The last number is the minor version of the oldest torch 2 with a supported FBGEMM build.
     extra, build, oldest = (
         ("benchmark", "fbgemm-gpu-cpu", 13) if torch.version.cuda is None else ("cuda,loop", "fbgemm-gpu", 11)
     )
@@ -106,7 +107,7 @@ def in_image() -> bool:
 
 
 def checkout() -> Path | None:
-    """Return the root of this code's repository or unpacked sdist; None for an installed copy."""
+    """Return the root of the repository or unpacked sdist that this code runs from; None for an installed copy."""
     root = Path(__file__).parents[3]
     files = [root / "pyproject.toml", root / "Makefile", root / "src" / _NAME / "version.py"]
     return root if all(file.is_file() for file in files) else None
@@ -115,8 +116,7 @@ def checkout() -> Path | None:
 def pip_words(extra: str) -> str:
     """Return the arguments of ``pip install`` for an extra, quoted for a shell, such as ``'evenshard[mlops]'``.
 
-    If evenshard was installed from a wheel, a folder or a URL, this is used again. If it is gone, the packages of the
-    extra are listed.
+    The original wheel, folder or URL is reused. If it no longer exists, the packages of the extra are listed.
     """
     root = checkout()
     if root is not None:

@@ -8,8 +8,8 @@
 
 Flags, keywords, keys of params.yaml and requests, component parameters, schemas and docs are generated from them.
 
-Ranges are far larger than today's placements; within them, sums of bytes stay below 2**63 and no search runs for hours
-because of a typo. They apply to all inputs: files, flags, params.yaml, Python and pipelines.
+Ranges are far larger than realistic placements. They keep sums of bytes below 2**63, and stop a typo from starting a
+search that takes hours. They apply to all inputs: files, flags, params.yaml, Python and pipelines.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.outputs import Output
 
-MAX_TABLES = 100_000
-MAX_TABLE_BYTES = 2**50
-# Most bytes of all tables with their optimizer state, and of all devices: NumPy's integers end at 2**63.
+MAX_TABLES = 100_000  # in a file; a longer file is rejected before its values are checked
+MAX_TABLE_BYTES = 2**50  # weights of a table, 1 PiB; also the most rows
+# Most bytes of all tables with their optimizer state, and of all devices; NumPy's integers end at 2**63.
 MAX_TOTAL_BYTES = 2**62
-# Most values in a Parquet file of tables.
+# Most values in a Parquet file of tables, which is loaded into memory as a whole.
 MAX_VALUES = 4_000_000
 
 
@@ -46,7 +46,7 @@ class Range:
     above: bool = False
 
     def problem(self, value: Any) -> str | None:
-        """Return None, or a clause such as "is -1, not a whole number from 1 to 4,096"."""
+        """Return the problem of an invalid value, such as "is -1, not a whole number from 1 to 4,096", or None."""
         right_kind = isinstance(value, Integral if self.whole else Real) and not isinstance(value, bool)
         if right_kind and self.least <= value <= self.most and not (self.above and value == self.least):
             return None
@@ -54,9 +54,10 @@ class Range:
         return f"is {brief(value)}, not a {'whole ' * self.whole}number {limits} {self.most:,}"
 
 
+# Counts fit into a signed 32-bit integer.
 COUNT, COUNT_OR_NONE = Range(1, 2**31 - 1, whole=True), Range(0, 2**31 - 1, whole=True)
 SHARE, POSITIVE, NOT_NEGATIVE = Range(0, 1), Range(0, 1_000_000_000, above=True), Range(0, 1_000_000_000)
-# Ranges by the name of the number, for all inputs.
+# Ranges by the name of the number, for all inputs; 2**20 GB = 1 PiB.
 RANGES: Mapping[str, Range] = {
     "num_devices": Range(1, 4_096, whole=True),
     "nodes": Range(1, 4_096, whole=True),
@@ -92,45 +93,36 @@ def knob(default: Any, help: str, **how: Any) -> Any:
     """Declare a field of a dataclass as a setting.
 
     Args:
-        default: default value; ``REQUIRED`` for none.
+        default: default value; ``REQUIRED`` if the user must give one.
         help: meaning, one line without markup.
-        how: further fields of ``Knob``.
+        how: other fields of ``Knob``.
     """
-    one = Knob("", Any, default, help, **how)
-    metadata = {"description": help, "range": one.range, "knob": one}
+    declared = Knob("", Any, default, help, **how)
+    metadata = {"description": help, "range": declared.range, "knob": declared}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def group(kind: type, heading: str) -> Any:
-    """Declare a field of a dataclass as a group of knobs.
-
-    Args:
-        kind: dataclass of the knobs.
-        heading: heading of the group in help texts.
-    """
+    """Declare a field of a dataclass as a group of knobs: the dataclass ``kind``, with a heading for help texts."""
     return field(default_factory=kind, metadata={"kind": kind, "heading": heading})
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting, as ``knob`` declared it.
+    """Declaration of a setting, made by ``knob``.
 
     Attributes:
-        name: name of the field.
         type: type of the field; a string if its module does not import the type.
         torchrec: TorchRec's name, such as ``Topology.hbm_cap``, possibly in another unit.
-        range: allowed values of a number; default: ``RANGES``.
-        flag: flag on the command line; "" for the name of the field, None for no flag. Without dashes it is a
-            positional argument.
-        metavar: placeholder of the value in the help of a command.
-        choices: allowed values; empty for all.
-        section: section of params.yaml with its default, under the same name.
-        parameter: parameter of the component; "" for none.
+        range: allowed values of a number; by default, those of ``RANGES``.
+        flag: flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is
+            a positional argument.
+        section: section of params.yaml that has its default, under the same name.
+        parameter: parameter of the pipeline component; "" for none.
         output: rule for the content that an output path may replace.
-        use: how a stage uses a path; see ``evenshard.loop.stage``.
-        module: module of its declaration.
+        use: role of a path in a stage; see ``evenshard.loop.stage``.
     """
 
     name: str
@@ -150,22 +142,22 @@ class Knob:
 
     @property
     def kind(self) -> Any:
-        """Return the type without None."""
+        """Return the setting's type without ``None``."""
         return reduce(or_, (kind for kind in _kinds(self.type) if kind is not NoneType))
 
     @property
     def unit(self) -> str:
-        """Return the unit of its numbers; empty if they have none."""
+        """Return the unit of its number; "" if it has none."""
         return next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
 
     @property
     def scalar(self) -> type | None:
-        """Return the type of a plain value: bool, int, float or str; None if no value is plain."""
+        """Return the scalar type: bool, int, float or str; None if the setting is not a scalar."""
         return next((kind for kind in (bool, int, float, str) if kind in _kinds(self.kind)), None)
 
     @property
     def flag_name(self) -> str:
-        """Return the flag on the command line, or the name of a positional argument."""
+        """Return the flag, or the name of a positional argument."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     def is_default(self, value: Any) -> bool:
@@ -186,21 +178,21 @@ class Group:
 
 def groups_of(kind: type) -> tuple[Group, ...]:
     """Return the groups of knobs that a dataclass declares, in order."""
-    return tuple(Group(one.name, one.metadata["heading"], one.metadata["kind"]) for one in fields(kind))
+    return tuple(Group(each.name, each.metadata["heading"], each.metadata["kind"]) for each in fields(kind))
 
 
 def knobs_of(kind: type) -> tuple[Knob, ...]:
-    """Return the knobs that a dataclass declares, in order; empty for any other class."""
+    """Return the knobs that a dataclass declares, in order; none for any other class."""
     return tuple(
         replace(
-            one.metadata["knob"],
-            name=one.name,
-            type=_evaluate(one.type, vars(sys.modules[kind.__module__])),
-            range=one.metadata["range"] or RANGES.get(one.name),
+            each.metadata["knob"],
+            name=each.name,
+            type=_evaluate(each.type, vars(sys.modules[kind.__module__])),
+            range=each.metadata["range"] or RANGES.get(each.name),
             module=kind.__module__,
         )
-        for one in getattr(kind, "__dataclass_fields__", {}).values()
-        if "knob" in one.metadata
+        for each in getattr(kind, "__dataclass_fields__", {}).values()
+        if "knob" in each.metadata
     )
 
 
@@ -221,10 +213,10 @@ def check_knobs(config: Any, where: str = "") -> None:
 
 def range_problems(config: Any) -> Iterator[str]:
     """Yield a clause for each number of a dataclass that is out of range."""
-    for one in fields(config):
-        value, limits = getattr(config, one.name), one.metadata.get("range") or RANGES.get(one.name)
+    for setting in fields(config):
+        value, limits = getattr(config, setting.name), setting.metadata.get("range") or RANGES.get(setting.name)
         if limits and isinstance(value, int | float) and (problem := limits.problem(value)):
-            yield f"{one.name} {problem}"
+            yield f"{setting.name} {problem}"
 
 
 def check_ranges(**values: Any) -> None:
@@ -234,20 +226,20 @@ def check_ranges(**values: Any) -> None:
             raise BadConfig(f"{name} {problem}. Correct it.")
 
 
-def chosen_in(knobs: Any) -> Mapping[str, Any]:
+def changed_knobs(knobs: Any) -> Mapping[str, Any]:
     """Return the knobs of a dataclass with values other than the default."""
-    values = ((one, getattr(knobs, one.name)) for one in knobs_of(type(knobs)))
-    return {one.name: value for one, value in values if not one.is_default(value)}
+    values = ((each, getattr(knobs, each.name)) for each in knobs_of(type(knobs)))
+    return {each.name: value for each, value in values if not each.is_default(value)}
 
 
-def part_of(config: Any, kind: type[Part]) -> Part:
-    """Build a dataclass from the equally named fields of another."""
+def copy_fields(config: Any, kind: type[Part]) -> Part:
+    """Build a dataclass of type ``kind`` from the fields of another that have the same names."""
     known = fields(kind)  # type: ignore[arg-type]
-    return kind(**{one.name: getattr(config, one.name) for one in known if hasattr(config, one.name)})
+    return kind(**{each.name: getattr(config, each.name) for each in known if hasattr(config, each.name)})
 
 
-def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
-    """Replace ``knobs`` in a docstring by a line for each knob; None if Python stripped docstrings."""
+def document_knobs(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
+    """Replace the ``knobs:`` entry of a docstring with one entry per knob; None if Python stripped docstrings."""
     if docstring is None:
         return None
     lines: list[str] = []
@@ -255,9 +247,9 @@ def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
     for line in docstring.splitlines():
         if line.lstrip().startswith("knobs: "):
             indent = line[: -len(line.lstrip())]
-            for one in knobs:
-                spelled = f" TorchRec: ``{one.torchrec}``." if one.torchrec else ""
-                text = f"{one.name}: {one.help}.{spelled}"
+            for knob in knobs:
+                spelled = f" TorchRec: ``{knob.torchrec}``." if knob.torchrec else ""
+                text = f"{knob.name}: {knob.help}.{spelled}"
                 lines.append(
                     fill(text, 120, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
                 )

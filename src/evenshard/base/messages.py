@@ -1,8 +1,8 @@
-"""Messages to the user: one printable line with long values cut and passwords hidden; and plain tables.
+"""User-facing messages: one printable line, with long values shortened and passwords hidden; and plain-text tables.
 
-Names, values and addresses come from the user's files and environment; a message with them must not control the
-terminal, flood it, or leak a password to a log. Every ``EvenshardError`` and every line of our log passes through this
-module; values are shortened in each message with ``brief``.
+Names, values and addresses come from the user's files and environment. They must not control the terminal, flood it,
+or leak a password to a log. Every ``EvenshardError`` and every log line passes through this module; each message
+shortens its values with ``brief``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-UNKNOWN = "unknown"  # replaces a commit, hardware or version
+UNKNOWN = "unknown"  # replaces a missing commit, hardware or version
 MAX_VALUE = 80  # characters of one value
-MAX_NAMES = 3  # of a long list of names
-MAX_MESSAGE = 1200  # characters of a whole message; a longer one was not written for people
-# Characters of a wrapped column.
-_LEAST_WIDTH = 30
+MAX_NAMES = 3  # names shown of a long list
+MAX_MESSAGE = 1200  # characters of a whole message; nobody reads a longer one
+_LEAST_WIDTH = 30  # characters; a wrapped column of ``text_table`` is not made narrower
 _CREDENTIALS = re.compile(r"\b((?!s3:)[a-zA-Z][\w+.-]*://)\S*@")
 _SECRET_SETTINGS = re.compile(
     r"(?i)([?&;][\w-]*(?:passw(?:or)?d|pwd|token|secret|signature|credential|sig|api[_-]?key)[\w-]*=)[^\s&;#'\"]+"
@@ -27,13 +26,13 @@ _SECRET_SETTINGS = re.compile(
 
 
 def brief(value: Any, most: int = MAX_VALUE) -> str:
-    """Return the repr of a value in at most ``most`` characters, without deep nesting."""
+    """Return the repr of a value, truncated to ``most`` characters and three levels of nesting."""
     short = reprlib.Repr()
     short.maxlevel = 3
     short.maxstring = short.maxlong = short.maxother = most
     try:
         text = short.repr(value)
-    except ValueError:  # an integer with more digits than Python converts
+    except ValueError:  # an integer with more digits than Python converts; log10(2) = 0.30103
         text = f"a whole number of about {int(value.bit_length() * 0.30103):,} digits"
     return cut(printable(text), most)
 
@@ -47,22 +46,18 @@ def cut(text: str, most: int = MAX_VALUE) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Ask for the closest known words, after a space, at the end of an error message; empty if none is close."""
+    """Return " Did you mean X?" for the closest known word, to end an error message; "" if none is close."""
     close = get_close_matches(cut(word), list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 def printable(text: str) -> str:
-    """Remove control characters, including line breaks, from a text."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """Replace control characters, including line breaks."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def names_text(names: Sequence[Any], most: int = MAX_NAMES, write: Callable[[Any], str] = printable) -> str:
-    """List the first ``most`` names and the number of further names.
-
-    Args:
-        write: formatter of a name, such as ``brief``.
-    """
+    """List the first ``most`` names, each formatted by ``write``, and the number of further names."""
     shown = ", ".join(map(write, names[:most]))
     more = len(names) - most
     return f"{shown} and {more:,} more" if more > 0 else shown
@@ -81,9 +76,8 @@ def tables_text(names: Sequence[str]) -> str:
 def without_credentials(text: str) -> str:
     """Hide users, passwords and tokens in the addresses of a text: ``http://***@host``.
 
-    A password may contain a slash or an @, so everything up to the last @ of an address is hidden; an s3:// address has
-    no user, and its keys may contain an @, so it is kept. Query parameters are hidden by their names, such as
-    ``?password=***``.
+    A password may contain a slash or an @, so everything up to the last @ of an address is hidden. An s3:// address has
+    no user, and its key may contain an @, so it is kept. Secret query parameters become ``?password=***``.
     """
     return _SECRET_SETTINGS.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
 
@@ -94,13 +88,13 @@ def one_line(text: str) -> str:
 
 
 def reason_of(error: BaseException, most: int = 2 * MAX_VALUE) -> str:
-    """Return the first line of a library's error, shortened to ``most`` characters; its type if it is empty."""
+    """Return the first line of a library's error, shortened to ``most`` characters; its type if it has no text."""
     lines = str(error).strip().splitlines()
     return cut(one_line(lines[0]) if lines else type(error).__name__, most).rstrip(".:")
 
 
 def root_of(error: BaseException) -> BaseException:
-    """Return the first error of a chain: that of the system or database below the errors of libraries."""
+    """Return the root cause of an exception chain."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return error
@@ -110,8 +104,8 @@ def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", widt
     """Format rows as lines; columns are as wide as their widest cell and two spaces apart.
 
     Args:
-        rows: the heads first; all of the same length.
-        sides: alignment of each column, "<" for left or ">" for right. The last one applies to all further columns.
+        rows: the headings first; all of the same length.
+        sides: alignment of each column, "<" or ">"; the last character applies to all further columns.
         indent: prefix of each line.
         width: maximum length of a line, if given; the last column wraps.
     """

@@ -1,11 +1,11 @@
-"""Outputs: paths that a command may replace, and atomic writes of files and folders.
+"""Output paths: the content that a command may replace, and atomic writes of files and folders.
 
 A command replaces only an earlier output of the same kind: a file replaces a file, and a folder replaces a folder
-without files of other names. Devices, pipes and sockets are never replaced. A link is kept, and its target is written.
+that has no other files. Devices, pipes and sockets are never replaced. A link is kept, and its target is replaced.
 
-A draft next to its path, ``.evenshard-1a2b3c4d5e6f.cost_net``, is written and synced to disk; then it is renamed. An
-older folder is set aside between two renames, as ``.evenshard-7a8b9c0d1e2f-old.cost_net``. A command that is killed may
-leave these drafts behind, and nothing removes them; between the two renames, both folders are complete.
+Content is first written and synced to a draft next to the path, ``.evenshard-1a2b3c4d5e6f.cost_net``, which is then
+renamed. An older folder is first renamed to ``.evenshard-7a8b9c0d1e2f-old.cost_net`` and removed at the end. A killed
+command may leave such files behind, and nothing removes them; but the old or the new content is always complete.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from tempfile import TemporaryDirectory
 
 from evenshard.base.errors import BadConfig, BadFile
 
-ELSEWHERE = "Name another path."
+OTHER_PATH = "Name another path."
 STDOUT = Path("-")
-# Errors of file systems without sync.
+# Errors of fsync on file systems that do not support it.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-# Errors of a write without space: a full disk, an exceeded quota, or a file beyond the maximum size.
+# Errors of a write without space: a full disk, an exceeded quota, or a file above the maximum size.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Output:
-    """Rule for an output path; also usable as an argument type."""
+    """Rule for an output path; also the ``type`` of an argparse argument."""
 
     def __call__(self, text: str) -> Path:
         """Convert an argument to a path."""
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """Return every path that is written, or replaced as a whole."""
+        """Return all paths that the command writes, or replaces as a whole."""
         return (path,)
 
     def require(self, path: Path) -> None:
-        """Raise BadFile for a path with content that must not be replaced."""
+        """Raise BadFile if the path has content that must not be replaced."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class File(Output):
-    """One file, optionally with a second one next to it that has the suffix ``beside``."""
+    """Rule for one file, and optionally for a second file next to it with the suffix ``beside``."""
 
     beside: str | None = None
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """Return the file, and the second one next to it."""
+        """Return the file, and the second file if there is one."""
         return (path,) if self.beside in (None, path.suffix) else (path, path.with_suffix(self.beside))
 
     def require(self, path: Path) -> None:
         """Check the path; see ``Output``."""
-        for one in self.paths(path):
-            target = follow_links(one)
+        for file in self.paths(path):
+            target = follow_links(file)
             mode = _mode(target)
             if mode is None:
                 continue
             if stat.S_ISDIR(mode):
-                raise BadFile(one, "is a folder, and a file is to be written there", ELSEWHERE)
+                raise BadFile(file, "is a folder, but the output is a file", OTHER_PATH)
             if not stat.S_ISREG(mode):
-                raise BadFile(one, "is a device, a pipe or a socket, which is never replaced", ELSEWHERE)
-            if target != one and not mode & 0o222:  # for example a link into DVC's cache
-                raise BadFile(one, f"leads to {target}, which is read-only", "Remove the link, or name another path.")
+                raise BadFile(file, "is a device, a pipe or a socket, which is never replaced", OTHER_PATH)
+            if target != file and not mode & 0o222:  # no write permission, for example a link into DVC's cache
+                raise BadFile(file, f"links to {target}, which is read-only", "Remove the link, or name another path.")
 
 
 @dataclass(frozen=True)
 class FileOrStdout(File):
-    """One file, or "-" for standard output."""
+    """Rule for one file, or for standard output if the path is "-"."""
 
     def paths(self, path: Path) -> tuple[Path, ...]:
         """Return the file, unless it is standard output."""
@@ -84,7 +84,7 @@ class FileOrStdout(File):
 
 @dataclass(frozen=True)
 class Folder(Output):
-    """A folder that is written as a whole, and replaces an older folder of its kind (``what``)."""
+    """Rule for a folder that is written as a whole and may replace an older folder of the same kind (``what``)."""
 
     what: str
     names: tuple[str, ...] = ()
@@ -101,38 +101,38 @@ class Folder(Output):
             return
         _require_folder(path, mode)
         if target == Path.cwd():
-            raise BadFile(path, "is the working directory, which is never replaced", ELSEWHERE)
+            raise BadFile(path, "is the working directory, which is never replaced", OTHER_PATH)
         other = next((name for name in names_below(target) if name not in self.names and name not in also), None)
         if other is not None:
-            problem = f"holds {other}, which is not part of {self.what} and would be lost"
+            problem = f"contains {other}, which is not part of {self.what} and would be lost"
             raise BadFile(path, problem, "Name another folder, or move this one away.")
 
 
 @dataclass(frozen=True)
 class FilesInside(Output):
-    """A folder in which some files are written; its other files are kept.
+    """Rule for files in a folder whose other files are kept.
 
-    A repository of loops tracks the files of ``in_git`` in git: small texts that people compare.
+    The files of ``in_git`` are small texts that people compare, so they are tracked in git.
     """
 
     names: tuple[str, ...] = ()
     in_git: tuple[str, ...] = ()
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """Return the files."""
+        """Return the files that are written."""
         return tuple(path / name for name in self.names)
 
     def require(self, path: Path) -> None:
         """Check the path; see ``Output``."""
         if (mode := _mode(path)) is not None:
             _require_folder(path, mode)
-        for one in self.paths(path):
-            File().require(one)
+        for file in self.paths(path):
+            File().require(file)
 
 
-# Training domain next to a network.
-TRAINED_ON = "trained_on.json"
-_NETWORK_FILES = ("config.json", "state.pt", "optimizer.pt", TRAINED_ON)
+# File with the training domain of a network, in the network's folder.
+DOMAIN_FILE = "trained_on.json"
+_NETWORK_FILES = ("config.json", "state.pt", "optimizer.pt", DOMAIN_FILE)
 NETWORK_FOLDER = Folder("a network", _NETWORK_FILES)
 MODEL_PARTS = ("cost_model", "cost_net", "policy")
 MODEL_FOLDER = Folder("a model", tuple(f"{part}/{name}" for part in MODEL_PARTS for name in _NETWORK_FILES))
@@ -163,35 +163,35 @@ REPORT = FilesInside(
 PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 
 
-def require_place(output: Output, path: Path) -> None:
-    """Raise BadFile if the path cannot be written."""
+def check_writable(output: Output, path: Path) -> None:
+    """Raise BadFile if the path's folder does not exist and cannot be created, or is not writable."""
     if isinstance(output, FileOrStdout) and path == STDOUT:
         return
     found = path if isinstance(output, FilesInside) else (follow_links(path) if path.is_symlink() else path).parent
     while not found.exists() and found != found.parent:
         found = found.parent  # missing folders are created when there is content for them
     if not found.is_dir():
-        raise BadFile(path, f"cannot be written: {found} is not a folder", ELSEWHERE)
+        raise BadFile(path, f"cannot be written: {found} is not a folder", OTHER_PATH)
     if not os.access(found, os.W_OK | os.X_OK):
-        raise BadFile(path, f"cannot be written: nothing may be written into {found}", ELSEWHERE)
+        raise BadFile(path, f"cannot be written: you have no write permission for {found}", OTHER_PATH)
 
 
-def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tuple[Path, ...]]) -> None:
-    """Raise BadConfig for a run that would replace one of its inputs, or one of its own outputs.
+def check_distinct(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tuple[Path, ...]]) -> None:
+    """Raise BadConfig if a run would overwrite one of its inputs, or write two outputs to the same path.
 
     Args:
-        written: outputs by flag, such as "--out"; a folder that is replaced as a whole is one path.
+        written: outputs by flag, such as "--out"; a folder that is replaced as a whole counts as one path.
         read: inputs by flag.
     """
     outputs = [(name, path) for name, paths in written.items() for path in paths]
     for number, (name, path) in enumerate(outputs):
         for other, source in ((other, source) for other, sources in read.items() for source in sources):
             if follow_links(path) == follow_links(source) or _is_part(path, source):
-                raise BadConfig(f"{path} is to be written ({name}), and is what {other} reads. {ELSEWHERE}")
+                raise BadConfig(f"{path} is an output ({name}) and also an input ({other}). {OTHER_PATH}")
         for other, second in outputs[:number]:
             real, other_real = follow_links(path), follow_links(second)
             if real.is_relative_to(other_real) or other_real.is_relative_to(real):
-                raise BadConfig(f"{path} would be written twice, by {other} and {name}. {ELSEWHERE}")
+                raise BadConfig(f"{path} would be written twice, by {other} and {name}. {OTHER_PATH}")
 
 
 def follow_links(path: Path) -> Path:
@@ -212,7 +212,7 @@ def _mode(path: Path) -> int | None:
 
 def _require_folder(path: Path, mode: int) -> None:
     if not stat.S_ISDIR(mode):
-        raise BadFile(path, "is not a folder, and a folder is to be written there", ELSEWHERE)
+        raise BadFile(path, "is not a folder, but the output is a folder", OTHER_PATH)
 
 
 def names_below(folder: Path) -> list[str]:
@@ -225,17 +225,17 @@ def names_below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-# Whole or not at all --------------------------------------------------------------------------------------------------
+# Atomic writes --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterator[Path]:
-    """Yield a temporary path to write to; it becomes ``path`` when the block succeeds.
+    """Yield a temporary path to write to, and rename it to ``path`` when the block succeeds.
 
     The temporary path is in the same folder (created if missing) and has the suffix of ``path``, so that writers choose
-    the same format. If the block raises, all written content is removed and an existing ``path`` stays unchanged. The
-    block may also create a folder at the temporary path; it then replaces an older folder as a whole. If ``path`` is a
-    link, its target is written.
+    the same format. If the block raises, the temporary content is removed and an existing ``path`` stays unchanged. If
+    the block creates a folder at the temporary path, it replaces an older folder as a whole. If ``path`` is a link, its
+    target is replaced.
 
     Args:
         kind: kind of the folder, if the block creates one.
@@ -243,11 +243,11 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
     Raises:
         BadFile: other content exists at ``path`` and would be lost; see the module.
         FileNotFoundError: the block succeeded but wrote nothing.
-        OSError: the disk is full, or a write failed; the error names ``path``.
+        OSError: the disk is full or a write failed; the error names ``path``.
     """
     target = follow_links(Path(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = _beside(target)
+    draft = _draft_path(target)
     try:
         with name_full_disk(path, draft):
             yield draft
@@ -280,10 +280,9 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 
 @contextmanager
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
-    """Name the file in the error of a full disk, which libraries hide below their own errors.
+    """Raise an OSError that names ``path`` for any error in the block that a full disk caused.
 
-    Raises:
-        OSError: replaces any error that a full disk caused; it names ``path`` in place of its ``draft``.
+    Libraries hide that cause below their own errors. If the error names ``draft``, ``path`` replaces it.
     """
     try:
         yield
@@ -291,7 +290,7 @@ def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iter
         chain: list[BaseException] = [error]
         while below := chain[-1].__cause__ or chain[-1].__context__:
             chain.append(below)
-        full = next((one for one in chain if isinstance(one, OSError) and one.errno in _NO_SPACE), None)
+        full = next((link for link in chain if isinstance(link, OSError) and link.errno in _NO_SPACE), None)
         if full is None:
             raise
         named = full.filename
@@ -300,7 +299,8 @@ def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iter
         raise OSError(full.errno, os.strerror(full.errno or 0), named) from error
 
 
-def _beside(target: Path, mark: str = "") -> Path:
+def _draft_path(target: Path, mark: str = "") -> Path:
+    # 12 random hex digits, so that concurrent commands do not choose the same name.
     return target.with_name(f".evenshard-{secrets.token_hex(6)}{mark}.{target.name}")
 
 
@@ -311,7 +311,7 @@ def _replace_folder(draft: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    old = _beside(target, "-old")
+    old = _draft_path(target, "-old")
     os.rename(target, old)
     try:
         os.rename(draft, target)
@@ -335,7 +335,7 @@ def _flush_names(folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Sync content to disk, or a power cut soon after the rename could leave empty or old content."""
+    """Sync content to disk, because a power cut soon after the rename could leave empty or old content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""This process: environment, cores and memory, and a clean end when it is terminated."""
+"""The current process: environment variables, threads, memory limit, and a clean end on SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-# Exit code of a process that SIGTERM ended.
+# Exit code of a process that SIGTERM ended, as shells report it: 143.
 TERMINATED = 128 + signal.SIGTERM
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -20,11 +20,10 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the block on one thread.
+    """Limit torch to one thread within the block; no effect if torch has not been imported.
 
-    Shards on a CPU use one core per device. Training uses one thread because the networks are small: more threads gain
-    little on an idle machine, and wait for each other on a busy one. If torch has not been imported, nothing in the
-    block computes with it.
+    A CPU device is measured on one core. Training uses one thread because the networks are small: more threads gain
+    little on an idle machine, and wait for each other on a busy machine.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -55,14 +54,14 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
-    """Call ``do``, which may raise, on SIGTERM within the block; only in the main thread, which handles signals."""
+    """Call ``do``, which may raise, on SIGTERM within the block; no effect outside of the main thread."""
     with _handle_signal(signal.SIGTERM, do):
         yield
 
 
 @contextmanager
-def sigterm_waits() -> Iterator[None]:
-    """Delay SIGTERM to the end of the block, for a library that an exception may leave in a bad state."""
+def delay_sigterm() -> Iterator[None]:
+    """Delay SIGTERM until the end of the block, for a library that an exception could leave in a bad state."""
     heard: list[bool] = []
     try:
         with on_sigterm(lambda: heard.append(True)):
@@ -74,10 +73,10 @@ def sigterm_waits() -> Iterator[None]:
 
 @contextmanager
 def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield two connected sockets: the first has a byte to read as soon as a signal with a handler arrives.
+    """Yield two connected sockets; the first receives a byte as soon as a signal with a handler arrives.
 
-    A thread that reads it detects SIGTERM at once. The handler itself waits for the main thread's current call, such as
-    a kernel.
+    A thread that reads it detects SIGTERM at once, while the Python handler waits for the main thread's current call,
+    such as a kernel.
     """
     ours, written = socket.socketpair()
     with ours, written:
@@ -92,23 +91,20 @@ def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def terminate() -> NoReturn:
-    """End this process with the exit code of SIGTERM, but run the cleanup of each open block.
-
-    A second SIGTERM has no effect.
-    """
+    """Exit with the code of SIGTERM after running all open ``finally`` blocks; further SIGTERMs have no effect."""
     ignore_sigterm()
     raise SystemExit(TERMINATED)
 
 
 def ignore_sigterm() -> None:
-    """Ignore SIGTERM, because this process is already ending."""
+    """Ignore SIGTERM from now on, because the process is already ending."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager
 def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
-    """Call ``do`` on the first Ctrl-C within the block; the second one raises KeyboardInterrupt as usual."""
+    """Call ``do`` on the first Ctrl-C within the block; the second Ctrl-C raises KeyboardInterrupt as usual."""
     before = signal.getsignal(signal.SIGINT)
 
     def once() -> None:
@@ -132,7 +128,7 @@ def _handle_signal(number: signal.Signals, do: Callable[[], None]) -> Iterator[N
 
 
 def machine_bytes() -> int:
-    """Return the memory of this machine, or the limit of this process's control group if that is lower."""
+    """Return the memory of the machine, or the limit of this process's control group if that is lower."""
     return min((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()))
 
 

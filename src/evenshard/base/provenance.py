@@ -1,4 +1,4 @@
-"""Origin of outputs: the git commit, and a hash of the parameters."""
+"""Provenance of outputs: the git commit and a hash of the parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evenshard.base.messages import UNKNOWN
 from evenshard.base.outputs import HARDWARE_FILE, REPORT, REPORTS
 from evenshard.version import __version__
 
-# Files that a run of the loop leaves to be committed; they do not make the commit dirty.
+# Files that a run of the loop writes and the user then commits; their changes do not make the commit dirty.
 RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Origin of a file: commit, SHA-256 of all of params.yaml, and version of the code.
+    """Provenance of a file: commit, SHA-256 of the whole params.yaml, and evenshard's version.
 
     The commit has 40 hex digits, followed by "-dirty" if tracked files other than ``RESULT`` were changed.
     """
@@ -30,8 +30,8 @@ class Lineage:
     evenshard_version: str = __version__
 
     @staticmethod
-    def here(params: Mapping[str, Any]) -> Lineage:
-        """Return the lineage of a run with these parameters, now."""
+    def current(params: Mapping[str, Any]) -> Lineage:
+        """Return the lineage of the current run with these parameters."""
         return Lineage(git_commit(), params_hash(params))
 
 
@@ -44,7 +44,7 @@ def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str
     """Return the commit checked out in ``folder`` (default: the working directory); see ``Lineage``.
 
     Args:
-        made: generated files and folders whose changes do not count, relative to ``folder``.
+        made: generated files and folders, relative to ``folder``, whose changes do not make the commit dirty.
     """
     here = (folder or Path()).resolve()
 
@@ -52,6 +52,7 @@ def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
 
+    # ``git`` has ten seconds per call, so that a hanging file system does not block a run.
     try:
         top = Path(git("rev-parse", "--show-toplevel"))
         paths = [here / path for path in made]

@@ -1,6 +1,6 @@
-"""Registry of functions that the core calls by name and higher packages provide.
+"""Registry of functions that the core calls by name, because it must not import the packages that define them.
 
-The core imports no higher package. ``evenshard/__init__.py`` names each function; it is imported when first called.
+``evenshard/__init__.py`` registers the functions; each is imported on first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 PROVIDERS: dict[str, str] = {}
 
 
-def provided(name: str) -> Any:
-    """Import and return the function that ``PROVIDERS`` names."""
+def load_provider(name: str) -> Any:
+    """Import and return the function that is registered in ``PROVIDERS`` as ``name``."""
     module, _, function = PROVIDERS[name].partition(":")
     return getattr(import_module(module), function)

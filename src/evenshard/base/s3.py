@@ -1,11 +1,11 @@
-"""Files and folders on S3, with boto3's transfer manager; the only module that uses boto3.
+"""Transfer of files and folders on S3 with boto3's transfer manager; the only module that imports boto3.
 
-A file is one object, which appears when all of its parts have arrived. A folder is all objects below its address. boto3
-and the server verify checksums. The parts of a killed upload stay invisible until a lifecycle rule of the bucket
+A file is one object, which becomes visible when its upload is complete. A folder is all objects below its address.
+boto3 and the server verify checksums. The parts of a killed upload stay invisible until a lifecycle rule of the bucket
 (AbortIncompleteMultipartUpload) removes them.
 
-Keys, region and endpoint come from where boto3 finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
-AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
+boto3 reads keys, region and endpoint from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE,
+AWS_DEFAULT_REGION and AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -31,30 +31,32 @@ from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import ANY_FOLDER, File, atomic_path, scratch_folder
 
 SCHEME = "s3://"
-TRIES = 4
+TRIES = 4  # attempts of each request by boto3; callers retry a whole transfer (``retry``)
 KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+# Error codes of S3 servers by their cause; numbers are HTTP statuses of answers without a body.
 MISSING = {"NoSuchKey", "404", "NotFound"}
 FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "MethodNotAllowed"}
 _WRONG_KEY = {"SignatureDoesNotMatch", "InvalidAccessKeyId", "InvalidToken", "InvalidSecurity", "AuthFailure"}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
-_ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301", "IllegalLocationConstraintException"}
+_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301", "IllegalLocationConstraintException"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "507"}
 _DAMAGED = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
-PART_BYTES = 16 << 20
-_ODD = re.compile("[\\\\\0\ud800-\udfff]")  # a lone surrogate is a byte of a name that is not UTF-8
+PART_BYTES = 16 << 20  # of a multipart transfer; boto3 enlarges them for files of more than 10,000 parts
+# Backslash, NUL, and lone surrogates, which stand for bytes of a name that is not UTF-8.
+_UNSAFE = re.compile("[\\\\\0\ud800-\udfff]")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a file or folder in a bucket; the key has no trailing slash and is never empty."""
+    """Address of a file or folder in a bucket; the key is not empty and has no trailing slash."""
 
     bucket: str
     key: str
 
     @staticmethod
     def of(text: str) -> Address:
-        """Read ``s3://bucket/key``; raise BadConfig for any other text."""
+        """Parse ``s3://bucket/key``; raise BadConfig for any other text."""
         bucket, _, key = text.removeprefix(SCHEME).partition("/")
         key = key.rstrip("/")
         if not text.startswith(SCHEME) or not bucket or any(part in ("", ".", "..") for part in key.split("/")):
@@ -67,7 +69,7 @@ class Address:
         return self.key.rpartition("/")[2]
 
     def below(self, path: str) -> Address:
-        """Return an address inside this folder."""
+        """Return the address of a path inside this folder."""
         return Address(self.bucket, f"{self.key}/{path}")
 
     def __str__(self) -> str:
@@ -80,8 +82,8 @@ def is_address(source: str | PathLike[str]) -> bool:
 
 
 @contextmanager
-def local(source: str | PathLike[str]) -> Iterator[Path]:
-    """Yield a local path of ``source``: a temporary download for an address on S3, else the path itself.
+def local_copy(source: str | PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary download of ``source`` if it is an address on S3, or the path itself if it is local.
 
     Raises:
         BadInput, StorageFailed: see ``download``.
@@ -93,12 +95,12 @@ def local(source: str | PathLike[str]) -> Iterator[Path]:
         path = download(str(source), folder / Address.of(str(source)).name)
         try:
             yield path
-        except BadInput as error:  # name the address instead of the download's path
+        except BadInput as error:  # replace the path of the download in the message
             raise BadConfig(str(error).replace(str(path), str(source))) from None
 
 
 def upload(source: Path, to: str) -> None:
-    """Upload a file to ``s3://bucket/key``, where it becomes visible when complete.
+    """Upload a file to ``s3://bucket/key``, where it becomes visible when the upload is complete.
 
     Raises:
         BadFile: if it cannot be read.
@@ -107,67 +109,59 @@ def upload(source: Path, to: str) -> None:
     address = Address.of(to)
     with readable_errors(address, "write"), source.open("rb") as body:
         s3_client().upload_fileobj(
-            body, address.bucket, address.key, ExtraArgs={"ChecksumAlgorithm": "SHA256"}, Config=_in_parts()
+            body, address.bucket, address.key, ExtraArgs={"ChecksumAlgorithm": "SHA256"}, Config=_transfer_config()
         )
 
 
 def download(source: str, to: Path) -> Path:
-    """Download a file or a folder; ``to`` appears, or is replaced, when it is complete.
+    """Download a file or a folder to ``to``, which appears or is replaced when the download is complete.
 
-    A folder is every object below the address, as the server lists them now.
-
-    Args:
-        source: s3://bucket/key.
-        to: path of the file or folder, which is also returned.
+    Return ``to``. A folder is every object below the address ``source``, as the server lists them at the start.
 
     Raises:
-        BadFile: if there is nothing at ``source``.
+        BadFile: if there is no object at ``source``.
         BadConfig, StorageFailed: see ``readable_errors``.
     """
     address = Address.of(source)
     with readable_errors(address, "read"):
-        objects = _listing(address)
+        objects = _list_folder(address)
         if not objects:
             head = _head(address)
-            File().require(to)  # checked before the gigabytes, and again after them
+            File().require(to)  # checked before the download, and again after it
             with atomic_path(to) as draft:
                 _fetch(address, draft, head["ContentLength"])
             return to
         ANY_FOLDER.require(to, list(objects))
         with atomic_path(to) as draft:
-            for path, one in progress(list(objects.items()), f"downloading {address}"):
+            for path, entry in progress(list(objects.items()), f"downloading {address}"):
                 (draft / path).parent.mkdir(parents=True, exist_ok=True)
-                _fetch(address.below(path), draft / path, one["Size"])
+                _fetch(address.below(path), draft / path, entry["Size"])
         return to
 
 
 def remove(address: str) -> None:
-    """Remove every object of a folder.
-
-    Raises:
-        BadConfig, StorageFailed: see ``readable_errors``.
-    """
+    """Remove every object of a folder; for errors see ``readable_errors``."""
     folder = Address.of(address).below("")
     with readable_errors(folder, "remove"):
-        for one in _objects_below(folder):
-            s3_client().delete_object(Bucket=folder.bucket, Key=one["Key"])
+        for entry in _objects_below(folder):
+            s3_client().delete_object(Bucket=folder.bucket, Key=entry["Key"])
 
 
 def content_hash(source: str) -> str:
-    """Return a text that changes with the content at an address, made of the server's entity tags.
+    """Return a fingerprint of the content at an address, from the server's ETags and without a download.
 
     Raises:
-        BadInput, StorageFailed: see ``download``; no content is fetched.
+        BadInput, StorageFailed: see ``download``.
     """
     address = Address.of(source)
     with readable_errors(address, "read"):
-        tags = [(path, one["ETag"]) for path, one in _listing(address).items()]
+        tags = [(path, entry["ETag"]) for path, entry in _list_folder(address).items()]
         if not tags:
             return f"etag:{_head(address)['ETag']}"
         return f"etags:{hashlib.sha256(json.dumps(tags).encode()).hexdigest()}"
 
 
-def _in_parts() -> Any:
+def _transfer_config() -> Any:
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(PART_BYTES, multipart_chunksize=PART_BYTES, preferred_transfer_client="classic")
@@ -175,9 +169,9 @@ def _in_parts() -> Any:
 
 def _fetch(address: Address, path: Path, size_bytes: int) -> None:
     with path.open("wb") as body:
-        s3_client().download_fileobj(address.bucket, address.key, body, Config=_in_parts())
+        s3_client().download_fileobj(address.bucket, address.key, body, Config=_transfer_config())
     if path.stat().st_size != size_bytes:
-        raise StorageFailed(f"{address}: replaced while it was downloaded. Start again when nothing writes to it.")
+        raise StorageFailed(f"{address}: changed during the download. Try again when nothing writes to it.")
 
 
 def _head(address: Address) -> dict[str, Any]:
@@ -185,70 +179,71 @@ def _head(address: Address) -> dict[str, Any]:
     return found
 
 
-def _listing(address: Address) -> dict[str, dict[str, Any]]:
-    """Return the objects of a folder by path, sorted; {} for a file, and for credentials without list rights."""
+def _list_folder(address: Address) -> dict[str, dict[str, Any]]:
+    """Return the objects of a folder by path, sorted; {} for a file, or without permission to list."""
     from botocore.exceptions import ClientError
 
     folder = address.below("")
     try:
-        found = {one["Key"].removeprefix(folder.key): one for one in _objects_below(folder)}
+        found = {entry["Key"].removeprefix(folder.key): entry for entry in _objects_below(folder)}
     except ClientError as error:
         if code_of(error) in FORBIDDEN:
             return {}
         raise
-    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # a folder's mark
+    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # no folder markers
     if problem := _problem_of_paths(list(objects)):
-        raise BadFile(str(address), problem, "Give that object another key.")
+        raise BadFile(str(address), problem, "Rename that object.")
     return objects
 
 
 def _problem_of_paths(paths: Sequence[str]) -> str | None:
     files = {*paths}
-    for one in paths:
-        path = PurePosixPath(one)
-        if _ODD.search(one) or str(path) != one or path.is_absolute() or ".." in path.parts:
-            return f"path {brief(one)} is not a plain path below the folder"
+    for key in paths:
+        path = PurePosixPath(key)
+        if _UNSAFE.search(key) or str(path) != key or path.is_absolute() or ".." in path.parts:
+            return f"the key {brief(key)} is not a plain path below the folder"
         if files & {str(folder) for folder in path.parents}:
-            return f"path {brief(one)} lies below a file"
+            return f"the key {brief(key)} is below another object, which is a file"
     return None
 
 
 def _objects_below(address: Address) -> Iterator[dict[str, Any]]:
     pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
-    return (one for page in pages for one in page.get("Contents", ()))
+    return (entry for page in pages for entry in page.get("Contents", ()))
 
 
 @cache
 def s3_client() -> Any:
-    """Return boto3's client, with short timeouts and few retries, to detect a missing server within a minute."""
+    """Return boto3's client, with short timeouts and few retries."""
     require_package("boto3")
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
+    # An endpoint that does not answer is reported within a minute; 60 s without data end a read.
     config = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "total_max_attempts": TRIES})
     try:
         client = boto3.session.Session().client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
         raise BadConfig(
-            f"S3 is not set up: {reason_of(error)}. Check AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and AWS_PROFILE."
+            f"S3 is not configured: {reason_of(error)}. Check AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and AWS_PROFILE."
         ) from None
     if urlsplit(client.meta.endpoint_url).username:
-        log.warning("user and password in AWS_ENDPOINT_URL are not used: S3 takes the keys from %s", KEYS)
+        log.warning("user and password in AWS_ENDPOINT_URL are ignored; S3 takes the keys from %s", KEYS)
     return client
 
 
 @contextmanager
 def readable_errors(address: Address, doing: str) -> Iterator[None]:
-    """Convert every error of boto3 in the block to one line with a remedy.
+    """Convert every error of boto3 in the block to a one-line error with a remedy.
 
     Args:
         doing: "read", "write" or "remove".
 
     Raises:
-        BadConfig: if key, bucket, rights or address are wrong.
-        BadFile: if there is no such object, or a file of this machine cannot be read or written.
-        StorageFailed: if the endpoint does not answer, a disk is full, or bytes arrive damaged.
+        BadConfig: if the key, its permissions, the bucket or the address is wrong.
+        BadFile: if the object does not exist, or a local file cannot be read or written.
+        StorageFailed: if the endpoint does not answer, a disk is full, or a transfer was damaged.
     """
     require_package("boto3")
     from botocore import exceptions as of_client
@@ -267,15 +262,15 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
     except (of_client.NoRegionError, of_client.ParamValidationError) as error:
         raise BadConfig(f"{address}: {reason_of(error)}. Check the address and AWS_DEFAULT_REGION.") from None
     except (of_client.FlexibleChecksumError, of_transfer.S3DownloadFailedError) as error:
-        raise StorageFailed(f"{address}: damaged, or replaced meanwhile ({reason_of(error)}). Start again.") from None
-    except (of_client.BotoCoreError, of_transfer.RetriesExceededError) as error:  # connections: refused, torn
+        raise StorageFailed(f"{address}: damaged or changed in transit ({reason_of(error)}). Try again.") from None
+    except (of_client.BotoCoreError, of_transfer.RetriesExceededError) as error:  # refused or broken connections
         reason = reason_of(getattr(error, "last_exception", error))
-        raise StorageFailed(f"{address}: the endpoint {_endpoint()} does not answer ({reason}). Start again.") from None
+        raise StorageFailed(f"{address}: the endpoint {_endpoint()} does not answer ({reason}). Try again.") from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFailed(f"{address}: the disk here is full. Make room, and start again.") from None
+            raise StorageFailed(f"{address}: the local disk is full. Free some space and try again.") from None
         where, reason = error.filename or str(address), error.strerror or reason_of(error)
-        raise BadFile(where, f"cannot be read or written here ({reason})", "Check the path and its rights.") from None
+        raise BadFile(where, f"cannot be read or written ({reason})", "Check the path and its permissions.") from None
 
 
 def code_of(error: Any) -> str:
@@ -296,21 +291,21 @@ def _explain(error: Any, address: Address, doing: str) -> NoReturn:
     elif code in _EXPIRED:
         said = f"the session token has expired ({code}). Get a new one."
     elif code in FORBIDDEN:
-        said = f"this key may not {doing} here ({code}). Ask for the right to, or use another key."
-    elif code in _ELSEWHERE:
+        said = f"this key has no permission to {doing} here ({code}). Request it, or use another key."
+    elif code in _WRONG_REGION:
         said = f"the bucket is in another region ({reason_of(error)}). Set AWS_DEFAULT_REGION."
     else:
-        said = f"the endpoint {_endpoint()} failed ({reason_of(error)}). Start again."
+        said = f"the endpoint {_endpoint()} failed ({reason_of(error)}). Try again."
         if code in _FULL or status == 507:
-            said = f"the storage is full ({code}). Make room there, and start again."
+            said = f"the S3 storage is full ({code}). Free some space there and try again."
         elif code in _DAMAGED:
-            said = f"what arrived there is not what was sent ({code}). Start again."
+            said = f"the content was damaged during the upload ({code}). Try again."
         raise StorageFailed(f"{address}: {said}") from None
     raise BadConfig(f"{address}: {said}") from None
 
 
 def _no_bucket(bucket: str) -> bool:
-    """Return True only if the endpoint reports a missing bucket."""
+    """Return True only if the endpoint reports that the bucket does not exist."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -1,8 +1,7 @@
-"""Tensor files: files of other programs, as plain data, and the weights of networks.
+"""Files of ``torch.save``: tensors written by other programs, and the weights of evenshard's networks.
 
-A pickle could run code, so only plain data is read. Weights are always finite: a diverged training fails when its
-network is saved, and a damaged file fails when it is read. Only tensors with the names, shapes and types of the network
-are accepted.
+A pickle could run code, so only plain data is read. Weights are always finite: saving the network of a diverged
+training fails, and so does loading a damaged file. The tensors must have the names, shapes and types of the network.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
     Args:
         path: path in error messages.
         source: file that is read, if it differs, such as an unpacked copy.
-        mmap: keep the tensors on disk until they are touched; needs a path, and a file of torch 1.6 or newer.
+        mmap: keep the tensors on disk until they are accessed; needs a path, and a file of torch 1.6 or newer.
 
     Raises:
-        BadFile: if it is torn, or holds anything but plain data.
+        BadFile: if it is damaged, or contains anything but plain data.
     """
     try:
         return read_tensors(path if source is None else source, mmap)
     except MemoryError:
-        raise BadFile(path, "does not fit into memory", "Use a machine with more, or a smaller sample.") from None
+        raise BadFile(path, "does not fit into memory", "Use a machine with more memory or a smaller sample.") from None
     except ValueError as error:
-        raise BadFile(path, str(error), "Save or fetch the file again.") from None
+        raise BadFile(path, str(error), "Save or download the file again.") from None
 
 
 def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
-    """Read a file of torch.save, with an error that does not name the file.
+    """Read a file of torch.save without running code from it; errors do not name the file.
 
     Raises:
-        ValueError: if it is torn, or holds anything but plain data; one line.
+        ValueError: if it is damaged, or contains anything but plain data; one line.
     """
     import torch
 
@@ -52,21 +51,21 @@ def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except (MemoryError, FileNotFoundError):
         raise
-    except Exception:  # torn bytes cause nearly any error in torch, with misleading advice
-        raise ValueError("cannot be read: it is torn, or holds more than tensors") from None
+    except Exception:  # damaged files raise many types of errors in torch, with misleading advice
+        raise ValueError("cannot be read: it is damaged, or contains other objects than tensors") from None
 
 
-def not_integers(value: Any) -> str | None:
-    """Explain in one clause why a value is not a tensor of integers stored in the file; None if it is."""
+def integer_problem(value: Any) -> str | None:
+    """Return the reason, as a clause, that a value is not a dense tensor of integers from a file; None if it is."""
     import torch
 
     if not isinstance(value, torch.Tensor):
         return f"is a {type(value).__name__}, not a tensor"
     integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if value.dtype not in integers or value.layout != torch.strided:
-        return f"holds {value.dtype} ({value.layout}), not plain integers"
+        return f"has type {value.dtype} ({value.layout}), not dense integers"
     if value.device.type != "cpu" or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        return f"claims {value.numel():,} values, more than the file holds"
+        return f"claims {value.numel():,} values, more than the file contains"
     return None
 
 
@@ -74,12 +73,8 @@ def not_integers(value: Any) -> str | None:
 
 
 def save_weights(net: nn.Module, path: Path) -> None:
-    """Write a network's state.
-
-    Raises:
-        TrainingFailed: if a weight is not finite.
-    """
-    check_trained(net)
+    """Write a network's state; raise TrainingFailed if a weight is not finite."""
+    check_finite(net)
     _save(net.state_dict(), path)
 
 
@@ -88,44 +83,40 @@ def _save(state: Any, path: Path) -> None:
 
     try:
         torch.save(state, path)
-    except RuntimeError:  # replaced by the full-disk error that this write raises
+    except RuntimeError:  # its message hides a full disk, which the second attempt reports as OSError
         content = BytesIO()
         torch.save(state, content)
         path.write_bytes(content.getbuffer())
 
 
-def check_trained(net: nn.Module) -> None:
+def check_finite(net: nn.Module) -> None:
     """Raise TrainingFailed unless all weights of a network are finite."""
     for name, tensor in net.state_dict().items():
         _refuse_diverged(name, tensor)
 
 
 def load_weights(net: nn.Module, path: Path) -> None:
-    """Fill a network from a file of ``save_weights``.
+    """Load a network's weights from a file written by ``save_weights``.
 
     Raises:
-        ValueError: if the file has other content; one line.
+        ValueError: if the file does not fit the network; one line.
     """
     state = _tensors(_load(path), path.name)
     expected = net.state_dict()
     unknown = next((name for name in state if name not in expected), None)
     if unknown is not None:
-        raise ValueError(f"{path.name} holds {brief(unknown)}, which the network does not have")
+        raise ValueError(f"{path.name} contains {brief(unknown)}, which the network does not have")
     for name, wanted in expected.items():
         if name not in state:
-            raise ValueError(f"{path.name} holds no {name}")
+            raise ValueError(f"{path.name} lacks {name}")
         _check_like(f"{path.name}, {name}", state[name], wanted)
         if "scale" in name and not (state[name] > 0).all():
-            raise ValueError(f"{path.name}, {name}: a scale is not above 0")
+            raise ValueError(f"{path.name}, {name}: a scale is not positive")
     net.load_state_dict(state)
 
 
 def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Write an optimizer's state.
-
-    Raises:
-        TrainingFailed: if a number is not finite.
-    """
+    """Write an optimizer's state; raise TrainingFailed if a number is not finite."""
     state = optimizer.state_dict()
     for number, kept in state["state"].items():
         for name, tensor in kept.items():
@@ -134,22 +125,22 @@ def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Load the moments of a file of ``save_adam`` into a new Adam; its settings are kept.
+    """Load the state that ``save_adam`` wrote into a new Adam optimizer, which keeps its settings.
 
     Raises:
-        ValueError: if the file has other content; one line.
+        ValueError: if the file does not fit the optimizer; one line.
     """
     import torch
 
     own, found = optimizer.state_dict(), _load(path)
     kept = found.get("state") if isinstance(found, dict) else None
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not isinstance(kept, dict) or sorted(kept, key=repr) not in ([], sorted(range(len(parameters)), key=repr)):
-        raise ValueError(f"{path.name} is not of an optimizer of {len(parameters)} parameters")
+        raise ValueError(f"{path.name} is not the state of an optimizer with {len(parameters)} parameters")
     for number, moments in kept.items():
         where = f"{path.name}, parameter {number}"
         if sorted(_tensors(moments, where)) != ["exp_avg", "exp_avg_sq", "step"]:
-            raise ValueError(f"{where}: is not of an Adam")
+            raise ValueError(f"{where}: is not the state of an Adam optimizer")
         for name, wanted in (
             ("step", torch.zeros(())),
             ("exp_avg", parameters[number]),
@@ -157,7 +148,7 @@ def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
         ):
             _check_like(f"{where}, {name}", moments[name], wanted)
         if min(moments["step"].min(), moments["exp_avg_sq"].min()) < 0:
-            raise ValueError(f"{where}: a square or a count is below 0")
+            raise ValueError(f"{where}: step or exp_avg_sq is negative")
     optimizer.load_state_dict({**own, "state": kept})
 
 
@@ -174,7 +165,7 @@ def _tensors(state: Any, where: str) -> dict[str, torch.Tensor]:
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
-        raise ValueError(f"{where} does not hold tensors by name")
+        raise ValueError(f"{where} is not a mapping of names to tensors")
     return dict(state)
 
 
@@ -193,6 +184,6 @@ def _kind(tensor: torch.Tensor) -> str:
 def _refuse_diverged(name: str, tensor: torch.Tensor) -> None:
     if not tensor.isfinite().all():
         raise TrainingFailed(
-            f"the training diverged: {name} is not finite any more, so nothing was saved. Lower the learning rate, or "
+            f"the training diverged: {name} is not finite, so nothing was saved. Lower the learning rate, or "
             f"look for outliers among the measured times with `evenshard describe`."
         )

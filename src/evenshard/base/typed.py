@@ -1,7 +1,7 @@
-"""Typed values: JSON and YAML records, settings, and arguments of public functions, checked strictly by pydantic.
+"""Strict type checks by pydantic: JSON and YAML records, settings, and arguments of public functions.
 
-A string is neither a number nor true, and True is not 1; an integer is accepted for a float. Ranges are those of
-``knobs``, or checked by the receiving dataclass or function.
+A string is not accepted for a number or a bool, nor True for 1; an integer is accepted for a float. Ranges are checked
+by ``knobs``, or by the receiving dataclass or function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from evenshard.base.errors import BadConfig, bad_records
-from evenshard.base.knobs import Knob, knobs_of, range_problems, with_meanings
+from evenshard.base.knobs import Knob, document_knobs, knobs_of, range_problems
 from evenshard.base.messages import brief, cut, did_you_mean, reason_of
 
 if TYPE_CHECKING:  # pydantic takes a tenth of a second to import
@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # pydantic takes a tenth of a second to import
 _Record = TypeVar("_Record")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_MAX_TEXT = 4096  # bytes of a text argument: the longest path on Linux
-# Words for pydantic's error types; other error types keep their message.
+_MAX_TEXT = 4096  # bytes of a text argument: PATH_MAX, the longest path on Linux
+# Expected types in messages, by pydantic's error type; other error types keep pydantic's message.
 _WORDS = {
     "string_type": "a string",
     "bool_type": "true or false",
@@ -47,7 +47,7 @@ _CLASSES = {"Sequence": "a list", "Path": "a path"}
 
 
 class WrongValues(ValueError):
-    """Values of wrong types in a record; ``problems`` has place, problem and remedy of each."""
+    """Error for values of wrong types in a record; ``problems`` lists (place, problem, remedy) of each."""
 
     def __init__(self, problems: Sequence[tuple[str, str, str]]) -> None:
         lines = (f"{where}: {problem}".removeprefix(": ") for where, problem, _ in problems)
@@ -61,15 +61,15 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
     Lists become tuples, and integers become floats where the type is float.
 
     Args:
-        floats_only: True if 1.0 may stand for 1, as in the parameters of a pipeline, whose numbers are all floats.
+        floats_only: accept 1.0 for an integer, because all numbers in the parameters of a pipeline are floats.
 
     Raises:
-        WrongValues: for all fields that are missing, unknown or of another type.
+        WrongValues: for all fields that are missing, unknown or of the wrong type.
     """
     try:
         from pydantic import ValidationError
-    except ImportError:  # a bare GPU machine reads only plans that another machine has checked
-        return cast(_Record, _unchecked(kind, content))
+    except ImportError:  # without pydantic, a GPU machine reads only plans that another machine has checked
+        return cast(_Record, _convert(kind, content))
     try:
         text = json.dumps([content], default=str, ensure_ascii=False).encode()
         if floats_only:
@@ -83,24 +83,24 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
         raise WrongValues([("", reason_of(error), "Correct it.")]) from None
 
 
-def _unchecked(kind: Any, content: Any) -> Any:
-    """Convert a plain value to a type, or the first fitting alternative of a union; without checks."""
+def _convert(kind: Any, content: Any) -> Any:
+    """Convert a plain value to a type, or to the first suitable type of a union, without checks."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if content is None:
             return None
         is_list, some = isinstance(content, list), (part for part in parts if part is not NoneType)
-        return _unchecked(next(part for part in some if (get_origin(part) is tuple) == is_list), content)
+        return _convert(next(part for part in some if (get_origin(part) is tuple) == is_list), content)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return kind(**{name: _unchecked(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
+        return kind(**{name: _convert(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
     if origin is tuple:
         inner = parts[:1] * len(content) if parts[1:] == (...,) else parts
-        return tuple(map(_unchecked, inner, content))
+        return tuple(map(_convert, inner, content))
     if isinstance(kind, type) and hasattr(kind, "_fields"):
-        return kind(*map(_unchecked, get_type_hints(kind).values(), content))
+        return kind(*map(_convert, get_type_hints(kind).values(), content))
     if origin in (dict, Mapping):
-        return {key: _unchecked(parts[1], value) for key, value in content.items()}
+        return {key: _convert(parts[1], value) for key, value in content.items()}
     return content
 
 
@@ -108,7 +108,7 @@ def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], re
     """Convert the content of a file to a record; see ``record_of``.
 
     Raises:
-        BadFile: if values have other types; a ``BadRecords`` if there are several.
+        BadFile: if a value has the wrong type; a ``BadRecords`` for several values.
     """
     try:
         return record_of(kind, content)
@@ -117,11 +117,10 @@ def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], re
 
 
 def section(params: dict[str, Any], name: str, kind: type[_Record], **overrides: Any) -> _Record:
-    """Convert a section of params.yaml to its dataclass; ``overrides`` (flags) other than None take precedence.
+    """Convert a section of params.yaml to its dataclass; values of ``overrides`` (flags) take precedence unless None.
 
     Raises:
-        BadConfig: if a key is unknown or missing, or a value is of the wrong type or not finite; the message names
-            section and key.
+        BadConfig: if a key is unknown or missing, or a value is invalid; the message names section and key.
     """
     values = params.get(name, {})
     if not isinstance(values, dict):
@@ -147,14 +146,14 @@ def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[list[Any]]:
-    """Wrap the type in a list, which passes its configuration on to dataclasses that accept none."""
+    """Return pydantic's adapter for ``list[kind]``; the list makes its configuration apply to plain dataclasses."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(list[kind], config=ConfigDict(extra="forbid", allow_inf_nan=False))
 
 
 def _problems(error: ValidationError, content: Any, name: str, known: Iterable[str] = ()) -> list[tuple[str, str, str]]:
-    """List (place, problem, remedy) of an error; alternatives of one type become one problem.
+    """Convert a ValidationError to (place, problem, remedy) tuples; the types of a union become one problem.
 
     Args:
         content: the checked value; for a record, in a list.
@@ -162,17 +161,17 @@ def _problems(error: ValidationError, content: Any, name: str, known: Iterable[s
         known: fields of a record.
     """
     found: dict[tuple[str | int, ...], list[Any]] = {}
-    for one in error.errors(include_url=False):
-        path = tuple(_steps(one["loc"], content)) + one["loc"][-1:] * (one["type"] == "missing")
-        found.setdefault(path, []).append(one)
+    for issue in error.errors(include_url=False):
+        path = tuple(_steps(issue["loc"], content)) + issue["loc"][-1:] * (issue["type"] == "missing")
+        found.setdefault(path, []).append(issue)
     above = {path[:length] for path in found for length in range(len(path))}
     problems = []
     for path, of_path in found.items():
-        if path in above:  # an alternative of another shape
+        if path in above:  # an alternative of a union with another shape
             continue
         steps = (name, *path) if name else path[1:]
         last = max((at for at, step in enumerate(steps) if isinstance(step, str)), default=0)
-        problems.append((_joined(steps[:last]), *_problem(_joined(steps[last:]), of_path, known)))
+        problems.append((_join_steps(steps[:last]), *_problem(_join_steps(steps[last:]), of_path, known)))
     return problems
 
 
@@ -185,22 +184,22 @@ def _problem(name: str, errors: Sequence[Any], known: Iterable[str]) -> tuple[st
         return f"{brief(name)} is unknown" + (f" (d{near[2:]})" if near else ""), "Correct or remove it."
     if kind == "value_error":
         return f"{name}: {errors[0]['ctx']['error']}".removeprefix(": "), "Correct it."
-    closest = [one for one in errors if one["type"] == "text"] or errors
-    words = list(dict.fromkeys(map(_in_words, closest)))
+    closest = [each for each in errors if each["type"] == "text"] or errors
+    words = list(dict.fromkeys(map(_describe_type, closest)))
     if "a number" in words and "a whole number" in words:
         words.remove("a whole number")
     *others, last = words
     expected = f"{', '.join(others)} or {last}" if others else last
     remedy = "Correct it."
     if "a number" in words or "a whole number" in words:  # quoted, or YAML's 1e-3, which is text
-        number = _parsed(value)
+        number = _parse_number(value)
         expected += "" if number is None else f" (write {number})"
     elif isinstance(value, str) and "a list" in words:
         remedy = f"Put it in brackets: [{brief(value)}]."
     return f"{name} is {brief(value)}, not {expected}".strip(), remedy
 
 
-def _parsed(value: Any) -> int | float | None:
+def _parse_number(value: Any) -> int | float | None:
     try:
         number = float(value) if isinstance(value, str) else math.inf
     except ValueError:
@@ -208,7 +207,7 @@ def _parsed(value: Any) -> int | float | None:
     return (int(number) if number.is_integer() else number) if math.isfinite(number) else None
 
 
-def _in_words(error: Any) -> str:
+def _describe_type(error: Any) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "is_instance_of":
         return _CLASSES.get(context["class"], f"a {context['class']}")
@@ -218,7 +217,7 @@ def _in_words(error: Any) -> str:
 
 
 def _steps(location: Sequence[str | int], content: Any) -> Iterator[str | int]:
-    """Yield the keys and positions of a location, without its names of type alternatives."""
+    """Yield the keys and positions of pydantic's error location, without its names of union types."""
     for step in location:
         is_key = isinstance(content, Mapping) and step in content
         if is_key or (isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
@@ -226,30 +225,30 @@ def _steps(location: Sequence[str | int], content: Any) -> Iterator[str | int]:
             yield step
 
 
-def _joined(steps: Sequence[str | int]) -> str:
-    return "".join(f"[{one}]" if isinstance(one, int) else f".{cut(one)}" for one in steps).removeprefix(".")
+def _join_steps(steps: Sequence[str | int]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{cut(step)}" for step in steps).removeprefix(".")
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
 def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
-    """Decorate a function to check its arguments against its signature, with ``BadConfig`` for wrong types.
+    """Decorate a function to check its arguments against its signature and raise ``BadConfig`` for wrong types.
 
-    Numbers and arrays of other libraries become Python's, and 1.0 is accepted for 1. Text must be valid UTF-8.
+    Numbers and arrays of other libraries (NumPy) are converted, and 1.0 is accepted for 1. Text must be UTF-8.
 
     Args:
         knobs: knobs that the function takes as ``**knobs``. Its signature and docstring show each knob as a separate
             keyword; an argument of the same name has the type and the default of the knob.
-        homes: modules of types that the signature names but does not import because they are slow; any other unknown
-            name means any type.
+        homes: module of each type in the signature that is not imported because it is slow to import. Other unknown
+            names accept any type.
     """
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        stated = {one.name: (one.annotation, function.__module__) for one in signature.parameters.values()}
-        stated |= {one.name: (one.type, one.module) for one in knobs}
-        rest = next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
+        stated = {each.name: (each.annotation, function.__module__) for each in signature.parameters.values()}
+        stated |= {knob.name: (knob.type, knob.module) for knob in knobs}
+        rest = next((each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), None)
 
         @cache
         def adapter(kind: Any, module: str) -> TypeAdapter[Any]:
@@ -257,7 +256,7 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
 
             return TypeAdapter(_strict(_evaluate(kind, vars(sys.modules[module]), homes)))
 
-        def checked(name: str, value: Any, kind: Any, module: str) -> Any:
+        def check(name: str, value: Any, kind: Any, module: str) -> Any:
             from pydantic import ValidationError
 
             try:
@@ -266,24 +265,24 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
                 (where, problem, remedy), *_ = _problems(error, value, name)
                 raise BadConfig(f"{where}.{problem}. {remedy}".removeprefix(".")) from None
             inner = knobs_of(type(found))
-            values = {one.name: checked(one.name, getattr(found, one.name), one.type, one.module) for one in inner}
+            values = {each.name: check(each.name, getattr(found, each.name), each.type, each.module) for each in inner}
             return replace(found, **values) if inner else found
 
-        def all_checked(values: Mapping[str, Any]) -> dict[str, Any]:
+        def check_all(values: Mapping[str, Any]) -> dict[str, Any]:
             return {
-                name: all_checked(value) if name == rest else checked(name, value, *stated.get(name, (Any, __name__)))
+                name: check_all(value) if name == rest else check(name, value, *stated.get(name, (Any, __name__)))
                 for name, value in values.items()
             }
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
-            bound.arguments.update(all_checked(bound.arguments))
+            bound.arguments.update(check_all(bound.arguments))
             return function(*bound.args, **bound.kwargs)
 
         if knobs:
             call.__signature__ = _with_knobs(signature, knobs)  # type: ignore[attr-defined]
-            call.__doc__ = with_meanings(function.__doc__, knobs)
+            call.__doc__ = document_knobs(function.__doc__, knobs)
         return call  # type: ignore[return-value]
 
     return decorate
@@ -291,17 +290,17 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
 
 def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.Signature:
     """Return the signature with a keyword for each knob in place of ``**knobs``, before its other keywords."""
-    of_name = {one.name: one for one in knobs}
-    own = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
-    for name, one in of_name.items():
+    of_name = {knob.name: knob for knob in knobs}
+    own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+    for name, knob in of_name.items():
         stated = own.get(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
-        own[name] = stated.replace(annotation=one.type, default=one.default)
-    first = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        own[name] = stated.replace(annotation=knob.type, default=knob.default)
+    first = [name for name, parameter in own.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     return signature.replace(parameters=[own[name] for name in dict.fromkeys((*first, *of_name, *own))])
 
 
 def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:
-    """Evaluate a type with the names of a module, including quoted types."""
+    """Evaluate a type annotation, quoted or not, with the names of a module."""
     while isinstance(kind, str):
         heavy = {name: getattr(import_module(home), name) for name, home in homes.items() if name in kind}
         kind = eval(kind, {}, defaultdict(lambda: Any, {**vars(builtins), **names, **heavy}))
@@ -309,7 +308,7 @@ def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> 
 
 
 def _strict(kind: Any) -> Any:
-    """Return the type that pydantic checks for an argument; any instance for classes."""
+    """Return the strict type that pydantic checks for an argument; for a class, any instance of it."""
     from pydantic import AfterValidator, BeforeValidator, InstanceOf, Strict
 
     origin, parts = get_origin(kind), get_args(kind)
@@ -318,7 +317,7 @@ def _strict(kind: Any) -> Any:
     if origin is Mapping:
         return origin[tuple(map(_strict, parts))]
     if origin is Sequence:
-        return Annotated[origin[_strict(parts[0])], BeforeValidator(_listed)]
+        return Annotated[origin[_strict(parts[0])], BeforeValidator(_to_list)]
     if kind is int:
         return Annotated[int, Strict(), BeforeValidator(_whole)]
     if kind is float:  # integers stay integers: messages repeat them, and they may exceed a float
@@ -335,7 +334,7 @@ def _strict(kind: Any) -> Any:
     return InstanceOf[kind] if is_checked else Any  # type: ignore[misc]  # any class
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value  # an array
 
 

@@ -1,4 +1,4 @@
-"""Units of the project and their text: bytes inside, GB = 1024**3 bytes in configuration, ms."""
+"""Units and their formatting: bytes in code, GB = 1024**3 bytes in settings and texts, milliseconds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 _Number = TypeVar("_Number", int, float)
-BYTES_PER_GB = 1024**3
-# Memory units for people, the largest first, and their bytes.
+BYTES_PER_GB = 1024**3  # like the memory of GPUs; bandwidths are in 10**9 bytes per second instead
+# Memory units in texts, the largest first, and their bytes.
 UNITS = (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10))
 
 
@@ -28,18 +28,19 @@ def seconds_to_ms(seconds: float) -> float:
     return seconds * 1e3
 
 
-# For people -----------------------------------------------------------------------------------------------------------
+# Formatting -----------------------------------------------------------------------------------------------------------
 
 
 def decimals(largest: float) -> int:
-    """Return the number of decimals that shows at least three digits of the largest number."""
+    """Return the number of decimals, at most six, that shows three significant digits of the largest number."""
     if not math.isfinite(largest) or largest <= 0:
         return 2
+    # 1.23 has two decimals, 12.3 has one, 123 has none.
     return min(max(2 - math.floor(math.log10(largest)), 0), 6)
 
 
 def ms_text(time_ms: float) -> str:
-    """Format milliseconds with three digits, without the unit."""
+    """Format milliseconds with three significant digits and without the unit."""
     return f"{time_ms:,.{decimals(time_ms)}f}" if math.isfinite(time_ms) else "out of memory"
 
 
@@ -50,25 +51,26 @@ def utc_text(seconds: float) -> str:
 
 def pct_text(per_cent: float) -> str:
     """Format a percentage, with one decimal below ten."""
+    # 9.95 would round to 10.0.
     return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"
 
 
 def gb_text(num_bytes: float) -> str:
-    """Format GB with two digits, or a smaller unit if these would be too coarse."""
+    """Format bytes as GB with two decimals, or in a smaller unit below 0.01 GB."""
     return f"{bytes_to_gb(num_bytes):,.2f} GB" if not 0 < num_bytes < BYTES_PER_GB / 100 else size_text(num_bytes)
 
 
 def size_text(num_bytes: float) -> str:
-    """Format bytes in a suitable unit; 1 KB = 1024 bytes."""
-    for unit, of_unit in UNITS:
-        if num_bytes >= of_unit:
-            value = num_bytes / of_unit
+    """Format bytes in the largest unit that gives at least 1; 1 KB = 1024 bytes."""
+    for unit, unit_bytes in UNITS:
+        if num_bytes >= unit_bytes:
+            value = num_bytes / unit_bytes
             return f"{value:,.{min(decimals(value), 2)}f} {unit}"
     return f"{num_bytes:.0f} byte{'' if num_bytes == 1 else 's'}"
 
 
 def missing_text(num_bytes: int) -> str:
-    """Format missing memory, rounded up to be sufficient; below 0.01 GB in a smaller unit."""
+    """Format a memory shortfall, rounded up, such as "0.25 GB is missing"; below 0.01 GB in a smaller unit."""
     if num_bytes < BYTES_PER_GB / 100:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"
@@ -76,6 +78,6 @@ def missing_text(num_bytes: int) -> str:
 
 
 def range_text(values: Collection[_Number], text: Callable[[_Number], str]) -> str:
-    """Format the lowest and highest of some values, or one if both read alike."""
+    """Format the lowest and the highest value as a range, or as one value if both texts are equal."""
     low, high = text(min(values)), text(max(values))
     return low if low == high else f"{low} to {high}"

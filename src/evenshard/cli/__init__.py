@@ -18,7 +18,7 @@ from typing import Any
 
 from evenshard.base.console import log_to_stderr
 from evenshard.base.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask, MissingPackage
-from evenshard.base.installation import named_packages, require_package
+from evenshard.base.installation import name_missing_package, require_package
 from evenshard.base.messages import one_line
 from evenshard.base.outputs import Output, write_text
 from evenshard.cli.arguments import SOURCE, Commands, OneLineParser, Source
@@ -143,7 +143,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     try:
-        with _others_dismissed(), named_packages():
+        with _others_dismissed(), name_missing_package():
             metrics = args.call(args)
         if isinstance(metrics, int):
             return metrics

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 from evenshard.base.documents import load_params
 from evenshard.base.knobs import REQUIRED, Knob, knobs_of
 from evenshard.base.messages import brief, did_you_mean, one_line
-from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
+from evenshard.base.outputs import MODEL_PARTS, File, FileOrStdout, Output, check_distinct, check_writable
 from evenshard.price.hardware import names_in
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
         values = value if isinstance(value, list | tuple) else [value] if value is not None else []
         if isinstance(action.type, Output):
             for path in values:
-                require_place(action.type, path)
+                check_writable(action.type, path)
                 action.type.require(path)
                 outputs[name] = action.type.paths(path)
         elif action.type is Path:
             inputs[name] = tuple(values)
         elif isinstance(action.type, Source):
             inputs[name] = tuple(path for value in values for path in action.type.paths(value))
-    require_apart(outputs, inputs)
+    check_distinct(outputs, inputs)
 
 
 # Placeholder for a command in a parser's help and messages.

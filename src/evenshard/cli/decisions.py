@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.base.documents import finite
+from evenshard.base.documents import replace_non_finite
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.outputs import PROMOTION
 from evenshard.base.provenance import Lineage, params_hash
@@ -68,7 +68,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(served_code)  # the newest version may be in it
     inputs = PromoteInputs(**flag_values(args, PromoteInputs))
-    done = promote(inputs, args.out, measure, search, Lineage.here(params))
+    done = promote(inputs, args.out, measure, search, Lineage.current(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
         run.tags({PARAMS_HASH: params_hash(params)})
@@ -138,7 +138,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 
 def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:
-    return finite(
+    return replace_non_finite(
         {
             "model": {"source": model.source, "sha256": model.digest},
             **asdict(drift),

@@ -13,7 +13,7 @@ from typing import Any
 from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import UNKNOWN
-from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
+from evenshard.base.outputs import DOMAIN_FILE, MODEL_PARTS
 from evenshard.base.units import ms_text, utc_text
 from evenshard.measure.journal import Journal, is_journal
 from evenshard.planner.answer import model_lineage
@@ -77,7 +77,7 @@ def _model(folder: Path) -> dict[str, str]:
     parts = [part for part in MODEL_PARTS if (folder / part).is_dir()]
     if MODEL_PARTS[0] not in parts:
         raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model's folder, such as work/round_3.")
-    trained_on = TrainingDomain.load(folder / MODEL_PARTS[0] / TRAINED_ON)
+    trained_on = TrainingDomain.load(folder / MODEL_PARTS[0] / DOMAIN_FILE)
     return {
         "kind": f"model ({', '.join(parts)})",
         "sha256": digest_of(folder),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.api import place
 from evenshard.base.console import best_so_far, without_progress
 from evenshard.base.errors import BadConfig, MissingPackage
-from evenshard.base.outputs import STDOUT, require_apart, write_text
+from evenshard.base.outputs import STDOUT, check_distinct, write_text
 from evenshard.cli.arguments import (
     OUTPUT,
     OUTPUT_OR_STDOUT,
@@ -89,7 +89,7 @@ def _request(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
             f"{name} of {args.config}": (Path(paths[name]),) for name in _PATHS if isinstance(paths.get(name), str)
         }
         outputs = {flag: (path,) for flag, path in (("-o", args.out), ("--report", args.report)) if path is not None}
-        require_apart(outputs, inputs)
+        check_distinct(outputs, inputs)
     if args.rules is not None:
         rules.append(load_rules(args.rules))
     if tables is None:

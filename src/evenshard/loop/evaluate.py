@@ -38,7 +38,7 @@ from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.noise import controls_of, noise_of
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.price.costs import MeasuredPlacement, PlacementCost
@@ -144,7 +144,7 @@ def _single_costs(
     """Measure forward plus backward time of each table of the tasks alone on a device, ms, with one visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
     jobs = [
-        Job(task.task_id, task, alone(task).parts(task.tables), 0, "single_table", "single tables")
+        Job(task.task_id, task, place_on_one_device(task).parts(task.tables), 0, "single_table", "single tables")
         for task in tables.values()
     ]
     log.info("timing %d test tables one by one for single_cost_greedy", len(jobs))

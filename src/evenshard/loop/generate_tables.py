@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import part_of
+from evenshard.base.knobs import copy_fields
 from evenshard.base.messages import brief
-from evenshard.base.outputs import require_apart
-from evenshard.base.s3 import local
+from evenshard.base.outputs import check_distinct
+from evenshard.base.s3 import local_copy
 from evenshard.loop.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.loop.stage import Outcome
 from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
@@ -35,11 +35,11 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     """
     check_dims(config.embedding_dims)
     check_weight_bits(config.weight_bits)
-    require_apart(
+    check_distinct(
         {"tables": (outputs.tables,), "tasks": (outputs.tasks,)}, {"generate_tables.source": (Path(config.source),)}
     )
     pool = _pool(config)
-    split = sample_tasks(pool, part_of(config, TaskSampling), config.seed)
+    split = sample_tasks(pool, copy_fields(config, TaskSampling), config.seed)
     save_tables(pool, outputs.tables)
     save_tasks(split, outputs.tasks)
     log.info(
@@ -56,15 +56,15 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
 
 def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
     if config.source == GENERATOR:
-        return generate_tables(part_of(config, GeneratorConfig), config.batch_size, config.seed)
+        return generate_tables(copy_fields(config, GeneratorConfig), config.batch_size, config.seed)
     kind = kind_of_source(config.source)
     if kind is SourceKind.CATALOG:
         return load_catalog(config.source, config.batch_size, config.catalog_embedding_dim)
     if kind is SourceKind.TABLE_FILE:
-        with local(config.source) as path:
+        with local_copy(config.source) as path:
             return load_tables(path, config.columns)
     if kind is SourceKind.BATCH_FILE:
-        with local(config.source) as path:
+        with local_copy(config.source) as path:
             recorded = tables_from_traffic(path, config.batch_size, embedding_dim=config.embedding_dims[0]).tables
         dims = np.random.default_rng(config.seed).choice(config.embedding_dims, size=len(recorded))
         return tuple(

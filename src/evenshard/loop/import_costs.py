@@ -20,7 +20,7 @@ from evenshard.base.provenance import Lineage, git_commit
 from evenshard.loop.commands import ImportCostsConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
-from evenshard.placement.placement import alone
+from evenshard.placement.placement import place_on_one_device
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.price.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
 from evenshard.price.link import NO_LINK
@@ -161,7 +161,7 @@ def _measurement_of(
         round=1,
         proposed_by=RANDOM_SHARD,
         task=task,
-        parts=alone(task).parts(task.tables),
+        parts=place_on_one_device(task).parts(task.tables),
         cost=PlacementCost((DeviceCost.of_total(total_ms),), "modelled"),
         provenance=Provenance(*unknown, seed=0, repeats=0, optimizer=optimizer),
     )

@@ -92,7 +92,7 @@ def run(
     placed = _read_placement(source, inputs, observation)
     if costs is not None:
         measured = _measurement_of(source, placed, observation)
-        save_costs([measured], costs, Lineage.here({}))
+        save_costs([measured], costs, Lineage.current({}))
         if tables is not None:
             save_tables(measured.task.tables, tables)
     return observation, placed.comparison

@@ -24,7 +24,7 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.torchrec_step import ShardedJob
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, alone
+from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
@@ -159,7 +159,7 @@ def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_numb
         Job(
             f"round{round_number}-{task.task_id}",
             task,
-            alone(task).parts(task.tables),
+            place_on_one_device(task).parts(task.tables),
             round_number,
             RANDOM_SHARD,
             task.task_id,

@@ -46,7 +46,7 @@ def run_stage(
 
         collective.serve(settings["measure"], RANK_JOBS)
         return Outcome({})
-    arguments = (*settings.values(), inputs, outputs, *([Lineage.here(params)] if stage.takes_lineage else []))
+    arguments = (*settings.values(), inputs, outputs, *([Lineage.current(params)] if stage.takes_lineage else []))
     tracked = tracked and stage.tracked(inputs, outputs)
     values = {name: value for one in settings.values() for name, value in asdict(one).items()}
     name = stage.run_name(inputs)

@@ -16,7 +16,7 @@ import torch
 
 from evenshard.base.console import progress
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.knobs import part_of
+from evenshard.base.knobs import copy_fields
 from evenshard.base.process import one_thread
 from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
@@ -92,7 +92,7 @@ def _fit_cost_net(
         before = load_checkpoint(inputs.cost_net, method.cost_net)
     else:
         before = new_checkpoint(method.cost_net(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
-    fit = part_of(config, FitConfig)
+    fit = copy_fields(config, FitConfig)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():

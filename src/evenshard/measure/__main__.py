@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evenshard.base.errors import BadInput, EvenshardError
-from evenshard.base.outputs import File, require_apart, require_place
+from evenshard.base.outputs import File, check_distinct, check_writable
 from evenshard.measure.campaign import measure_jobs
 from evenshard.measure.distributed import collective
 from evenshard.measure.journal import Journal
@@ -35,9 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     log.setLevel(logging.INFO)
     try:
-        require_place(File(), args.journal)
+        check_writable(File(), args.journal)
         File().require(args.journal)
-        require_apart({"--journal": (args.journal,)}, {"plan": (args.plan,)})
+        check_distinct({"--journal": (args.journal,)}, {"plan": (args.plan,)})
         jobs, config = load_measure_plan(args.plan)
         config = replace(config, hardware=args.hardware or config.hardware)
         if collective.is_follower():

@@ -13,8 +13,8 @@ from evenshard.base.messages import brief, cut, reason_of
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_rows import REMEDY, TIMES, is_total, read_rows, save_rows
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import TablePart, part_called, part_table, whole_part
-from evenshard.placement.placement import alone, parts_by_table
+from evenshard.placement.parts import TablePart, find_part, part_table, whole_part
+from evenshard.placement.placement import parts_by_table, place_on_one_device
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import (
@@ -122,7 +122,7 @@ def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
             measured.round,
             RANDOM_SHARD,
             task,
-            alone(task).parts(task.tables),
+            place_on_one_device(task).parts(task.tables),
             PlacementCost(
                 (replace(cost, fwd_all_to_all_ms=0.0, bwd_all_to_all_ms=0.0, fwd_wait_ms=0.0, input_dist_ms=0.0),),
                 measured.cost.all_to_all,
@@ -138,7 +138,7 @@ _Numbered = list[tuple[int, dict[str, Any]]]
 def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbered]:
     groups: dict[str, _Numbered] = {}
     for number, row in enumerate(read_rows(path), start=1):
-        missing = next((name for name in row["tables"] if part_called(name, by_name) is None), None)
+        missing = next((name for name in row["tables"] if find_part(name, by_name) is None), None)
         if missing is not None:
             remedy = "Use the tables it was measured with."
             raise BadFile(
@@ -167,7 +167,7 @@ def _read_placement(path: Path, numbered: _Numbered, by_name: Mapping[str, Table
     devices_of: dict[TablePart, list[int]] = {}
     for row in rows:
         for name in row["tables"]:
-            part = part_called(name, by_name)
+            part = find_part(name, by_name)
             assert part is not None, "names were checked"
             devices_of.setdefault(part, []).append(row["device_id"])
     named = {part.table for part in devices_of}

@@ -16,7 +16,7 @@ import numpy as np
 
 from evenshard.measure.hardware import Hardware
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, alone, parts_by_table
+from evenshard.placement.placement import Placement, parts_by_table, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import ExchangeTimes, Links, all_to_all_ms, exchange_times, volumes_of
 from evenshard.price.costs import OK, DeviceCost, PlacementCost
@@ -76,7 +76,7 @@ def parts_cost(hardware: Hardware, task: ShardingTask, parts: Sequence[TablePart
     forward_D, backward_D = np.zeros(task.num_devices), np.zeros(task.num_devices)
     for (_, device, batch_size), tables in cells.items():
         shard = ShardingTask.whole("shard", tuple(tables), 1, sum(table.size_bytes for table in tables), batch_size)
-        (cost,) = hardware.measure(shard, alone(shard)).devices
+        (cost,) = hardware.measure(shard, place_on_one_device(shard)).devices
         forward_ms, backward_ms = cost.split_ms
         where = slice(None) if device == EVERY_DEVICE else device
         forward_D[where] += forward_ms

@@ -16,7 +16,7 @@ import torch
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.tables.dlrm_batch import DlrmBatch
-from evenshard.tables.locality import hot_rows_together
+from evenshard.tables.locality import contiguous_share
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables.table import Table
 
@@ -49,7 +49,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
     counts_U = _counts_U(np.asarray(bins), num_lookups, table.num_rows, device)
-    together = hot_rows_together(table, batch_size) or 0.0
+    together = contiguous_share(table, batch_size) or 0.0
     rows_U = _rows(counts_U, table, together, np.random.default_rng([seed, name_seed]), batch_number)
     indices = torch.repeat_interleave(rows_U, counts_U, output_size=num_lookups)
     return Lookups(indices[torch.randperm(num_lookups, generator=torch_rng, device=device)], lengths)
@@ -147,7 +147,7 @@ class RecordedLookups:
 
     def __init__(self, recorded: DlrmBatch, path: Path) -> None:
         """Keep the content of a file that ``read_dlrm_batch`` has read."""
-        self._recorded, self._begins = recorded, recorded.begins(path)
+        self._recorded, self._begins = recorded, recorded.table_starts(path)
         self._index_of = {name: index for index, name in enumerate(recorded.names)}
 
     def __call__(self, table: Table, batch_size: int, batch_number: int) -> Lookups:

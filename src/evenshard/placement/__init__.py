@@ -1,1 +1,1 @@
-"""A placement task and its legal answers: tables, devices, memory, constraints, parts of tables, placements."""
+"""Placement tasks and placements: tables, devices, memory, rules, and parts of tables."""

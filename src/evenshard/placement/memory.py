@@ -1,26 +1,26 @@
-"""The memory that a part of a table takes of a device, its host and the SSD, and the memory that every device needs.
+"""Memory model: memory of a table part on its devices, host and SSD, and of every device's own samples.
 
 This module defines optimizers and training pipelines (TorchRec's ``TrainPipeline*``) as far as they affect memory.
 
-Counted for a part, on each of its devices, for B samples of the global batch:
+A part uses on each of its devices, for B samples of the global batch:
 
-- weights, and the optimizer state as FBGEMM keeps it: FP32, in the same memory as the weights. Row-wise states are
+- weights, and the optimizer state as FBGEMM stores it: FP32, in the same memory as the weights. Row-wise states are
   always in device memory;
-- for a cache: its rows, plus 16 bytes for each, and 4 for every row of the table; with a prefetching pipeline, also the
-  inputs that the prefetch holds;
+- for a cache: its rows, plus 16 bytes per cached row and 4 bytes per row of the table; with a prefetching pipeline,
+  also the prefetched inputs;
 - inputs: indices, lengths and offsets of all samples, weights of lookups; for every batch in flight;
-- outputs, and for outputs that an all-to-all sends, the send buffer;
-- for a replica: its dense gradient, twice, because backward and DistributedDataParallel each hold a copy; gradient and
-  states have the data type of its weights.
+- outputs, and a send buffer for outputs that an all-to-all sends;
+- for a replica: its dense gradient, twice, because backward and DistributedDataParallel each have a copy; gradient and
+  states have the data type of the weights.
 
-Counted for every device, wherever the tables are: inputs of its own samples before they are sent, and the outputs of
-all tables that it receives for its own samples.
+Every device also uses, for any placement: inputs of its own samples before they are sent, and the outputs of all tables
+that it receives for its own samples.
 
 A device's memory peaks at one of five moments of a step (``moments``). Outputs and their gradients do not exist at the
-same time: each is freed when the other side of an exchange has received it. All terms were checked against training
-(benchmarks/memory_cpu_202611.md), except the workspace for sorting indices on a GPU, which is from FBGEMM's source.
+same time: each is freed after it was sent. All terms were checked against training (benchmarks/memory_cpu_202611.md),
+except the workspace for sorting indices on a GPU, which is from FBGEMM's source.
 
-If a task names no pipeline, only weights and states count.
+If a task names no pipeline, only weights and optimizer states count.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from evenshard.placement.parts import (
     KEY_VALUE,
     Span,
     TablePart,
-    deduplicated_table,
+    deduplicate_table,
     part_table,
     replica_table,
 )
 from evenshard.tables.table import Table
 
 Numbers = TypeVar("Numbers", int, npt.NDArray[np.int64])
-STATE_BYTES = 4  # bytes of a number; FBGEMM keeps states in FP32 for any precision of the weights
+STATE_BYTES = 4  # bytes of a number; FBGEMM stores states in FP32 for any precision of the weights
 SGD = "sgd"
-# The usual optimizer for tables of recommenders; assumed for tables that come without a model, which would name it.
+# The usual optimizer for tables of recommenders; assumed for tables without a model.
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
 
 
@@ -59,11 +59,11 @@ DEFAULT_OPTIMIZER = "rowwise_adagrad"
 class Optimizer:
     """An optimizer that FBGEMM fuses with the backward pass of tables."""
 
-    state_numbers: tuple[int, int]  # numbers kept for each row, and for each weight
+    state_numbers: tuple[int, int]  # state values per row, and per weight
     fbgemm_names: tuple[str, ...]  # in ``EmbOptimType``: the kernel's own name first, then names with the same state
     torch_name: str  # class in ``torch.optim`` with the same state per weight
     has_cpu_kernels: bool = False
-    dense_problem: str = ""  # reason that a dense optimizer is not equivalent
+    dense_problem: str = ""  # reason that no dense optimizer is equivalent, for replicas; "" if one is
 
 
 _IN_NEITHER = "neither torch.optim nor TorchRec has it"
@@ -91,14 +91,14 @@ OPTIMIZERS = {
     "adam": Optimizer((0, 2), ("ADAM",), "Adam"),
     "lamb": Optimizer((0, 2), ("LAMB",), "Adam", dense_problem=_IN_NEITHER),
 }
-STATE_NUMBERS = {name: one.state_numbers for name, one in OPTIMIZERS.items()}
+STATE_NUMBERS = {name: optimizer.state_numbers for name, optimizer in OPTIMIZERS.items()}
 
 
 def optimizer_problem(optimizer: str) -> str | None:
-    """Return the problem, as a clause, of a name that is not in ``OPTIMIZERS``; None if it is."""
+    """Return the problem of a name that is not in ``OPTIMIZERS``; None if it is valid."""
     if optimizer in OPTIMIZERS:
         return None
-    return f"optimizer is {brief(optimizer)}, which is none of {', '.join(OPTIMIZERS)}"
+    return f"optimizer is {brief(optimizer)}, not one of {', '.join(OPTIMIZERS)}"
 
 
 def state_bytes(table: Table, optimizer: str) -> int:
@@ -120,11 +120,11 @@ def row_state_bytes(dims: Numbers, optimizer: str) -> Numbers:
 
 @dataclass(frozen=True)
 class TrainingPipeline:
-    """The batches that a training pipeline keeps in memory."""
+    """A training pipeline, described by the batches that it has in memory."""
 
-    batches: int  # batches whose inputs the tables' devices hold
-    own_batches: int  # batches whose inputs a device holds for its own samples
-    leaving_batches: int  # batches whose inputs it holds again during the whole step, ordered for sending
+    batches: int  # batches whose inputs are on the tables' devices
+    own_batches: int  # batches whose inputs are on the devices of their samples
+    leaving_batches: int  # batches of which these devices also have a copy, ordered for sending, during the whole step
     overlaps_inputs: bool  # True if the input dist overlaps the step before
 
 
@@ -137,19 +137,20 @@ PIPELINES = {
 }
 
 
+# Indices and offsets are int64, lengths int32, and lookup weights FP32.
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 # Bytes of a value of an output or a gradient: FP32.
 VALUE_BYTES = 4
-# Batches of inputs that a prefetch of cached rows holds, by TorchRec's estimate: 1, and 6 in bursts.
+# Batches of inputs that a prefetch of cached rows keeps, by TorchRec's estimate: 1, and 6 more in bursts.
 PREFETCH_INPUTS = 7
 # Bytes per row, to map it to its table; bytes per cached row, for its index and last use.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
-# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal indices.
+# Bytes per lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal indices.
 WORKSPACE_BYTES = 40
 
 
 class PartMemory(NamedTuple):
-    """Bytes that a part takes of each of its devices, of its host and of the SSD."""
+    """Memory of a part on each of its devices, on its host and on the SSD, in bytes."""
 
     weights: int = 0  # in device memory; for a cache, its rows
     optimizer_state: int = 0  # in device memory
@@ -169,18 +170,18 @@ class PartMemory(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Return the device memory while outputs are exchanged, as searches use it; ``peak_bytes`` has all moments."""
+        """Return the device memory during the output dist, which searches use; ``peak_bytes`` covers all moments."""
         return sum(_on_device(self))
 
     @property
     def lasting_bytes(self) -> int:
-        """Return the device memory that is taken during the whole step."""
+        """Return the device memory that is used during the whole step."""
         kept: int = sum(getattr(self, name) for name in _LASTING)
         return kept + self.dense_gradient // 2
 
     @property
     def host_bytes(self) -> int:
-        """Return the memory that the part takes of a host."""
+        """Return the host memory of the part."""
         return self.host_weights + self.host_state
 
     def __add__(self, other: PartMemory) -> PartMemory:  # type: ignore[override]
@@ -198,11 +199,11 @@ _on_device = attrgetter(*ON_DEVICE_KINDS)
 def part_memory(
     part: TablePart, table: Table, *, num_devices: int, batch_size: int, optimizer: str, pipeline: str
 ) -> PartMemory:
-    """Return the memory of a part on each of its devices; each kind is a constant plus a number per column.
+    """Return the memory of a part on each of its devices; it is linear in the number of columns.
 
     Args:
-        part: a part of ``table``; a replica if it is on all of several devices.
-        pipeline: one of ``PIPELINES``; empty to count weights and states alone.
+        part: a part of ``table``; a replica if it has several devices.
+        pipeline: one of ``PIPELINES``; "" counts only weights and optimizer states.
     """
     own, is_replica = part_table(part, table), len(part.devices) > 1
     kept = _storage_memory(own, part, optimizer)
@@ -212,9 +213,7 @@ def part_memory(
     looked_up = own
     if own.is_deduplicated:
         looked_up = (
-            deduplicated_table(replica_table(own, num_devices), 1)
-            if is_replica
-            else deduplicated_table(own, num_devices)
+            deduplicate_table(replica_table(own, num_devices), 1) if is_replica else deduplicate_table(own, num_devices)
         )
     inputs = _input_bytes(looked_up, samples)
     outputs = round(VALUE_BYTES * samples * looked_up.outputs_per_sample) * own.embedding_dim
@@ -235,7 +234,7 @@ def part_memory(
 def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
     storage = part.storage
     per_row, per_weight = STATE_NUMBERS[optimizer]
-    # A dense optimizer trains replicas; its states have the precision of the weights.
+    # A dense optimizer updates replicas; its states have the precision of the weights.
     state_bytes = own.weight_bits // 8 if len(part.devices) > 1 else STATE_BYTES
     of_rows = own.num_rows * per_row * state_bytes
     of_weights = own.num_rows * own.embedding_dim * per_weight * state_bytes
@@ -254,7 +253,7 @@ def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
 
 
 def _input_bytes(table: Table, samples: float) -> float:
-    """Return the input bytes of a batch: a length and an offset per bag, an index and perhaps a weight per lookup."""
+    """Return the input bytes of a batch: length and offset of each bag, index and weight (if any) of each lookup."""
     bags = samples * table.num_features
     of_lookup = INDEX_BYTES + LOOKUP_WEIGHT_BYTES * table.is_weighted
     return samples * table.pooling_factor * of_lookup + bags * (LENGTH_BYTES + OFFSET_BYTES)
@@ -262,38 +261,38 @@ def _input_bytes(table: Table, samples: float) -> float:
 
 @dataclass(frozen=True)
 class SampleMemory:
-    """Bytes that every device holds for its own samples, for any placement of the tables."""
+    """Memory of every device for its own samples, in bytes, for any placement of the tables."""
 
     inputs: int = 0  # of all batches in flight, before they are sent to the tables' devices
     received: int = 0  # embeddings of all tables, or their gradients
     leaving: int = 0  # copy of the inputs, ordered for sending
-    ordered: int = 0  # gradients ordered for an all-to-all
-    sliced: int = 0  # slices of the gradients of all tables, needed if these travel in several collectives
+    ordered: int = 0  # gradients, ordered for an all-to-all
+    sliced: int = 0  # slices of the gradients of all tables, if several collectives send them
 
     @property
     def total(self) -> int:
-        """Return the memory of a device's own samples while outputs are exchanged."""
+        """Return the memory of a device's own samples during the output dist."""
         return self.inputs + self.received
 
 
 def sample_memory(
     tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str, parts: Sequence[TablePart] = ()
 ) -> SampleMemory:
-    """Return the bytes that every device holds for its own samples; a single device receives only gradients.
+    """Return the memory of every device for its own samples.
 
     Args:
         parts: parts of all tables; by default, all tables are whole. Lookups are sent once for each column part.
-            Gradients of pooled tables that are cut by rows or replicated need no all-to-all; if there are such tables,
-            the other gradients are sliced first.
+            Gradients of pooled tables that are cut by rows or replicated need no all-to-all; if there are any, the
+            gradients of the other tables are sliced first.
     """
     if not pipeline:
         return SampleMemory()
     samples, columns, in_place = batch_size / num_devices, _column_parts(parts), _names_to_gather(tables, parts)
-    own = [(one.name, _input_bytes(one, samples)) for one in tables]
+    own = [(table.name, _input_bytes(table, samples)) for table in tables]
     leaving = sum(columns.get(name, 1) * size for name, size in own) if num_devices > 1 else 0.0
-    way = PIPELINES[pipeline]
-    inputs = way.own_batches * sum(size for _, size in own) + way.leaving_batches * leaving
-    values = [(one.name, VALUE_BYTES * samples * one.outputs_per_sample * one.embedding_dim) for one in tables]
+    kept = PIPELINES[pipeline]
+    inputs = kept.own_batches * sum(size for _, size in own) + kept.leaving_batches * leaving
+    values = [(table.name, VALUE_BYTES * samples * table.outputs_per_sample * table.embedding_dim) for table in tables]
     ordered = sum(size for name, size in values if name not in in_place) if num_devices > 1 else 0.0
     received = sum(size for _, size in values)
     sliced = ordered if in_place else 0.0
@@ -318,7 +317,7 @@ def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set
 
 
 def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
-    """Return the bytes of a device at each moment that may be its peak, without those that it holds all the time."""
+    """Return a device's memory at each possible peak of a step, without the memory that it uses during all of it."""
     return {
         "inputs arrive": parts.arriving + sample.leaving,
         "outputs are exchanged": parts.outputs + parts.sent + sample.received,

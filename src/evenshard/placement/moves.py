@@ -1,11 +1,12 @@
-"""Bytes that move between two placements, and the device order that minimizes them.
+"""Bytes that move between two placements, and the renumbering of devices that minimizes them.
 
-Tables are compared in pieces that neither placement cuts, so splits and merges move exactly the bytes that a device
-lacks. A piece includes its optimizer state. Weights in host memory or on SSDs are there for all devices of the host;
-only the cache belongs to one device. A replica is copied to every device that lacks it; removing one moves nothing.
+Tables are compared by the overlaps of their old and new parts, which neither placement cuts, so splits and merges move
+exactly the bytes that a device lacks. An overlap includes its optimizer state. Weights in host memory or on SSDs are
+available to all devices of the host; only the cache belongs to one device. A replica is copied to every device that
+lacks it; removing a replica moves nothing.
 
-Device ids are permuted within a node, nodes within a domain, and domains, so that devices stay close to the same
-neighbors. Only devices with the same hardware, memory and rules can be exchanged.
+Devices are permuted within a node, nodes within a domain, and domains as a whole, so that devices keep their neighbors.
+Only devices with the same hardware, memory and rules can be swapped.
 
 Legend: D devices, O devices of the old answer, N devices of the new one; both padded to the same number.
 """
@@ -25,20 +26,20 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
-# Two tables with the same name must agree in these, or no weights can be reused.
+# Fields in which two tables with the same name must agree, or no weights can be reused.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 @dataclass(frozen=True)
-class SharedPiece:
-    """Rows and columns of a table that neither placement cuts, and the devices that have them."""
+class PartOverlap:
+    """Rows and columns of a table that an old part and a new part have in common, and the devices of both parts."""
 
     table: str
     rows: Span
     columns: Span
     old_devices: tuple[int, ...]
     new_devices: tuple[int, ...]
-    # Old devices that hold the weights; if they are kept on a host before or after, all devices of these hosts.
+    # Devices with access to the old weights: the old devices, or, if host or SSD store them, all devices of the hosts.
     reach: tuple[int, ...]
     weight_bytes: int
     state_bytes: int
@@ -51,63 +52,63 @@ class SharedPiece:
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes that go to devices that lack them."""
+        """Return the bytes that are copied to devices without access to them."""
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
 def shape_changes(old: Table, new: Table) -> str:
-    """Describe changes of shape that make old weights unusable for the new table; empty if there are none."""
+    """Describe changes of shape that make old weights unusable for the new table; "" if there are none."""
     values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
 
-def _shared_pieces(
+def _list_overlaps(
     table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Nodes, optimizer: str
-) -> Iterator[SharedPiece]:
+) -> Iterator[PartOverlap]:
     was, now = before[0].storage, after[0].storage
     by_host = not (was.is_on_device and now.is_on_device)
     stays = was.is_on_device == now.is_on_device
     found = []
-    for one in before:
-        for other in after:
-            rows, columns = one.rows.common(other.rows), one.columns.common(other.columns)
+    for old in before:
+        for new in after:
+            rows, columns = old.rows.common(new.rows), old.columns.common(new.columns)
             if rows.size > 0 and columns.size > 0:
-                found.append((columns, rows, one.devices, other.devices))
+                found.append((columns, rows, old.devices, new.devices))
     for columns, rows, old_devices, new_devices in sorted(found):
-        piece = replace(table, num_rows=rows.size, embedding_dim=columns.size)
+        overlap = replace(table, num_rows=rows.size, embedding_dim=columns.size)
         nodes = {machine.node_of(device) for device in old_devices}
         on_hosts = tuple(device for node in sorted(nodes) for device in machine.devices_of_node(node))
         reach = on_hosts if by_host else old_devices
-        yield SharedPiece(
+        yield PartOverlap(
             table=table.name,
             rows=rows,
             columns=columns,
             old_devices=old_devices,
             new_devices=new_devices,
             reach=reach,
-            weight_bytes=piece.size_bytes,
-            state_bytes=state_bytes(piece, optimizer),
+            weight_bytes=overlap.size_bytes,
+            state_bytes=state_bytes(overlap, optimizer),
             num_kept=len(set(reach) & set(new_devices)) if stays else 0,
         )
 
 
 @dataclass(frozen=True)
 class EarlierPlacement:
-    """A placement in use, with weights to keep."""
+    """A placement in use, whose trained weights are kept."""
 
     parts_of_table: Mapping[str, tuple[TablePart, ...]]  # of the tables whose weights can be reused
     machine: Nodes
     optimizer_of: Mapping[str, str] = field(default_factory=dict)  # by table, if its state moves too
 
-    def shared_pieces(
+    def list_overlaps(
         self, tables: Iterable[Table], after: Mapping[str, Sequence[TablePart]], machine: Nodes
-    ) -> Iterator[SharedPiece]:
-        """Yield the pieces that this placement and new parts on a machine share, by columns, then rows."""
+    ) -> Iterator[PartOverlap]:
+        """Yield the overlaps of this placement with new parts on a machine, sorted by columns, then rows."""
         larger = larger_machine(self.machine, machine)
         for table in tables:
             was, now = (parts.get(table.name) for parts in (self.parts_of_table, after))
             if was and now:
-                yield from _shared_pieces(table, was, now, larger, self.optimizer_of.get(table.name, SGD))
+                yield from _list_overlaps(table, was, now, larger, self.optimizer_of.get(table.name, SGD))
 
 
 def larger_machine(old: Nodes, new: Nodes) -> Nodes:
@@ -116,11 +117,11 @@ def larger_machine(old: Nodes, new: Nodes) -> Nodes:
 
 
 Worth = npt.NDArray[np.float64]
-Names = npt.NDArray[np.int64]
+DeviceMap = npt.NDArray[np.int64]
 
 
 def device_kinds(task: ShardingTask) -> list[int]:
-    """Return a kind for each device; devices of the same kind can be exchanged without breaking a rule."""
+    """Return a kind for each device; devices of the same kind can be swapped without breaking a rule."""
     limits = [task.limits_of(position).devices for position in range(len(task.tables))]
     machine = task.machine
     hosts = [sizes or (0,) * machine.num_nodes for sizes in (machine.host_bytes, machine.ssd_bytes)]
@@ -129,7 +130,7 @@ def device_kinds(task: ShardingTask) -> list[int]:
             room,
             machine.hardware_of(device),
             *(sizes[machine.node_of(device)] for sizes in hosts),
-            *(one is None or device in one for one in limits),
+            *(devices is None or device in devices for devices in limits),
         )
         for device, room in enumerate(task.room_bytes)
     ]
@@ -137,42 +138,43 @@ def device_kinds(task: ShardingTask) -> list[int]:
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]
 
 
-def best_names(pieces: Iterable[SharedPiece], kinds: Sequence[int], machine: Nodes) -> Names:
+def match_devices(overlaps: Iterable[PartOverlap], kinds: Sequence[int], machine: Nodes) -> DeviceMap:
     """Map each new device to an old device so that the fewest bytes move, [N].
 
-    Ties are broken by the most devices that keep their ids.
+    Among equal solutions, most devices keep their ids.
 
     Args:
-        pieces: of both placements; old devices beyond the machine are ignored.
-        kinds: of the new placement's devices. Removed devices are exchangeable if all devices are of the same kind.
-        machine: of the placement with more devices.
+        overlaps: overlaps of both placements; old devices beyond the machine are ignored.
+        kinds: kinds of the new placement's devices. Removed devices can be swapped if all devices are of one kind.
+        machine: machine of the placement with more devices.
     """
     most = machine.num_devices
     held_NO = np.zeros((most, most), dtype=np.int64)
-    for piece in pieces:
-        old = [device for device in piece.reach if device < most]
-        held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
+    for overlap in overlaps:
+        old = [device for device in overlap.reach if device < most]
+        held_NO[np.ix_(overlap.new_devices, old)] += overlap.num_bytes
     all_kinds = np.array([*kinds, *[kinds[0] if len(set(kinds)) == 1 else -1] * (most - len(kinds))])
+    # A kept byte is worth more than all kept ids together; a forbidden pair is worth less than any other assignment.
     worth_NO = held_NO.astype(np.float64) * (most + 1) + np.eye(most)
     worth_NO[all_kinds[:, None] != all_kinds] = -1.0 - worth_NO.sum()
-    _, names = _assign_names(worth_NO, (machine.domain_size, machine.devices_per_node, 1))
-    return names
+    _, old_of_new = _assign_devices(worth_NO, (machine.domain_size, machine.devices_per_node, 1))
+    return old_of_new
 
 
-def _assign_names(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
-    """Return the best assignment and its worth, by the Hungarian algorithm on domains, then nodes, then devices."""
+def _assign_devices(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, DeviceMap]:
+    """Return the most valuable assignment, by the Hungarian algorithm for domains, nodes and devices, and its value."""
     require_package("scipy")
     from scipy.optimize import linear_sum_assignment
 
     size, *smaller = sizes
     blocks = len(worth_NO) // size
     if blocks == 1 and smaller:
-        return _assign_names(worth_NO, smaller)
+        return _assign_devices(worth_NO, smaller)
     if not smaller:
         new, old = linear_sum_assignment(worth_NO, maximize=True)
         return float(worth_NO[new, old].sum()), np.asarray(old)
     inside = {
-        (new, old): _assign_names(worth_NO[new * size : (new + 1) * size, old * size : (old + 1) * size], smaller)
+        (new, old): _assign_devices(worth_NO[new * size : (new + 1) * size, old * size : (old + 1) * size], smaller)
         for new in range(blocks)
         for old in range(blocks)
     }

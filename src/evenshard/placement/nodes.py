@@ -1,7 +1,7 @@
-"""The machine of a placement: hosts with devices, and the two tiers of links between them.
+"""The machine of a placement: hosts with devices, and two tiers of links.
 
-Devices have the ids 0, 1, 2, ..., host after host. Devices of a domain are connected by the fast link: a domain is
-a host, or several hosts that NVLink spans (TorchRec: a pod). The slow link connects domains.
+Devices have the ids 0, 1, 2, ..., host after host. The fast link connects the devices of a domain, which is a host, or
+several hosts that NVLink spans (TorchRec: a pod). The slow link connects domains.
 """
 
 from __future__ import annotations
@@ -13,31 +13,24 @@ from evenshard.base.knobs import RANGES
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """Devices of one kind with consecutive ids.
+    """Devices of one kind with consecutive ids."""
 
-    Attributes:
-        hardware: such as simulated:h100.
-        num_devices: how many.
-    """
-
-    hardware: str
+    hardware: str  # such as simulated:h100
     num_devices: int
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Hosts, devices and links.
+    """A machine: all devices, the devices of each host (node), and links.
 
     Attributes:
-        num_devices: on all hosts.
-        devices_per_node: on each host.
         nodes_per_domain: hosts whose devices share the fast link.
-        intra: link within a domain, as ``price.link`` names it; empty for that of the hardware.
-        inter: link between domains; empty where there is one domain.
-        groups: kinds of devices, where they are not all of one kind.
-        host_bytes: memory of each host that tables may take, by its number; empty for none.
+        intra: name of the link within a domain, of ``price.link``; "" for the link of the hardware.
+        inter: name of the link between domains; "" for a single domain.
+        groups: kinds of devices; empty if all are of one kind.
+        host_bytes: memory of each host that tables may use; empty for none.
         host_gb_s: bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown.
-        ssd_bytes: what tables may take of each host's SSDs, by its number; empty for none.
+        ssd_bytes: SSD space of each host that tables may use; empty for none.
         ssd_gb_s: bandwidth of a host's SSDs, 10**9 bytes per second, which its devices share; 0 if unknown.
     """
 
@@ -69,7 +62,7 @@ class Nodes:
 
     @property
     def num_domains(self) -> int:
-        """Return the number of domains, which only the slow link connects."""
+        """Return the number of domains."""
         return self.num_devices // self.domain_size
 
     def node_of(self, device: int) -> int:
@@ -82,7 +75,7 @@ class Nodes:
         return range(first, first + self.devices_per_node)
 
     def hardware_of(self, device: int) -> str:
-        """Return the hardware of a device; empty if all devices are the same."""
+        """Return the hardware of a device; "" if all devices are of one kind."""
         for group in self.groups:
             if device < group.num_devices:
                 return group.hardware
@@ -90,7 +83,7 @@ class Nodes:
         return ""
 
     def problem(self) -> str | None:
-        """Return a sentence about why the machine is impossible and what to do; None if it is valid."""
+        """Return the problem of an invalid machine and its remedy, as a sentence; None if it is valid."""
         for what in ("num_devices", "devices_per_node", "nodes_per_domain"):
             if problem := RANGES[what].problem(getattr(self, what)):
                 return f"{what} {problem}. Correct it."
@@ -101,24 +94,24 @@ class Nodes:
             )
         if self.num_devices % self.devices_per_node:
             return (
-                f"{self.num_devices} devices do not fill nodes of {self.devices_per_node}. Choose a number of devices "
-                f"that does."
+                f"{self.num_devices} devices cannot be split into nodes of {self.devices_per_node} devices. Choose a "
+                f"multiple of {self.devices_per_node}."
             )
         if self.num_nodes % self.nodes_per_domain:
             return (
-                f"{self.num_nodes} nodes do not fill domains of {self.nodes_per_domain}. Choose nodes_per_domain that "
-                f"divides the nodes."
+                f"{self.num_nodes} nodes cannot be split into domains of {self.nodes_per_domain} nodes. Choose a "
+                f"nodes_per_domain that divides {self.num_nodes}."
             )
         if self.num_domains > 1 and not self.inter:
             what = "nodes" if self.nodes_per_domain == 1 else "domains"
             return (
-                f"there are {self.num_domains} {what} and no link between them. Name it, such as --inter "
+                f"there are {self.num_domains} {what}, but no link between them. Name a link, such as --inter "
                 f"infiniband_ndr (`evenshard hardware` lists the links)."
             )
         if self.groups and sum(group.num_devices for group in self.groups) != self.num_devices:
             counts = " + ".join(str(group.num_devices) for group in self.groups)
-            return f"there are {self.num_devices} devices, but {counts} of its kinds. Correct the kinds."
+            return f"there are {self.num_devices} devices, but the device kinds have {counts}. Correct the kinds."
         for what, sizes in (("host memory", self.host_bytes), ("SSDs", self.ssd_bytes)):
             if sizes and (len(sizes) != self.num_nodes or min(sizes) < 0):
-                return f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one for each, from 0."
+                return f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one per node, from 0."
         return None

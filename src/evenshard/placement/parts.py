@@ -1,7 +1,7 @@
-"""Parts of tables: rows and columns that are kept together, their devices, and the memory that keeps them.
+"""Parts of tables (TorchRec: shards): ranges of rows and columns, their devices, and the storage of their weights.
 
-A part cut by columns has all lookups of the whole table, so it acts as a table with fewer columns: features, cost
-networks, simulator and kernels need no special case (docs/decisions/0017).
+A part that is cut by columns has all lookups of the whole table, so it acts as a table with fewer columns. Features,
+cost networks, simulator and kernels need no special case (docs/decisions/0017).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import Range
 from evenshard.base.messages import brief
-from evenshard.tables.reuse import deduplicated_reuse, feasible_reuse_bins, thinned_reuse_bins
+from evenshard.tables.reuse import deduplicate_reuse, feasible_reuse_bins, thin_reuse_bins
 from evenshard.tables.table import Table
 
 FUSED, FUSED_UVM_CACHING, FUSED_UVM = "fused", "fused_uvm_caching", "fused_uvm"
 KEY_VALUE, HOST = "key_value", "host"
-# TorchRec's names, except ``host``, which TorchRec has only on machines without GPUs.
+# TorchRec's names, except ``host``, which TorchRec supports only on machines without GPUs.
 COMPUTE_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
 CACHED_KERNELS = (FUSED_UVM_CACHING, KEY_VALUE)
-# Kernels that keep all weights in host memory.
+# Kernels that store all weights in host memory.
 HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)
 # Kernels that a search may use if the machine has host memory; others must be requested.
 USUAL_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM)
@@ -35,11 +35,11 @@ _LOAD_FACTORS = Range(0, 1, above=True)
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory that keeps a table's weights: TorchRec's compute kernel, the same for all parts of a table.
+    """Storage of a table's weights (TorchRec: compute kernel), the same for all parts of a table.
 
     ::
 
-        fused                device memory, where replicas live alone
+        fused                device memory, the only storage of replicas
         fused_uvm_caching    host memory, with a cache in device memory
         fused_uvm            host memory, read and written by the device over its link to the host
         key_value            SSD, with a cache in device memory
@@ -47,7 +47,7 @@ class Storage:
     """
 
     kernel: str = FUSED  # one of ``COMPUTE_KERNELS``
-    load_factor: float = 1.0  # fraction of the rows that the cache holds; 1 without a cache
+    load_factor: float = 1.0  # fraction of the rows that fit in the cache; 1 without a cache
 
     def __post_init__(self) -> None:
         """Raise BadConfig for an unknown kernel or an invalid load factor."""
@@ -56,21 +56,21 @@ class Storage:
         if problem := _LOAD_FACTORS.problem(self.load_factor):
             raise BadConfig(f"load_factor {problem}. Correct it.")
         if self.load_factor != 1 and not self.is_cached:
-            raise BadConfig(f"{self.kernel} has no cache, but a load_factor of {self.load_factor:g}. Leave it out.")
+            raise BadConfig(f"{self.kernel} has no cache, but a load_factor of {self.load_factor:g}. Remove it.")
 
     @property
     def is_cached(self) -> bool:
-        """Return True if device memory holds a cache of the weights."""
+        """Return True if device memory has a cache of the weights."""
         return self.kernel in CACHED_KERNELS
 
     @property
     def is_on_device(self) -> bool:
-        """Return True if device memory holds all weights."""
+        """Return True if all weights are in device memory."""
         return self.kernel == FUSED
 
     @property
     def is_on_host(self) -> bool:
-        """Return True if host memory holds all weights."""
+        """Return True if all weights are in host memory."""
         return self.kernel in HOST_KERNELS
 
     def __str__(self) -> str:
@@ -81,16 +81,16 @@ ON_DEVICE = Storage()
 
 
 def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ...]:
-    """Return the storages of a kernel: one per load factor if it caches rows, otherwise a single one."""
-    return tuple(Storage(kernel, one) for one in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)
+    """Return the storages of a kernel: one per load factor if it has a cache, or a single storage."""
+    return tuple(Storage(kernel, share) for share in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)
 
 
-# Kernels read vectors of four weights: the widths of column parts are multiples of four.
+# FBGEMM's kernels read vectors of four weights, so the widths of column parts are multiples of four.
 COLUMN_STEP = 4
 # Columns of the widest table or part that FBGEMM trains on a GPU; its CPU kernels have no such limit.
 MAX_GPU_COLUMNS = 2_048
 
-# Assumed lookups of a batch, to estimate how many of them repeat an index.
+# Lookups of a batch that the default reuse histogram of a deduplicated table assumes, since the batch is not known.
 LOOKUPS_WHERE_UNCOUNTED = 1e6
 
 
@@ -115,18 +115,18 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePart:
-    """Rows and columns of a table that are kept together."""
+    """A range of rows and columns of a table, on one device, or replicated on several devices."""
 
     table: str  # name of the whole table
-    rows: Span  # rows of the part
-    columns: Span  # columns of the part
+    rows: Span
+    columns: Span
     # Id of its device (TorchRec: rank), or of each device with a replica; empty before it is placed.
     devices: tuple[int, ...] = ()
-    storage: Storage = ON_DEVICE  # memory of its weights; the same for all parts of a table
+    storage: Storage = ON_DEVICE  # the same for all parts of a table
 
     @property
     def device(self) -> int:
-        """Return the device of a part that is on a single device."""
+        """Return the device of a part on a single device."""
         (device,) = self.devices
         return device
 
@@ -137,29 +137,29 @@ class TablePart:
 
 
 def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = ON_DEVICE) -> TablePart:
-    """Return a table as one part: on one device, or a replica on each of several."""
+    """Return a table as one part, on one device or replicated on several devices."""
     return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices, storage)
 
 
 def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tuple[Table, ...]:
-    """Convert parts to tables named by their columns, for placing, measuring and predicting.
+    """Convert parts to tables, with the columns in their names, for placing, measuring and predicting.
 
     Raises:
-        BadConfig: if the name of a part is already the name of a table.
+        BadConfig: if a part would have the same name as a table.
     """
     by_name = {table.name: table for table in tables}
     found = tuple(part_table(part, by_name[part.table]) for part in parts)
     twice = next((name for name, count in Counter(table.name for table in found).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"a table is called {brief(twice)}, as a part of a split table would be. Rename it.")
+        raise BadConfig(f"the table name {brief(twice)} is also that of a shard of another table. Rename the table.")
     return found
 
 
 def part_table(part: TablePart, whole: Table) -> Table:
-    """Convert a part to a table with its rows, its columns, and the lookups of its rows.
+    """Convert a part to a table with the part's rows, columns and lookups.
 
-    Its rows are taken as a random sample of the table's, so the reuse histogram stays the same, and the miss ratio of
-    a cache by load factor, too.
+    The rows are assumed to be a random sample of the table's rows, so the reuse histogram and the miss ratios do not
+    change.
     """
     if part.rows == (0, whole.num_rows):
         if part.columns == (0, whole.embedding_dim):
@@ -171,16 +171,17 @@ def part_table(part: TablePart, whole: Table) -> Table:
         num_rows=part.rows.size,
         embedding_dim=part.columns.size,
         pooling_factor=whole.pooling_factor * share,
-        feature_pooling_factors=tuple(share * one for one in whole.feature_pooling_factors),
+        feature_pooling_factors=tuple(share * factor for factor in whole.feature_pooling_factors),
         row_shares=None,
     )
 
 
+# "ads[0:64]", or "ads[rows 0:100, 0:64]" if the part is cut by rows.
 _NAME = re.compile(r"(.*)\[(?:rows (\d+):(\d+), )?(\d+):(\d+)\]", re.DOTALL)
 
 
-def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
-    """Find the part with the name that ``part_table`` gives it, among whole tables; None if there is none."""
+def find_part(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
+    """Parse a name that ``part_table`` made back to its part; None if it matches no table of ``by_name``."""
     if name in by_name:
         return whole_part(by_name[name])
     found = _NAME.fullmatch(name)
@@ -194,7 +195,7 @@ def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
 
 
 def lookup_share(table: Table, rows: Span) -> float:
-    """Return the fraction of a table's lookups that go to these rows: as counted, or else uniform over rows."""
+    """Return the fraction of a table's lookups that read these rows, assumed uniform over rows if not counted."""
     if table.row_shares is None:
         return rows.size / table.num_rows
     edges = np.linspace(0, table.num_rows, len(table.row_shares) + 1)
@@ -204,12 +205,12 @@ def lookup_share(table: Table, rows: Span) -> float:
 
 
 def row_starts(num_rows: int, devices: int) -> range:
-    """Return the first row of equal blocks, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter."""
+    """Return the first rows of TorchRec's row-wise blocks: ceil(rows / devices) rows each, the last block shorter."""
     return range(0, num_rows, -(-num_rows // devices))
 
 
 def row_spans(table: Table, devices: int) -> list[Span]:
-    """Return equal blocks of rows, one for each device; fewer blocks if there are not enough rows."""
+    """Return equal blocks of rows, one per device; fewer blocks if there are not enough rows."""
     starts = row_starts(table.num_rows, devices)
     return [Span(start, min(start + starts.step, table.num_rows)) for start in starts]
 
@@ -224,19 +225,19 @@ def busiest_rows(table: Table, devices: int) -> Span:
 def cut_rows(
     table: Table, devices: Sequence[int], columns: Span | None = None, storage: Storage = ON_DEVICE
 ) -> list[TablePart]:
-    """Cut a table, or some of its columns, into equal blocks of rows, one per device; the last devices may get none."""
+    """Cut a table, or some of its columns, into equal blocks of rows, one per device, except perhaps the last."""
     columns = columns or Span(0, table.embedding_dim)
     cut = zip(row_spans(table, len(devices)), devices, strict=False)
     return [TablePart(table.name, rows, columns, (device,), storage) for rows, device in cut]
 
 
-def lay_out(sizes: Iterable[int]) -> list[Span]:
-    """Return consecutive spans of these sizes, from 0."""
+def spans_of_sizes(sizes: Iterable[int]) -> list[Span]:
+    """Return consecutive spans of the given sizes, from 0."""
     return [Span(*edges) for edges in pairwise(accumulate(sizes, initial=0))]
 
 
 def even_widths(columns: int, parts: int) -> tuple[int, ...]:
-    """Return the widths of column parts, multiples of ``COLUMN_STEP``, as equal as possible, wider ones first."""
+    """Return the widths of column parts: multiples of ``COLUMN_STEP``, as equal as possible, the wider parts first."""
     each, more = divmod(columns // COLUMN_STEP, parts)
     return (COLUMN_STEP * (each + 1),) * more + (COLUMN_STEP * each,) * (parts - more)
 
@@ -245,17 +246,17 @@ def replica_table(table: Table, num_devices: int) -> Table:
     """Return a replicated table as seen by one device, which looks up only its own samples."""
     if table.reuse_bins is None or num_devices == 1:
         return table
-    return table.with_fields(reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
+    return table.with_fields(reuse_bins=thin_reuse_bins(table.reuse_bins, 1 / num_devices))
 
 
-def deduplicated_table(table: Table, num_devices: int) -> Table:
-    """Return a table with the lookups that are sent: all, or each distinct index of a device's samples once."""
+def deduplicate_table(table: Table, num_devices: int) -> Table:
+    """Return a table with the lookups that the input dist sends, after index deduplication if the table uses it."""
     if not table.is_deduplicated:
         return table
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, LOOKUPS_WHERE_UNCOUNTED)
-    sent, share = deduplicated_reuse(bins, num_devices)
+    sent, share = deduplicate_reuse(bins, num_devices)
     return table.with_fields(
         pooling_factor=table.pooling_factor * share,
-        feature_pooling_factors=tuple(share * one for one in table.feature_pooling_factors),
+        feature_pooling_factors=tuple(share * factor for factor in table.feature_pooling_factors),
         reuse_bins=sent,
     )

@@ -1,4 +1,4 @@
-"""The seven sharding types, and the ONLY rule of which parts form one.
+"""The seven sharding types, and the ONLY definition of which parts form each.
 
 ::
 
@@ -29,19 +29,19 @@ from evenshard.tables.table import DATA_TYPES, Table
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
 DATA_PARALLEL = "data_parallel"
-# Scopes of the rows of a column part: one device, cut over a node's devices or over all devices, or replicated.
+# Scopes of a column part's rows: on one device, cut over a node's devices or over all devices, or replicated.
 DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
 
 
 @dataclass(frozen=True)
 class ShardingType:
-    """A sharding type."""
+    """A sharding type, described by the devices of its parts."""
 
     name: str  # TorchRec's name
     scope: str  # scope of the rows of a column part: DEVICE, NODE, EVERYWHERE or REPLICA
     cuts_columns: bool = False
     within: str = EVERYWHERE  # scope of all parts of a table: NODE or EVERYWHERE
-    call: str = ""  # type whose kernel calls and exchanges pooled lookups share; "" if not shared
+    call: str = ""  # type with which pooled tables share kernel calls and all-to-alls; "" if there is none
     within_node: str = ""  # equivalent type if all devices are on the same node; "" if there is none
     of_sequences: bool = False  # True if TorchRec supports it for an ``EmbeddingCollection``
 
@@ -52,7 +52,7 @@ class ShardingType:
 
     @property
     def is_replicated(self) -> bool:
-        """Return True if every device holds the whole table; then only gradients are exchanged, by an all-reduce."""
+        """Return True if every device has the whole table, so that only gradients are sent, by an all-reduce."""
         return self.scope == REPLICA
 
     @property
@@ -61,23 +61,23 @@ class ShardingType:
         return self.scope == DEVICE and (self.within != EVERYWHERE or not self.cuts_columns)
 
     def span(self, machine: Nodes) -> int:
-        """Return the number of consecutive devices that hold the rows of a column part."""
+        """Return the number of consecutive devices that share the rows of a column part."""
         return _size(machine, self.scope)
 
     def places(self, machine: Nodes) -> tuple[range, ...]:
-        """Return the sets of devices that can hold the rows of a column part."""
+        """Return the possible sets of devices for the rows of a column part."""
         return _sets(machine, self.span(machine))
 
     def home_span(self, machine: Nodes) -> int:
-        """Return the number of consecutive devices that all parts of a table are limited to."""
+        """Return the size of the set of consecutive devices that must contain all parts of a table."""
         return _size(machine, self.within)
 
     def homes(self, machine: Nodes) -> tuple[range, ...]:
-        """Return the sets of devices, one of which holds all parts of a table."""
+        """Return the possible sets of devices for all parts of a table."""
         return _sets(machine, self.home_span(machine))
 
     def most_column_parts(self, machine: Nodes) -> int:
-        """Return the largest number of column parts, since each needs its own devices."""
+        """Return the largest number of column parts on a machine."""
         return self.home_span(machine) // self.span(machine)
 
     def covers(self, machine: Nodes) -> bool:
@@ -85,15 +85,15 @@ class ShardingType:
         return self.scope != DEVICE and not self.cuts_columns and self.span(machine) == machine.num_devices
 
     def is_distinct_on(self, machine: Nodes) -> bool:
-        """Return True if this type differs from all others on a machine; on one device, only table_wise does."""
+        """Return True if no other type is equivalent on a machine; on one device, all types equal table_wise."""
         narrow = {self.scope, self.within} - {DEVICE, EVERYWHERE, REPLICA}
         if narrow:
-            return all(1 < _size(machine, one) < machine.num_devices for one in narrow)
+            return all(1 < _size(machine, scope) < machine.num_devices for scope in narrow)
         return machine.num_devices > 1 or self.name == TABLE_WISE
 
     @property
     def with_more_columns(self) -> str:
-        """Return the type that a pooled table equals with a single column part; "" if there is none."""
+        """Return the column-sharding type that equals this type with a single column part; "" if there is none."""
         return "" if self.cuts_columns else self.call
 
     def row_devices(self, machine: Nodes, device: int) -> range:
@@ -110,10 +110,10 @@ def _size(machine: Nodes, scope: str) -> int:
     return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
 
-# All types by name; code asks for the properties of a type, not for its name.
+# All types by name; code should use the properties of a type instead of its name.
 TYPES = {
-    one.name: one
-    for one in (
+    kind.name: kind
+    for kind in (
         ShardingType(TABLE_WISE, DEVICE, call=COLUMN_WISE, within_node=TABLE_COLUMN_WISE, of_sequences=True),
         ShardingType(COLUMN_WISE, DEVICE, cuts_columns=True, within_node=TABLE_COLUMN_WISE, of_sequences=True),
         ShardingType(ROW_WISE, EVERYWHERE, within_node=TABLE_ROW_WISE, of_sequences=True),
@@ -127,61 +127,57 @@ TYPES = {
 SHARDING_TYPES = tuple(TYPES)
 BY_COLUMNS = (TABLE_WISE, COLUMN_WISE)
 # Types that TorchRec can use for the tables of an ``EmbeddingCollection``.
-SEQUENCE_TYPES = tuple(one.name for one in TYPES.values() if one.of_sequences)
-# Types whose devices hold partial sums of all samples' bags.
-IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
+SEQUENCE_TYPES = tuple(kind.name for kind in TYPES.values() if kind.of_sequences)
+# Types whose devices compute partial sums of all samples' bags.
+IN_ROWS = tuple(kind.name for kind in TYPES.values() if kind.cuts_rows)
 # Types that cut only rows. TorchRec computes means correctly if all tables of a collection have such a type.
-ROWS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_rows and not one.cuts_columns)
+ROWS_ALONE = tuple(kind.name for kind in TYPES.values() if kind.cuts_rows and not kind.cuts_columns)
 # Types that cut columns, with or without rows.
-CUT_COLUMNS = tuple(one.name for one in TYPES.values() if one.cuts_columns)
+CUT_COLUMNS = tuple(kind.name for kind in TYPES.values() if kind.cuts_columns)
 # Types that cut columns and no rows.
-COLUMNS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_columns and not one.cuts_rows)
+COLUMNS_ALONE = tuple(kind.name for kind in TYPES.values() if kind.cuts_columns and not kind.cuts_rows)
 # Types that cut rows over all devices.
-ROWS_OF_ALL = tuple(one.name for one in TYPES.values() if one.scope == EVERYWHERE)
+ROWS_OF_ALL = tuple(kind.name for kind in TYPES.values() if kind.scope == EVERYWHERE)
 # Types that cut both rows and columns.
-GRIDS = tuple(one.name for one in TYPES.values() if one.cuts_columns and one.cuts_rows)
+GRIDS = tuple(kind.name for kind in TYPES.values() if kind.cuts_columns and kind.cuts_rows)
 # Types that cut rows over the devices of a node.
-NODE_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows and one.scope != EVERYWHERE)
+NODE_ROWS = tuple(kind.name for kind in TYPES.values() if kind.cuts_rows and kind.scope != EVERYWHERE)
 # Types that do not include a whole table on one device.
-NEVER_WHOLE = tuple(one.name for one in TYPES.values() if not one.may_be_whole)
+NEVER_WHOLE = tuple(kind.name for kind in TYPES.values() if not kind.may_be_whole)
 # Types that have several column parts for every table.
-ALWAYS_CUT_COLUMNS = tuple(one for one in NEVER_WHOLE if TYPES[one].cuts_columns)
-# Types that keep the whole table on every device.
-REPLICATED = tuple(one.name for one in TYPES.values() if one.is_replicated)
-# Data types of weights that a dense kernel can train; replicas need one.
+ALWAYS_CUT_COLUMNS = tuple(name for name in NEVER_WHOLE if TYPES[name].cuts_columns)
+# Types with the whole table on every device.
+REPLICATED = tuple(kind.name for kind in TYPES.values() if kind.is_replicated)
+# Data types of weights that replicas support, because a dense kernel trains them.
 REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
 class Communication:
-    """Data types in which embeddings and their gradients travel (TorchRec: qcomms)."""
+    """Data types in which embeddings and their gradients are sent (TorchRec: qcomms)."""
 
-    forward: str = "fp32"  # for outputs
-    backward: str = "fp32"  # for their gradients
+    forward: str = "fp32"  # outputs
+    backward: str = "fp32"  # gradients
 
     @staticmethod
     def of(data_types: Sequence[str]) -> Communication:
-        """Parse data types: none means FP32, one is for both directions, two are forward and backward.
-
-        Raises:
-            BadConfig: if there are more than two, or one is unknown.
-        """
-        unknown = next((one for one in data_types if one not in DATA_TYPES), None)
+        """Parse data types: none means FP32, one applies to both directions, two are forward and backward."""
+        unknown = next((name for name in data_types if name not in DATA_TYPES), None)
         if unknown is not None or len(data_types) > 2:
             raise BadConfig(
-                f"communication is {brief(', '.join(data_types))}. Use {', '.join(DATA_TYPES)}: one, or forward "
-                f"and backward."
+                f"communication is {brief(', '.join(data_types))}. Give one or two (forward and backward) of "
+                f"{', '.join(DATA_TYPES)}."
             )
         return Communication(data_types[0], data_types[-1]) if data_types else Communication()
 
     @property
     def forward_bytes(self) -> float:
-        """Return the bytes of a value in the forward exchange."""
+        """Return the bytes of an output value."""
         return DATA_TYPES[self.forward] / 8
 
     @property
     def backward_bytes(self) -> float:
-        """Return the bytes of a value in the backward exchange."""
+        """Return the bytes of a gradient value."""
         return DATA_TYPES[self.backward] / 8
 
 
@@ -191,7 +187,7 @@ class Communication:
 def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
     """Return the sharding type of a table, given all its parts.
 
-    Column parts that are all on one node count as column_wise, which is equivalent.
+    Column parts on one node are column_wise, which is equivalent to table_column_wise.
 
     Raises:
         BadConfig: if the parts match no sharding type.
@@ -215,28 +211,28 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> s
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """Return the sharding type of a table's parts, or its equivalent within a node if only that is allowed."""
-    way = sharding_type(parts, table, machine)
-    in_node = TYPES[way].within_node or way
-    return in_node if way not in allowed and in_node in allowed else way
+    """Return the sharding type of a table's parts, or the equivalent type within a node if only that is allowed."""
+    found = sharding_type(parts, table, machine)
+    in_node = TYPES[found].within_node or found
+    return in_node if found not in allowed and in_node in allowed else found
 
 
-def join_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
-    """Return the type to write for a pooled table: a type of its collection that covers it, if there is one.
+def join_type(name: str, allowed: Collection[str], others: Collection[str]) -> str:
+    """Return the type to write for a pooled table: an equivalent type that its collection also uses, or its own.
 
-    TorchRec looks up and exchanges the tables of each type separately, so fewer types save kernel calls and exchanges.
+    TorchRec has separate kernel calls and all-to-alls for each type, so fewer types save time.
 
     Args:
-        way: type of the table.
+        name: type of the table.
         allowed: types that it may be written as.
-        ways: types of all pooled tables of its collection.
+        others: types of all pooled tables of its collection.
     """
-    same = TYPES[way].with_more_columns
-    return same if same in allowed and same in ways else way
+    same = TYPES[name].with_more_columns
+    return same if same in allowed and same in others else name
 
 
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str | None:
-    """Explain, in a sentence that starts with the table's name, why parts match no sharding type; None if they do."""
+    """Return the reason that parts match no sharding type, a sentence without the table's name; None if they do."""
     if _is_whole_on_one_device(parts, table):  # by far the most frequent case
         return None
     if problem := tiling_problem(parts, table):
@@ -245,40 +241,40 @@ def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Nodes) -
     spans = sorted(rows_of)
     in_rows = len(parts) > len(rows_of)
     if len(kept := {part.storage for part in parts}) > 1:
-        return f"has parts that are kept in several ways ({', '.join(sorted(map(str, kept)))}). Keep all of them alike."
+        return f"has shards with different kernels ({', '.join(sorted(map(str, kept)))}). Give all the same kernel."
     for part in parts:
         if not part.devices:
-            return "has a part on no device. Place each part."
+            return "has a shard without a device. Place each shard."
         if len(part.devices) > 1:
             if len(parts) > 1:
                 return (
-                    f"is cut, and a part of it is on the devices {brief(part.devices)}. Replicate it as a whole, or "
-                    f"place each part on one device."
+                    f"is split, but a shard is on the devices {brief(part.devices)}. Replicate the whole table, or "
+                    f"place each shard on one device."
                 )
             if sorted(part.devices) != list(range(machine.num_devices)):
                 return (
-                    f"is on the devices {brief(part.devices)}. A replica lives on every one of the "
-                    f"{machine.num_devices}; else place it on one."
+                    f"is on the devices {brief(part.devices)}. Place it on one device, or replicate it on all "
+                    f"{machine.num_devices}."
                 )
             if part.storage != ON_DEVICE:
-                return f"is replicated, and kept as {part.storage}. Replicas are kept in device memory ({FUSED})."
+                return f"is replicated with the kernel {part.storage}. Replicas need device memory ({FUSED})."
             return None
     homes = [part.device for part in parts]
     if len(set(homes)) < len(homes):
         twice = next(home for home in homes if homes.count(home) > 1)
-        return f"has several parts on device {twice}. Make them one wider part."
+        return f"has several shards on device {twice}. Merge them into one wider shard."
     if len(spans) > 1 and any(span.size % COLUMN_STEP for span in spans):
         widths = cut(", ".join(str(span.size) for span in spans))
-        return f"is split into parts of {widths} columns. Make all multiples of {COLUMN_STEP}."
+        return f"is split into shards of {widths} columns. Make each a multiple of {COLUMN_STEP}."
     if not in_rows:
         return None
     for of_columns in rows_of.values():
         nodes = {machine.node_of(part.device) for part in of_columns}
-        on_one_node = len(nodes) == 1 and _fills(of_columns, table, machine.devices_per_node)
-        if not on_one_node and (len(spans) > 1 or not _fills(of_columns, table, machine.num_devices)):
+        on_one_node = len(nodes) == 1 and _covers_devices(of_columns, table, machine.devices_per_node)
+        if not on_one_node and (len(spans) > 1 or not _covers_devices(of_columns, table, machine.num_devices)):
             where = brief(sorted(part.device for part in of_columns))
             everywhere = "" if len(spans) > 1 else f"all {machine.num_devices} devices, or "
-            return f"is cut by rows over the devices {where}. Use {everywhere}all devices of one node."
+            return f"is split by rows over the devices {where}. Use {everywhere}all devices of one node."
     return None
 
 
@@ -288,8 +284,8 @@ def _is_whole_on_one_device(parts: Sequence[TablePart], table: Table) -> bool:
     return parts[0].rows == (0, table.num_rows) and parts[0].columns == (0, table.embedding_dim)
 
 
-def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
-    """Return True if rows are on each of ``num_devices``, or in equal blocks that end before the last devices."""
+def _covers_devices(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
+    """Return True if each of ``num_devices`` has rows, or there are too few rows for the last of them."""
     if len(parts) == num_devices:
         return True
     blocks = row_starts(table.num_rows, num_devices)
@@ -297,7 +293,7 @@ def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
 
 
 def tiling_problem(parts: Sequence[TablePart], table: Table) -> str | None:
-    """Explain in a clause why the parts do not cover each row and column of a table exactly once; None if they do."""
+    """Return the reason that the parts do not cover each row and column exactly once; None if they do."""
     rows_of = _by_columns(parts)
     if problem := _tiles_problem("columns", sorted(rows_of), table.embedding_dim):
         return problem
@@ -320,44 +316,44 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
         return None
     held = cut(", ".join(map(str, spans)) or "none")
     return (
-        f"has parts with the {what} {held}; each of its {size} {what} must be in exactly one. Correct the parts, or "
-        f"give the tables that they are of."
+        f"has shards with the {what} {held}; each of its {size} {what} must be in exactly one. Correct the shards, or "
+        f"give the tables that they belong to."
     )
 
 
-def ways_of(parts: Sequence[TablePart], table: Table, machine: Nodes) -> frozenset[str]:
-    """Return all sharding types that the parts satisfy; a whole table is also a single column part on one node."""
-    way = sharding_type(parts, table, machine)
+def matching_types(parts: Sequence[TablePart], table: Table, machine: Nodes) -> frozenset[str]:
+    """Return all sharding types that the parts match; a whole table also matches types with a single column part."""
+    found = sharding_type(parts, table, machine)
     if machine.num_devices == 1:
         return frozenset(SHARDING_TYPES)
-    if way in BY_COLUMNS:
-        return frozenset({way, *_bound_by_columns(machine, [part.device for part in parts])})
-    if way == ROW_WISE and machine.num_nodes == 1:
-        return frozenset({way, TABLE_ROW_WISE})
-    if way == TABLE_ROW_WISE and _fills(parts, table, machine.num_devices):
-        return frozenset({way, ROW_WISE})
-    return frozenset({way})
+    if found in BY_COLUMNS:
+        return frozenset({found, *_bound_by_columns(machine, [part.device for part in parts])})
+    if found == ROW_WISE and machine.num_nodes == 1:
+        return frozenset({found, TABLE_ROW_WISE})
+    if found == TABLE_ROW_WISE and _covers_devices(parts, table, machine.num_devices):
+        return frozenset({found, ROW_WISE})
+    return frozenset({found})
 
 
 def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
-    """Return the types that cut only columns and limit their devices, if parts on these devices satisfy them."""
-    sizes = {one: TYPES[one].home_span(machine) for one in COLUMNS_ALONE if TYPES[one].within != EVERYWHERE}
-    return [one for one, size in sizes.items() if len({device // size for device in devices}) == 1]
+    """Return the types with column parts on one node that parts on these devices match."""
+    sizes = {name: TYPES[name].home_span(machine) for name in COLUMNS_ALONE if TYPES[name].within != EVERYWHERE}
+    return [name for name, size in sizes.items() if len({device // size for device in devices}) == 1]
 
 
-def freest_by_columns(types: Collection[str], machine: Nodes, default: str) -> str:
-    """Return the type that cuts only columns with the fewest limits on devices; ``default`` if there is none."""
-    own = (one for one in COLUMNS_ALONE if one in types)
-    return max(own, key=lambda one: TYPES[one].home_span(machine), default=default)
+def least_limited_column_type(types: Collection[str], machine: Nodes, default: str) -> str:
+    """Return the type among ``types`` that cuts only columns and allows the most devices, or ``default``."""
+    own = (name for name in COLUMNS_ALONE if name in types)
+    return max(own, key=lambda name: TYPES[name].home_span(machine), default=default)
 
 
 @lru_cache(maxsize=4096)
 def types_on_all(machine: Nodes) -> tuple[str, ...]:
     """Return the types whose placements all use every device."""
-    return tuple(one.name for one in TYPES.values() if one.covers(machine))
+    return tuple(kind.name for kind in TYPES.values() if kind.covers(machine))
 
 
 @lru_cache(maxsize=4096)
 def allowed_sets(machine: Nodes, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
-    """Return the sets of ``size`` devices that are all allowed; any device is if ``devices`` is None."""
+    """Return the sets of ``size`` consecutive devices that are all in ``devices``; None allows any device."""
     return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

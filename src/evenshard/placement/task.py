@@ -1,4 +1,4 @@
-"""A task: tables, a machine, the available memory of its devices, and the rules of each table."""
+"""A placement task: tables, a machine, the available memory of its devices, and the rules of each table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.tables.table import MEAN, Table
 
-# Name of a task that is not part of a set.
+# Id of a task outside of a file of tasks.
 TASK_ID = "placement"
 
 
@@ -46,12 +46,12 @@ class TableLimits:
     types: frozenset[str] = frozenset(SHARDING_TYPES)  # allowed sharding types
     # Allowed devices; None for any. All devices of the table must be among them.
     devices: frozenset[int] | None = None
-    min_columns: int = COLUMN_STEP  # least columns of a part of a table that is cut
+    min_columns: int = COLUMN_STEP  # fewest columns of a part of a table that is cut
     kernels: frozenset[str] | None = None  # allowed compute kernels; None for those of the task
 
     @property
     def min_column_steps(self) -> int:
-        """Return the least width of a part, in steps of ``COLUMN_STEP`` columns."""
+        """Return the minimum width of a column part, in units of ``COLUMN_STEP`` columns."""
         return max(-(-self.min_columns // COLUMN_STEP), 1)
 
 
@@ -63,7 +63,7 @@ class ShardingTask:
     """Tables to shard over the devices of a machine, within rules.
 
     Raises:
-        BadConfig: if the bytes of the tables or of the devices overflow numpy's integers.
+        BadConfig: if the bytes of the tables or of the devices overflow NumPy's integers.
     """
 
     tables: tuple[Table, ...]  # whole tables with distinct names
@@ -71,18 +71,18 @@ class ShardingTask:
     room_bytes: tuple[int, ...]  # available memory of each device, by device id
     batch_size: int  # global batch, samples
     optimizer: str = SGD  # one of ``STATE_NUMBERS``
-    communication: Communication = field(default_factory=Communication)  # data types in communication
-    limits: tuple[TableLimits, ...] = ()  # rules by table; empty for none
+    communication: Communication = field(default_factory=Communication)
+    limits: tuple[TableLimits, ...] = ()  # rules by table; empty for no rules
     together: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that stay whole on the same device
     apart: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that may not share a device
-    pipeline: str = ""  # training pipeline, one of ``PIPELINES``; if empty, only weights and optimizer state count
-    kernels: tuple[str, ...] = (FUSED,)  # kernels that tables may use, of ``COMPUTE_KERNELS``
-    # Optimizers by table name, where different; their states are counted.
+    pipeline: str = ""  # training pipeline, one of ``PIPELINES``; "" counts only weights and optimizer states
+    kernels: tuple[str, ...] = (FUSED,)  # compute kernels that tables may use
+    # Optimizers of tables, by name, that differ from ``optimizer``; they affect memory.
     table_optimizers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # True if MEAN tables of ``may_go_in_rows`` may be cut by rows whatever type the others have; the search has to
-    # check that its answer is correct.
+    # True if MEAN tables of ``may_be_row_wise`` may be cut by rows even if other tables of their collections are not.
+    # Only for searches, which check that their answer is correct.
     means_of_rows: bool = False
-    # Columns of the widest table or part that a device trains. Not in ``repr``, like ``task_id``.
+    # Columns of the widest table or part that a device can train. Not in ``repr``, like ``task_id``.
     max_columns: int = field(default=sys.maxsize, repr=False)
     # Unique within a file of tasks. Not in ``repr``, which identifies measurements of parts.
     task_id: str = field(default=TASK_ID, repr=False)
@@ -95,19 +95,19 @@ class ShardingTask:
     def whole(
         task_id: str, tables: tuple[Table, ...], num_devices: int, memory_cap_bytes: int, batch_size: int
     ) -> ShardingTask:
-        """Make a task of whole tables on equal devices of one node, where only weights count.
+        """Create a task of whole tables on equal devices of one node, whose memory counts only weights.
 
         Raises:
             BadConfig: if there are too many devices or bytes.
         """
-        if problem := RANGES["num_devices"].problem(num_devices):  # check before making a cap per device
+        if problem := RANGES["num_devices"].problem(num_devices):  # before creating a tuple with a cap per device
             raise BadConfig(f"num_devices {problem}.")
         machine, rooms = Nodes.one_node(num_devices), (memory_cap_bytes,) * num_devices
         return ShardingTask(tables, machine, rooms, batch_size, limits=(WHOLE,) * len(tables), task_id=task_id)
 
     @property
     def as_whole(self) -> ShardingTask:
-        """Return the task for a sharder of whole tables: every table whole, in the memory of its allowed devices."""
+        """Return the task restricted to whole tables in device memory, for a sharder of whole tables."""
         limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
         return replace(self, limits=limits, kernels=(FUSED,))
 
@@ -123,15 +123,15 @@ class ShardingTask:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the rules keep every table whole."""
+        """Return True if the rules require every table to be whole."""
         return bool(self.limits) and all(limits.types == WHOLE.types for limits in self.limits)
 
     @cached_property
     def table_bytes(self) -> tuple[int, ...]:
-        """Return the device memory of each table if it is whole.
+        """Return the device memory of each table as a whole.
 
         Raises:
-            BadConfig: if the sum overflows numpy's integers.
+            BadConfig: if the sum overflows NumPy's integers.
         """
         sizes = tuple(part_bytes(self, table, whole_part(table)) for table in self.tables)
         _check_total("the tables", sizes)
@@ -139,7 +139,7 @@ class ShardingTask:
 
     @property
     def local_batch(self) -> float:
-        """Return the samples of a device."""
+        """Return the samples per device."""
         return self.batch_size / self.num_devices
 
     def limits_of(self, position: int) -> TableLimits:
@@ -147,7 +147,7 @@ class ShardingTask:
         return self.limits[position] if self.limits else NO_LIMITS
 
     def fewest_column_parts(self, table: Table) -> int:
-        """Return the least number of column parts of a table that are no wider than ``max_columns``."""
+        """Return the fewest column parts of a table of which none is wider than ``max_columns``."""
         return -(-table.embedding_dim // self.max_columns)
 
     def optimizer_of(self, name: str) -> str:
@@ -156,55 +156,55 @@ class ShardingTask:
 
     @cached_property
     def types(self) -> tuple[frozenset[str], ...]:
-        """Return the possible sharding types of each table; an empty set where its rules contradict each other."""
-        return tuple(self.limits_of(at).types - ruled_out(self, at).keys() for at in range(len(self.tables)))
+        """Return the possible sharding types of each table; an empty set if its rules contradict each other."""
+        return tuple(self.limits_of(at).types - impossible_types(self, at).keys() for at in range(len(self.tables)))
 
     @cached_property
     def only_replicated(self) -> frozenset[int]:
-        """Return the tables, by position, that are replicated because their rules allow nothing else."""
+        """Return the tables, by position, whose rules allow only replicas."""
         if self.num_devices == 1:
             return frozenset()
         return frozenset(at for at, types in enumerate(self.types) if types and types <= {*REPLICATED})
 
     def kernels_of(self, position: int) -> tuple[str, ...]:
-        """Return the kernels that a table may use and the machine has memory for."""
+        """Return the compute kernels that a table may use on this machine."""
         limits = self.limits_of(position).kernels
         missing = {
             *(() if self.machine.host_bytes else HOST_KERNELS),
             *(() if self.machine.ssd_bytes else (KEY_VALUE,)),
         }
-        return tuple(one for one in (self.kernels if limits is None else sorted(limits)) if one not in missing)
+        return tuple(name for name in (self.kernels if limits is None else sorted(limits)) if name not in missing)
 
     @cached_property
-    def in_rows(self) -> frozenset[int]:
-        """Return the tables, by position, of collections in which every table may only be cut by rows."""
+    def row_wise_only(self) -> frozenset[int]:
+        """Return the tables, by position, of collections whose tables must all be cut by rows."""
         types_of = [self.limits_of(at).types for at in range(len(self.tables))]
         free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
         return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
 
     @cached_property
-    def may_go_in_rows(self) -> frozenset[tuple[str, bool, bool]]:
+    def may_be_row_wise(self) -> frozenset[tuple[str, bool, bool]]:
         """Return the collections with MEAN tables that may, but need not, be cut by rows as a whole."""
         found = {table.collection for table in self.tables if table.pooling == MEAN}
         if not found or self.num_devices == 1:
             return frozenset()
-        found -= {self.tables[at].collection for at in self.in_rows}
-        types = cut_by_rows(self, found).types
+        found -= {self.tables[at].collection for at in self.row_wise_only}
+        types = restrict_to_row_wise(self, found).types
         return frozenset(found - {table.collection for table, own in zip(self.tables, types, strict=True) if not own})
 
     @cached_property
     def may_offload(self) -> bool:
-        """Return True if a table may be kept outside of device memory."""
+        """Return True if a table may be stored outside of device memory."""
         return any(set(self.kernels_of(position)) != {FUSED} for position in range(len(self.tables)))
 
     @cached_property
     def kept_together(self) -> frozenset[int]:
-        """Return the tables, by position, that must share their device with others."""
+        """Return the tables, by position, that must share their device with other tables."""
         return frozenset(position for group in self.together for position in group)
 
     @cached_property
     def kept_apart(self) -> frozenset[int]:
-        """Return the tables, by position, that may not share a device with some others."""
+        """Return the tables, by position, that may not share a device with some other table."""
         return frozenset(position for group in self.apart for position in group)
 
 
@@ -216,11 +216,11 @@ def distinct_tables(tasks: Sequence[ShardingTask]) -> tuple[Table, ...]:
 def _check_total(what: str, sizes: Sequence[int]) -> None:
     if (total := sum(sizes)) > MAX_TOTAL_BYTES:
         most = f"{bytes_to_gb(MAX_TOTAL_BYTES):,.0f}"
-        raise BadConfig(f"{what} have {bytes_to_gb(total):,.0f} GB together, more than {most}.")
+        raise BadConfig(f"{what} have {bytes_to_gb(total):,.0f} GB in total, more than {most} GB.")
 
 
 def whole_task_text(task: ShardingTask) -> str:
-    """Return a text that identifies a task of whole tables in journals and for simulated noise."""
+    """Return a text that identifies a task of whole tables in journals, and seeds simulated noise."""
     return (
         f"PlacementTask(task_id={task.task_id!r}, tables={task.tables!r}, num_devices={task.num_devices!r}, "
         f"memory_cap_bytes={task.memory_cap_bytes!r}, batch_size={task.batch_size!r})"
@@ -228,9 +228,9 @@ def whole_task_text(task: ShardingTask) -> str:
 
 
 def common_kernels(task: ShardingTask, positions: Sequence[int]) -> tuple[str, ...]:
-    """Return the kernels that all of these tables may use, because tables that stay together share a kernel."""
+    """Return the compute kernels that all of these tables, which must share a device, may use."""
     first, *others = (task.kernels_of(position) for position in positions)
-    return tuple(one for one in first if all(one in kernels for kernels in others))
+    return tuple(name for name in first if all(name in kernels for kernels in others))
 
 
 def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMemory:
@@ -285,19 +285,19 @@ def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> li
 
 def may_be_cut_by_columns(table: Table, limits: TableLimits, parts: int = 2) -> bool:
     """Return True if the table can be cut into ``parts`` column parts, at least two, that are wide enough."""
-    fours, rest = divmod(table.embedding_dim, COLUMN_STEP)
-    return not rest and fours >= max(parts, 2) * limits.min_column_steps
+    steps, rest = divmod(table.embedding_dim, COLUMN_STEP)
+    return not rest and steps >= max(parts, 2) * limits.min_column_steps
 
 
 def width_problem(task: ShardingTask, columns: int) -> str | None:
-    """Return the reason, as a clause, that no device trains a part with this many columns; None if a device does."""
+    """Return the reason that no device can train a part with this many columns, or None."""
     if columns <= task.max_columns:
         return None
     return f"its {columns:,} columns are more than the {task.max_columns:,} that FBGEMM trains in one call on a GPU"
 
 
 def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | None) -> int:
-    """Return the largest number of column parts of a table of this sharding type on these devices."""
+    """Return the largest number of column parts that a sharding type allows on these devices."""
     own, machine = TYPES[name], task.machine
     if not own.cuts_columns:
         return 1
@@ -305,63 +305,63 @@ def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | 
     return max(Counter(homes).values(), default=0)
 
 
-def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
-    """Map each sharding type that is impossible for this table, whatever types its rules allow, to the reason."""
+def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
+    """Map each sharding type that is impossible for this table to the reason; ``TableLimits.types`` is ignored."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):
         fewest = task.fewest_column_parts(table)
-        barred = (one for one in SHARDING_TYPES if _most_column_parts(task, one, limits.devices) < fewest)
-        found = dict.fromkeys(barred, too_wide)
+        narrow = (name for name in SHARDING_TYPES if _most_column_parts(task, name, limits.devices) < fewest)
+        found = dict.fromkeys(narrow, too_wide)
     if task.num_devices == 1:  # on one device, all types are equal
         return found
 
-    def rule_out(types: Sequence[str], why: str) -> None:
-        for one in types:
-            found.setdefault(one, why)
+    def exclude(types: Sequence[str], why: str) -> None:
+        for name in types:
+            found.setdefault(name, why)
 
     on_all = types_on_all(machine)
     if table.is_sequence:
-        rule_out([one for one in SHARDING_TYPES if one not in SEQUENCE_TYPES], "its lookups are not pooled")
-        rule_out(ALWAYS_CUT_COLUMNS, "TorchRec cuts all sequences of a collection into one width, or none")
+        exclude([name for name in SHARDING_TYPES if name not in SEQUENCE_TYPES], "its lookups are not pooled")
+        exclude(ALWAYS_CUT_COLUMNS, "TorchRec requires shards of one width for all sequence tables of a collection")
     if table.pooling == MEAN:
-        rule_out(GRIDS, "TorchRec takes no means in a grid")
+        exclude(GRIDS, "TorchRec does not support MEAN with grid_shard")
         if table.is_weighted:
-            rule_out(ROWS_ALONE, "TorchRec takes no means of weighted rows")
-        elif position not in task.in_rows and not (task.means_of_rows and table.collection in task.may_go_in_rows):
-            rule_out(ROWS_ALONE, "TorchRec takes means of rows wrongly beside tables that are not cut by rows")
+            exclude(ROWS_ALONE, "TorchRec does not support row-wise MEAN with weighted lookups")
+        elif not (position in task.row_wise_only or (task.means_of_rows and table.collection in task.may_be_row_wise)):
+            exclude(ROWS_ALONE, "TorchRec handles row-wise MEAN correctly only if its whole collection is row-wise")
     if position in task.kept_together:
-        others = [one for one in SHARDING_TYPES if one != TABLE_WISE]
-        rule_out(others, "it stays together with others, whole on one device")
+        others = [name for name in SHARDING_TYPES if name != TABLE_WISE]
+        exclude(others, "a rule keeps it whole, on the same device as other tables")
     if position in task.kept_apart:
-        rule_out(on_all, "it stays apart from others, which leaves it not every device")
+        exclude(on_all, "a rule keeps it apart from other tables, so it cannot use every device")
     if limits.devices is not None and len(limits.devices) < machine.num_devices:
-        where = f"it may only live on the devices {brief(sorted(limits.devices))}"
-        rule_out(on_all, where)
+        where = f"a rule allows only the devices {brief(sorted(limits.devices))}"
+        exclude(on_all, where)
         if len(limits.devices) < 2:
-            rule_out(NEVER_WHOLE, where)
+            exclude(NEVER_WHOLE, where)
         nodes = allowed_sets(machine, machine.devices_per_node, limits.devices)
         if not nodes:
-            rule_out(NODE_ROWS, f"{where}, which are not all of a node")
+            exclude(NODE_ROWS, f"{where}, which include no whole node")
         if len(nodes) < 2:
-            rule_out(GRIDS, f"{where}, which are not all of two nodes")
+            exclude(GRIDS, f"{where}, which do not include two whole nodes")
     if machine.num_nodes == 1:
-        rule_out(GRIDS, "there is one node")
+        exclude(GRIDS, "there is only one node")
     if machine.devices_per_node == 1:
-        rule_out(NODE_ROWS, "a node has one device")
+        exclude(NODE_ROWS, "each node has only one device")
     if not may_be_cut_by_columns(table, limits, task.fewest_column_parts(table)):
         narrowest = max(limits.min_columns, COLUMN_STEP)
-        why = f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP} of {narrowest} or more"
-        rule_out(CUT_COLUMNS if too_wide else ALWAYS_CUT_COLUMNS, why)
+        why = f"{table.embedding_dim} columns cannot be split into multiples of {COLUMN_STEP} of at least {narrowest}"
+        exclude(CUT_COLUMNS if too_wide else ALWAYS_CUT_COLUMNS, why)
     if table.num_rows < 2:
-        rule_out(IN_ROWS, "it has a single row")
+        exclude(IN_ROWS, "it has only one row")
     if table.dtype not in REPLICATED_DATA_TYPES:
-        rule_out(REPLICATED, f"replicas cannot have weights of {table.dtype}")
+        exclude(REPLICATED, f"replicas do not support {table.dtype} weights")
     return found
 
 
-def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> ShardingTask:
-    """Return the task in which the tables of some collections (``Table.collection``) may only be cut by rows."""
+def restrict_to_row_wise(task: ShardingTask, collections: Collection[object]) -> ShardingTask:
+    """Restrict a task so that the tables of these collections (``Table.collection``) must be cut by rows."""
     if not collections and not task.means_of_rows:
         return task
     limits = [task.limits_of(at) for at in range(len(task.tables))]
@@ -372,13 +372,13 @@ def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> Sharding
     return replace(task, limits=narrowed, means_of_rows=False)
 
 
-def allow_means_of_rows(task: ShardingTask) -> ShardingTask:
-    """Relax a task for a search: MEAN tables may be cut by rows, and must be where a rule leaves no other type.
+def allow_row_wise_means(task: ShardingTask) -> ShardingTask:
+    """Relax a task for a search, so that MEAN tables may be cut by rows; they must be if rules allow no other type.
 
-    A placement found in it must still pass ``placement.check_sharding``.
+    A placement that satisfies the relaxed task must still pass ``placement.check_sharding``.
     """
-    if not task.may_go_in_rows:
+    if not task.may_be_row_wise:
         return task
     types_of = zip(task.tables, task.types, strict=True)
-    must = {table.collection for table, types in types_of if not types} & task.may_go_in_rows
-    return replace(cut_by_rows(task, must), means_of_rows=True)
+    must = {table.collection for table, types in types_of if not types} & task.may_be_row_wise
+    return replace(restrict_to_row_wise(task, must), means_of_rows=True)

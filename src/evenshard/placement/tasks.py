@@ -20,7 +20,7 @@ from evenshard.base.units import bytes_to_gb, gb_to_bytes
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
-_MAX_SHARD_TABLES = 64
+_MAX_SHARD_TABLES = 64  # tables of the largest shard that is measured alone
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,19 @@ class TaskSampling:
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """Train and test tasks; no table occurs on both sides."""
+    """Train and test tasks, which have no table in common."""
 
     train: tuple[ShardingTask, ...]
     test: tuple[ShardingTask, ...]
 
 
 def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> TaskSplit:
-    """Split the pool into random halves, and draw train tasks from one and test tasks from the other.
-
-    Raises:
-        BadConfig: if half of the pool has fewer tables than a task needs.
-    """
+    """Split the pool into random halves, and draw train tasks from one half and test tasks from the other."""
     half = len(pool) // 2
     if half < sampling.tables_per_task:
         raise BadConfig(
-            f"tables_per_task is {sampling.tables_per_task}, but half of the pool (train and test tables are kept "
-            f"apart) is {half} tables. Lower tables_per_task or use a larger pool."
+            f"tables_per_task is {sampling.tables_per_task}, but train and test tasks each use half of the pool, "
+            f"{half} tables. Lower tables_per_task or use a larger pool."
         )
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(pool))
@@ -77,16 +73,16 @@ def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> Ta
 
 
 def single_table_task(table: Table, batch_size: int) -> ShardingTask:
-    """Return the task of measuring one table alone on one device."""
+    """Return a task with a single table on one device, to measure the table alone."""
     return ShardingTask.whole(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)
 
 
 def sample_shards(
     pool: Sequence[Table], count: int, batch_size: int, memory_cap_bytes: int, rng: np.random.Generator
 ) -> tuple[ShardingTask, ...]:
-    """Sample shards to measure alone: tasks of one device with 1 to 64 tables of the pool.
+    """Sample tasks of one device with 1 to 64 tables of the pool, which are measured as single shards.
 
-    The number of tables is log-uniform, so that small and large shards are equally frequent; tables that exceed the
+    The number of tables is log-uniform, so that small and large shards are equally frequent. Tables that exceed the
     memory cap are skipped.
 
     Raises:
@@ -141,7 +137,7 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     ids = Counter(task.task_id for task in (*split.train, *split.test))
     twice = next((task_id for task_id, count in ids.items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"two tasks have the task_id {brief(twice)}", "Give each its own.")
+        raise BadFile(path, f"two tasks have the task_id {brief(twice)}", "Give each a different task_id.")
     return split
 
 
@@ -166,11 +162,11 @@ def _task(path: Path, where: str, stated: _TaskRecord, by_name: dict[str, Table]
             raise BadFile(path, f"{name} {problem}", "Correct it.", where)
     names = stated.tables
     if not names:
-        raise BadFile(path, "tables is empty", "Name at least one.", where)
+        raise BadFile(path, "tables is empty", "Name at least one table.", where)
     unknown = next((name for name in names if name not in by_name), None)
     if unknown is not None:
         problem = f"table {brief(unknown)} is not in the table file"
-        raise BadFile(path, problem, "Use the tables it was made with.", where)
+        raise BadFile(path, problem, "Use the table file from which the tasks were made.", where)
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise BadFile(path, f"table {brief(twice)} is named twice", "Name each table once.", where)

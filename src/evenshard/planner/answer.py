@@ -12,7 +12,7 @@ from evenshard.base.messages import brief
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.moves import EarlierPlacement, shape_changes
 from evenshard.placement.parts import Storage, TablePart
-from evenshard.placement.placement import as_cut, parts_by_table
+from evenshard.placement.placement import parts_by_table, require_row_wise_means
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.planner.memory import (
@@ -28,7 +28,7 @@ from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.costs import PlacementCost
 from evenshard.price.evidence import DeviceError, with_device_error
 from evenshard.price.step import PredictedDevice, exchange_share
-from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
+from evenshard.tables.assumptions import Assumption, assume_miss_ratios
 from evenshard.tables.locality import COUNTED
 
 if TYPE_CHECKING:  # it needs SciPy
@@ -158,7 +158,7 @@ class PlacementAnswer(PricedParts):
     def task(self) -> ShardingTask:
         """Return the task of sharding the tables; collections with MEAN tables that are cut by rows must stay so."""
         task = self.request.task()
-        return as_cut(task, parts_by_table(task, self.parts))
+        return require_row_wise_means(task, parts_by_table(task, self.parts))
 
     @cached_property
     def parts_of_table(self) -> Mapping[str, tuple[TablePart, ...]]:
@@ -243,7 +243,7 @@ class PlacementAnswer(PricedParts):
     def assumptions(self) -> tuple[Assumption, ...]:
         """Return the assumptions of the request, and those about caches."""
         sources = {one.part.table: one.source for one in self.offloaded if one.source not in ("", COUNTED)}
-        return (*self.request.assumptions, *(assumed_miss_ratios(*one) for one in sources.items()))
+        return (*self.request.assumptions, *(assume_miss_ratios(*one) for one in sources.items()))
 
     @property
     def memory_warnings(self) -> tuple[str, ...]:
@@ -300,7 +300,7 @@ class Near:
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
         earlier = earlier_placement(self.old, answer.request)
-        pieces = earlier.shared_pieces(now.values(), answer.parts_of_table, answer.request.nodes)
+        pieces = earlier.list_overlaps(now.values(), answer.parts_of_table, answer.request.nodes)
         moved = [piece for piece in pieces if piece.moved_bytes]
         return replace(
             answer,

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
-from evenshard.base.providers import provided
+from evenshard.base.providers import load_provider
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import broken_rule, parts_by_table
+from evenshard.placement.placement import find_broken_rule, parts_by_table
 from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import Baseline, DifferenceInterval
 from evenshard.planner.pricing import PartsMeasurer
@@ -56,7 +56,7 @@ def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence
             continue
         try:
             if name == FULL_SPACE:
-                found += provided("torchrec_candidates")(request, costs)
+                found += load_provider("torchrec_candidates")(request, costs)
             elif name == RULE:
                 found.append(best_rule(costs))
             else:
@@ -116,4 +116,4 @@ def best_rule(costs: PartCosts) -> Candidate:
 
 def rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
     """Return the rule of the task that a placement breaks, as a clause; empty if it breaks none."""
-    return broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""
+    return find_broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

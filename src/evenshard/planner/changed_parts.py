@@ -17,12 +17,12 @@ import numpy.typing as npt
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import names_text
 from evenshard.placement.parts import Storage, TablePart
-from evenshard.placement.placement import device_mask, joined_groups
+from evenshard.placement.placement import device_mask, merge_groups
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
     SHARDING_TYPES,
-    freest_by_columns,
+    least_limited_column_type,
 )
 from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
@@ -70,7 +70,7 @@ class ChangedPlacement:
         self.answer, self.task = answer, answer.task
         tables = self.task.tables
         free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(tables)))
-        means_of_rows = any(tables[at].pooling == MEAN for at in self.task.in_rows)
+        means_of_rows = any(tables[at].pooling == MEAN for at in self.task.row_wise_only)
         costs = part_costs(answer.request, model)
         self.costs = costs.of_task(replace(costs.task, limits=free, together=(), apart=(), means_of_rows=means_of_rows))
         self.space = SearchSpace(self.costs)
@@ -97,7 +97,7 @@ class ChangedPlacement:
     def types(self, position: int) -> tuple[str, ...]:
         """Return the distinct sharding types; column types limited to a node only if no other is allowed."""
         allowed = self.task.limits_of(position).types
-        by_columns = freest_by_columns(allowed, self.task.machine, COLUMN_WISE)
+        by_columns = least_limited_column_type(allowed, self.task.machine, COLUMN_WISE)
         return tuple(one for one in SHARDING_TYPES if one == by_columns or one not in COLUMNS_ALONE)
 
     # Prices -----------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class ChangedPlacement:
 
     def moves_with(self, position: int) -> tuple[int, ...]:
         """Return the tables that a rule keeps together with a table, including itself."""
-        groups = joined_groups(len(self.task.tables), self.task.together)
+        groups = merge_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.knobs import chosen_in
+from evenshard.base.knobs import changed_knobs
 from evenshard.base.typed import settings_of
 from evenshard.planner.knobs import Knobs, groups, place_knobs
 from evenshard.planner.rules import RULES, Rules
@@ -80,7 +80,9 @@ def config_text(tables: Any, arguments: Mapping[str, Any]) -> str:
     asked = Knobs.of({name: value for name, value in arguments.items() if name not in _NOT_IN_FILES})
     text = _block({"tables": tables})
     for group in groups():
-        chosen = {name: value for name, value in chosen_in(getattr(asked, group.name)).items() if value not in ({}, ())}
+        chosen = {
+            name: value for name, value in changed_knobs(getattr(asked, group.name)).items() if value not in ({}, ())
+        }
         if chosen:
             text += f"\n# {group.heading}\n{_block(chosen)}"
     return text

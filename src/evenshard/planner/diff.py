@@ -19,7 +19,7 @@ from evenshard.base.process import one_thread
 from evenshard.base.typed import check_arguments
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import SGD, part_memory
-from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shape_changes
+from evenshard.placement.moves import PartOverlap, device_kinds, larger_machine, match_devices, shape_changes
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.placement import check_sharding
 from evenshard.planner.answer import PlacementAnswer, earlier_placement, model_lineage
@@ -64,7 +64,7 @@ def diff(
     )
     earlier = earlier_placement(old, new.request)
     movable, optimizer_of = [of_new[name] for name in earlier.parts_of_table], earlier.optimizer_of
-    pieces = list(earlier.shared_pieces(movable, new.parts_of_table, new.request.nodes))
+    pieces = list(earlier.list_overlaps(movable, new.parts_of_table, new.request.nodes))
     moves = _moves(pieces, range(new.num_devices))
     kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)
@@ -109,7 +109,7 @@ def _rekept(
     old: PlacementAnswer,
     new: PlacementAnswer,
     tables: Sequence[Table],
-    pieces: Sequence[SharedPiece],
+    pieces: Sequence[PartOverlap],
     optimizer_of: Mapping[str, str],
 ) -> Iterator[StorageChange]:
     crossing: Counter[str] = Counter()
@@ -128,7 +128,7 @@ def _rekept(
             yield StorageChange(table.name, str(was), str(now), size if out else 0, size if back else 0)
 
 
-def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
+def _moves(pieces: Sequence[PartOverlap], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
     """Yield the parts that devices lack, each with a source device: replicas of the old answer share the work."""
     return tuple(
         PartMove(
@@ -171,10 +171,10 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 
 
 def _best_renaming(
-    pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
+    pieces: Sequence[PartOverlap], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
     """Return the renaming of devices that moves the fewest bytes; None if the current names do."""
-    names = best_names(pieces, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)).tolist()
+    names = match_devices(pieces, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)).tolist()
     if names == sorted(names):
         return None
     new_names = tuple(names[: new.num_devices])

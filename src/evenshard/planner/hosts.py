@@ -22,7 +22,7 @@ from typing import Any
 
 from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, BadFile
-from evenshard.base.knobs import RANGES, REQUIRED, check_knobs, chosen_in, knob, range_problems
+from evenshard.base.knobs import RANGES, REQUIRED, changed_knobs, check_knobs, knob, range_problems
 from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import DeviceGroup, Nodes
@@ -154,7 +154,7 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
         hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(asked, hardware)
         return _with_memory(with_host_memory(chosen, memory), memory, [hardware] * chosen.num_devices)
-    if twice := [name for name in chosen_in(asked) if name not in ("num_devices", "hardware", "hosts")]:
+    if twice := [name for name in changed_knobs(asked) if name not in ("num_devices", "hardware", "hosts")]:
         raise BadConfig(f"the file of hosts says what {twice[0]} says. Leave {twice[0]} out.")
     found = load_hosts_file(file)
     if num_devices not in (None, found.num_devices):

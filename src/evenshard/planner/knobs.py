@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.knobs import Group, Knob, Range, check_knobs, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.base.knobs import Group, Knob, Range, changed_knobs, check_knobs, group, groups_of, knob, knobs_of
 from evenshard.base.messages import did_you_mean
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class Knobs:
         chosen = {}
         for of_kind in groups():
             asked = of_kind.kind() if given.get(of_kind.name) is None else given[of_kind.name]
-            in_group = chosen_in(asked)
+            in_group = changed_knobs(asked)
             if foreign := next((name for name in in_group if name not in known), None):
                 raise BadConfig(f"{foreign}, which {of_kind.name} gives, is not taken here. Leave it out.")
             own = [known[one.name] for one in knobs_of(of_kind.kind) if one.name in known]

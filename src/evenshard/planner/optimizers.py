@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from evenshard.base.messages import count_text, cut, printable
 from evenshard.placement.memory import OPTIMIZERS, SGD
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
-from evenshard.placement.task import ruled_out
+from evenshard.placement.task import impossible_types
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
 
@@ -71,7 +71,7 @@ def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
         for position, table in enumerate(request.tables)
         if request.leaves_optimizer(table.name)
         and table.name not in request.rules.table_types
-        and not {*REPLICATED} <= ruled_out(task, position).keys()
+        and not {*REPLICATED} <= impossible_types(task, position).keys()
     )
 
 

@@ -21,7 +21,7 @@ from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, Communication
-from evenshard.placement.task import ShardingTask, allow_means_of_rows
+from evenshard.placement.task import ShardingTask, allow_row_wise_means
 from evenshard.planner.answer import Near, PlacementAnswer, earlier_placement
 from evenshard.planner.baselines import place_baselines, predict_baselines
 from evenshard.planner.capacity import refusal
@@ -51,7 +51,7 @@ from evenshard.search.search import (
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.learned import rollouts
 from evenshard.sharders.model import Model
-from evenshard.tables.assumptions import Assumption, TableSet, approximations
+from evenshard.tables.assumptions import Assumption, TableSet, list_approximations
 from evenshard.tables.table import Table
 from evenshard.version import __version__
 
@@ -190,7 +190,7 @@ class _Found:
 def _search(
     request: PlacementRequest, model: Model, costs: PartCosts, config: PlaceConfig, others: list[tuple[TablePart, ...]]
 ) -> _Found:
-    searched = costs.of_task(allow_means_of_rows(costs.task))
+    searched = costs.of_task(allow_row_wise_means(costs.task))
     try:
         require_types(searched.task)
         if request.rules != Rules() and not costs.task.may_offload:
@@ -259,7 +259,7 @@ def _starts(
 
 
 def _assumptions(request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Assumption, ...]:
-    approximated = chain.from_iterable(map(approximations, request.tables))
+    approximated = chain.from_iterable(map(list_approximations, request.tables))
     return tuple(dict.fromkeys((*request.assumptions, *approximated, *_even_rows(task, parts))))
 
 

@@ -13,8 +13,8 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.installation import how_to_train, require_package
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
-from evenshard.base.providers import provided
-from evenshard.base.s3 import is_address, local
+from evenshard.base.providers import load_provider
+from evenshard.base.s3 import is_address, local_copy
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
@@ -31,7 +31,7 @@ from evenshard.price.offload import host_link
 from evenshard.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
 from evenshard.price.step_time import Phases, step_ms
 from evenshard.sharders.model import DeviceModel, Model
-from evenshard.tables.locality import with_hot_rows
+from evenshard.tables.locality import arrange_hot_rows
 
 if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel
@@ -59,10 +59,10 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
 
     assert where is not None
     if isinstance(where, str) and where.startswith(REGISTERED):
-        registered: Model = provided("registered_model")(where, hardware)
+        registered: Model = load_provider("registered_model")(where, hardware)
         return registered
     if is_address(where):
-        with local(where) as folder:
+        with local_copy(where) as folder:
             return replace(load_model(folder, hardware), source=str(where))
     return load_model(Path(where), hardware)
 
@@ -273,7 +273,7 @@ def hot_rows_factors(
     times = []
     for together in (False, True):
         tables = tuple(
-            with_hot_rows(table, request.batch_size, together) if table.row_shares is None else table
+            arrange_hot_rows(table, request.batch_size, together) if table.row_shares is None else table
             for table in request.tables
         )
         times.append(part_costs(replace(request, tables=tables), model).predict(found.parts).predicted_ms)

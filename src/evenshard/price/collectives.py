@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
+from evenshard.placement.parts import TablePart, deduplicate_table, lookup_share
 from evenshard.placement.sharding import (
     EVERYWHERE,
     NODE,
@@ -121,7 +121,7 @@ def distinct_share(table: Table, num_devices: int) -> float:
     """Return the indices that a device sends per lookup of its samples: 1, or less if indices are deduplicated."""
     if not table.is_deduplicated or not table.pooling_factor:
         return 1.0
-    return deduplicated_table(table, num_devices).pooling_factor / table.pooling_factor
+    return deduplicate_table(table, num_devices).pooling_factor / table.pooling_factor
 
 
 def volumes_of(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.memory import SGD
-from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
+from evenshard.placement.parts import TablePart, deduplicate_table, part_table, replica_table
 from evenshard.placement.sharding import TYPES, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
@@ -113,13 +113,13 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 
 def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a part on its device: those of all devices' samples."""
-    own = deduplicated_table(part_table(part, whole), task.num_devices)
+    own = deduplicate_table(part_table(part, whole), task.num_devices)
     return lookups_of(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a replicated table on a device: those of its own samples."""
-    own = deduplicated_table(replica_table(table, task.num_devices), 1)
+    own = deduplicate_table(replica_table(table, task.num_devices), 1)
     return lookups_of(own, max(round(task.local_batch), 1))
 
 

@@ -35,7 +35,7 @@ from evenshard.price.device_model import NS_PER_MS
 from evenshard.price.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.price.kernel_calls import Lookup, part_lookups
 from evenshard.price.shard_work import PLAIN_BYTES, missed_bytes, sector_bytes
-from evenshard.tables.locality import looked_up_rows, set_miss_ratio
+from evenshard.tables.locality import set_miss_ratio, table_rows_and_counts
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -163,7 +163,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
     dims_P = np.array([table.embedding_dim for table in tables], dtype=np.int64)
     bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
-    uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
+    uniques_PK, counts_PK = table_rows_and_counts(tables, lookups_P)
     outputs_P: FloatArray = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
     uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
     per_row_P, per_weight_P = np.array([STATE_NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from evenshard.placement.memory import SGD, row_state_bytes
 from evenshard.price.gpu_profile import GpuProfile
-from evenshard.tables.locality import looked_up_rows
+from evenshard.tables.locality import table_rows_and_counts
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 
@@ -192,7 +192,7 @@ def _table_columns(
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)[number_T]
     rows_T, lookups_T = rows_U[number_T], lookups_U[number_T]
 
-    uniques_TK, counts_TK = (of_tables_UK[number_T] for of_tables_UK in looked_up_rows(tables, lookups_U))
+    uniques_TK, counts_TK = (of_tables_UK[number_T] for of_tables_UK in table_rows_and_counts(tables, lookups_U))
     uniques_T = uniques_TK.sum(axis=1)
     row_bytes_T = sector_bytes(dims_T * bits_T // 8)
     requests_T = -(-dims_T // REQUEST_VALUES)

@@ -17,7 +17,7 @@ import numpy as np
 
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share, whole_part
-from evenshard.placement.placement import Placement, means_in_rows, parts_by_table
+from evenshard.placement.placement import Placement, parts_by_table, row_wise_means
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import (
@@ -182,7 +182,7 @@ class PartCosts:
 
     def divisions_ms(self, parts: Sequence[TablePart]) -> float:
         """Return the division time of the collections with MEAN tables that a placement cuts by rows, ms."""
-        return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
+        return self.divided_ms(row_wise_means(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """Predict many placements of whole tables like ``predict``, but faster: shared terms are priced once."""

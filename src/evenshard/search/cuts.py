@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, lay_out, row_starts, whole_part
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, row_starts, spans_of_sizes, whole_part
 from evenshard.tables.table import Table
 
 Devices = npt.NDArray[np.int64]
@@ -81,8 +81,8 @@ class Cut:
         """Return the table's parts, given the blocks of each device."""
         held = [whole_part(table, (device,)) for device in blocks]
         if self.in_rows:
-            return [replace(part, rows=rows) for part, rows in zip(held, lay_out(blocks.values()), strict=True)]
-        spans = lay_out(COLUMN_STEP * count for count in blocks.values())
+            return [replace(part, rows=rows) for part, rows in zip(held, spans_of_sizes(blocks.values()), strict=True)]
+        spans = spans_of_sizes(COLUMN_STEP * count for count in blocks.values())
         return [replace(part, columns=columns) for part, columns in zip(held, spans, strict=True)]
 
 
@@ -101,7 +101,7 @@ class Grid:
 
     def even_parts(self, table: Table, fours: Sequence[int]) -> list[TablePart]:
         """Return the table's parts, given each node's blocks of four columns; devices share a node's rows evenly."""
-        cut = zip(self.nodes, lay_out(COLUMN_STEP * count for count in fours), strict=False)
+        cut = zip(self.nodes, spans_of_sizes(COLUMN_STEP * count for count in fours), strict=False)
         return [part for node, columns in cut if columns.size for part in cut_rows(table, node.tolist(), columns)]
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:

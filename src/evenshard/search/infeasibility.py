@@ -22,9 +22,9 @@ from evenshard.base.messages import brief, names_text
 from evenshard.base.messages import cut as shortened
 from evenshard.base.units import gb_text, missing_text
 from evenshard.placement.parts import COLUMN_STEP, FUSED, KEY_VALUE
-from evenshard.placement.placement import allowed_together, caps_text, device_mask, joined_groups, legal_mask
+from evenshard.placement.placement import caps_text, common_device_mask, device_mask, legal_mask, merge_groups
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
-from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
+from evenshard.placement.task import ShardingTask, common_kernels, impossible_types, width_problem
 from evenshard.search.cuts import Cut
 from evenshard.search.items import PackedItem, PackedItems
 from evenshard.tables.table import Table
@@ -90,9 +90,9 @@ def require_types(task: ShardingTask) -> None:
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
     """Return the error of a sharder that finds no device for some tables, given the bytes in use on each device."""
-    joined = next(one for one in joined_groups(len(task.tables), task.together) if tables[0] in one)
+    joined = next(one for one in merge_groups(len(task.tables), task.together) if tables[0] in one)
     everywhere = device_mask(task.num_devices, None)
-    allowed_D = everywhere if (own_D := allowed_together(task, joined)) is None else own_D
+    allowed_D = everywhere if (own_D := common_device_mask(task, joined)) is None else own_D
     need, named = sum(task.table_bytes[position] for position in tables), [task.tables[position] for position in tables]
     left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
     where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
@@ -132,7 +132,7 @@ def _needs_and_room(items: PackedItems) -> str:
 
 def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[InfeasibleTask]:
     for position in (at for at, types in enumerate(task.types) if not types):
-        table, why = task.tables[position], ruled_out(task, position)
+        table, why = task.tables[position], impossible_types(task, position)
         asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
         clauses = ", and ".join(dict.fromkeys(why[one] for one in asked))
         is_free = len(asked) == len(SHARDING_TYPES)

@@ -33,7 +33,7 @@ from evenshard.placement.parts import (
     storages_of,
     whole_part,
 )
-from evenshard.placement.placement import allowed_together, apart_groups, device_mask, joined_groups
+from evenshard.placement.placement import common_device_mask, device_mask, merge_groups, separation_groups
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -44,7 +44,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     TYPES,
     allowed_sets,
-    freest_by_columns,
+    least_limited_column_type,
 )
 from evenshard.placement.task import ShardingTask, common_kernels, may_be_cut_by_columns, memory_of_part
 from evenshard.search.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
@@ -183,7 +183,7 @@ def _items(
     replicas = tuple(task.tables[position] for position in sorted(task.only_replicated))
     taken = sum(_replica(task, table).device for table in replicas)
     found: list[list[PackedItem]] = []
-    for positions in joined_groups(len(task.tables), task.together):
+    for positions in merge_groups(len(task.tables), task.together):
         if positions[0] in task.only_replicated:
             continue
         found.append([])
@@ -206,14 +206,14 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
     wholes = [Taken(task.table_bytes[position]) for position in positions]
     if storage != ON_DEVICE:
         wholes = [_memory_taken(task, table, whole_part(table, storage=storage)) for table in tables]
-    allowed_D = allowed_together(task, positions)
+    allowed_D = common_device_mask(task, positions)
     whole = PackedItem(
         tuple(positions),
         tables,
         tuple(one.device for one in wholes),
         sum(one.device for one in wholes),
         device_mask(task.num_devices, None) if allowed_D is None else allowed_D,
-        apart_groups(task, positions),
+        separation_groups(task, positions),
         may_be_whole=True,
         outside=Taken(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
         storage=storage,
@@ -241,7 +241,7 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
     machine, found = task.machine, []
     # Blocks and their devices are more general than a search's even widths: part sizes may be any that fit.
     if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
-        homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].home_span(machine)
+        homes = TYPES[least_limited_column_type(by_columns, machine, COLUMN_WISE)].home_span(machine)
         scopes = _allowed_of(machine, homes, limits.devices)
         line, blocks = _columns(task, table, storage), table.embedding_dim // COLUMN_STEP
         widest = min(blocks, task.max_columns // COLUMN_STEP)

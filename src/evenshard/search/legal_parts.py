@@ -10,7 +10,7 @@ import numpy.typing as npt
 from evenshard.base.errors import MissingPackage
 from evenshard.base.installation import require_package
 from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
-from evenshard.placement.placement import is_legal_sharding, joined_groups
+from evenshard.placement.placement import is_legal_sharding, merge_groups
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.search.cuts import Cut, Devices, Grid
 from evenshard.search.infeasibility import no_parts_found, require_sharding_room, require_types
@@ -78,7 +78,7 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
     """Move tables with few lookups per row out of device memory first, to the kernel with the least device memory."""
     outside = {
         at: least[0]
-        for positions in joined_groups(len(task.tables), task.together)
+        for positions in merge_groups(len(task.tables), task.together)
         if (least := least_outside(task, positions))
         for at in positions
     }

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import SGD, state_bytes
-from evenshard.placement.moves import EarlierPlacement, best_names, device_kinds, larger_machine
+from evenshard.placement.moves import EarlierPlacement, device_kinds, larger_machine, match_devices
 from evenshard.placement.parts import Span, TablePart, row_spans
-from evenshard.placement.placement import broken_limit, parts_by_table
+from evenshard.placement.placement import find_broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
 from evenshard.price.loads import Indices, repeat_numbers
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
@@ -68,7 +68,7 @@ class Moves:
         ):
             return None
         with suppress(BadConfig):  # rows over the devices of another machine
-            if all(broken_limit(task, position, own) is None for position, own in zip(tables, found, strict=True)):
+            if all(find_broken_limit(task, position, own) is None for position, own in zip(tables, found, strict=True)):
                 return choice_like(self.space, group, found[0])
         return None
 
@@ -83,7 +83,7 @@ class Moves:
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
         """Return the bytes that a placement moves, given all its parts."""
         task = self.space.task
-        pieces = self.earlier.shared_pieces(task.tables, parts_by_table(task, parts), task.machine)
+        pieces = self.earlier.list_overlaps(task.tables, parts_by_table(task, parts), task.machine)
         return sum(piece.moved_bytes for piece in pieces)
 
     def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
@@ -179,8 +179,8 @@ class Moves:
             if not 1 < span_G1[group] == task.num_devices
             for position, parts in parts_of_group(self.space, group, choice).items()
         }
-        pieces = self.earlier.shared_pieces(task.tables, after, task.machine)
-        names = best_names(pieces, device_kinds(task), task.machine)
+        pieces = self.earlier.list_overlaps(task.tables, after, task.machine)
+        names = match_devices(pieces, device_kinds(task), task.machine)
         is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
         return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
 

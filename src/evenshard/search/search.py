@@ -20,7 +20,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.base.process import on_interrupt
 from evenshard.placement.parts import TablePart
-from evenshard.placement.task import cut_by_rows
+from evenshard.placement.task import restrict_to_row_wise
 from evenshard.price.loads import Indices
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import without_last_digits
@@ -149,7 +149,7 @@ class PlanSearch:
             pool = self._search(known)
             if not pool.found:
                 task = self.costs.task
-                legal = cut_by_rows(task, self.space.means.names)  # rows are easiest to pack
+                legal = restrict_to_row_wise(task, self.space.means.names)  # rows are easiest to pack
                 known = known or (legal_parts(legal, self._packing_s),)
                 if task.may_offload and not self.space.offloads:  # it had seemed that all tables fit
                     self.space = SearchSpace(self.costs, True)

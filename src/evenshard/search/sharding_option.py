@@ -248,7 +248,7 @@ class MeanCollections:
 
     def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
         task = costs.task
-        self.names = sorted(task.may_go_in_rows) if task.means_of_rows else []
+        self.names = sorted(task.may_be_row_wise) if task.means_of_rows else []
         firsts = [task.tables[group.tables[0]] for group in groups]
         number_of = {name: number for number, name in enumerate(self.names)}
         self.number_G = np.array([number_of.get(one.collection, -1) for one in firsts])

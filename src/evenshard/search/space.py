@@ -21,12 +21,12 @@ from evenshard.placement.parts import (
     TablePart,
     cut_rows,
     even_widths,
-    lay_out,
     row_starts,
+    spans_of_sizes,
     storages_of,
     whole_part,
 )
-from evenshard.placement.placement import allowed_together, apart_groups, joined_groups, parts_by_table
+from evenshard.placement.placement import common_device_mask, merge_groups, parts_by_table, separation_groups
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -36,7 +36,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     TYPES,
     ShardingType,
-    freest_by_columns,
+    least_limited_column_type,
     sharding_type,
     types_on_all,
 )
@@ -203,10 +203,10 @@ class SearchSpace:
     def _groups(self) -> Iterator[TableGroup]:
         task = self.task
         number_of = {position: number for number, group in enumerate(task.together) for position in group}
-        groups = joined_groups(len(task.tables), task.together)
+        groups = merge_groups(len(task.tables), task.together)
         # Single tables come first, then the groups in the order of the rules.
         for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
-            allowed_D, apart = allowed_together(task, members), apart_groups(task, members)
+            allowed_D, apart = common_device_mask(task, members), separation_groups(task, members)
             yield TableGroup(members, list(self._runs(members)), allowed_D, apart)
 
     def _runs(self, members: Sequence[int]) -> Iterator[OptionRun]:
@@ -258,7 +258,7 @@ class SearchSpace:
 
     def by_columns(self, position: int) -> str:
         """Return the type for a table that is cut by columns; it may leave its node only if that is allowed."""
-        return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
+        return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def usual_name(self, position: int, name: str) -> str:
         """Return the type among a table's options that represents the type of its parts."""
@@ -363,7 +363,7 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
         widths = option.widths if len(group.tables) == 1 else [table.embedding_dim]
-        for place, columns in zip(choice.places, lay_out(widths), strict=True):
+        for place, columns in zip(choice.places, spans_of_sizes(widths), strict=True):
             devices = range(place * option.span, (place + 1) * option.span)
             own += cut_rows(table, devices, columns, option.storage)
     return found

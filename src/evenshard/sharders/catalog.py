@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evenshard.base.providers import provided
+from evenshard.base.providers import load_provider
 from evenshard.price.hardware import AUTO
 from evenshard.sharders.learned import LEARNED, Sharder, TrainedSharder
 from evenshard.sharders.simple import RandomSharder, expert_sharder, single_cost_sharder
@@ -80,19 +80,19 @@ SHARDERS = (
     Entry("single_cost_greedy", lambda given: single_cost_sharder(given.single_cost_ms or {}), needs="single_cost_ms"),
     Entry(
         "torchrec_planner",
-        lambda given: provided("torchrec_sharder")(given.hardware, given.link, "storage"),
+        lambda given: load_provider("torchrec_sharder")(given.hardware, given.link, "storage"),
         "TorchRec's planner",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_perf",
-        lambda given: provided("torchrec_sharder")(given.hardware, given.link, "perf"),
+        lambda given: load_provider("torchrec_sharder")(given.hardware, given.link, "perf"),
         "TorchRec's planner, costliest first",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_full",
-        lambda given: provided("torchrec_planner")(given.hardware, given.link),
+        lambda given: load_provider("torchrec_planner")(given.hardware, given.link),
         "TorchRec's planner, every sharding type",
         package="torchrec",
         is_full_space=True,

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from evenshard.base.documents import load_json
-from evenshard.base.errors import BadFile, blame_file, reading_saved
+from evenshard.base.errors import BadFile, blame_file, blame_folder
 from evenshard.base.messages import cut
-from evenshard.base.outputs import NETWORK_FOLDER, TRAINED_ON, atomic_path
+from evenshard.base.outputs import DOMAIN_FILE, NETWORK_FOLDER, atomic_path
 from evenshard.base.tensor_files import load_adam, load_weights, save_adam, save_weights
 from evenshard.base.typed import record_of
 from evenshard.sharders.features import FeatureNormalizer
@@ -83,7 +83,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         save_weights(net, draft / "state.pt")
         if trained_on is not None:
-            trained_on.save(draft / TRAINED_ON)
+            trained_on.save(draft / DOMAIN_FILE)
         save_adam(checkpoint.optimizer, draft / "optimizer.pt")
 
 
@@ -122,7 +122,7 @@ def kind_in(folder: Path) -> str:
 
 
 def _explain_read_errors(folder: Path) -> AbstractContextManager[None]:
-    return reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`.")
+    return blame_folder(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`.")
 
 
 def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadConfig
-from evenshard.base.outputs import MODEL_PARTS, TRAINED_ON
+from evenshard.base.outputs import DOMAIN_FILE, MODEL_PARTS
 from evenshard.price.evidence import DeviceError
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.hardware import HardwareName, profile_path
@@ -130,7 +130,7 @@ def digest_of(folder: Path, weights_only: bool = False) -> str:
     """Return the SHA-256 over names and contents of the files of a model's three parts, ordered by name."""
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
-    files = [path for path in files if not (weights_only and path.name == TRAINED_ON)]
+    files = [path for path in files if not (weights_only and path.name == DOMAIN_FILE)]
     for path in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())

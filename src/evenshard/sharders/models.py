@@ -18,7 +18,7 @@ from typing import Any
 
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import how_to_train
-from evenshard.base.outputs import MODEL_PARTS, NETWORK_FOLDER, TRAINED_ON, atomic_path
+from evenshard.base.outputs import DOMAIN_FILE, MODEL_PARTS, NETWORK_FOLDER, atomic_path
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import AUTO, HardwareName
 from evenshard.price.kernel_calls import DevicePrice
@@ -98,7 +98,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
         problem = "is a file, and a model is a folder" if folder.exists() else "no such folder"
         raise BadFile(folder, problem, f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it.")
     cost_model = CostModel.load(folder / COST_MODEL)
-    trained_on = TrainingDomain.load(folder / COST_MODEL / TRAINED_ON)
+    trained_on = TrainingDomain.load(folder / COST_MODEL / DOMAIN_FILE)
     model = PlacementModel(cost_model, _policy(folder), trained_on, str(folder), digest_of(folder))
     model.require_hardware(hardware or AUTO)
     return model
@@ -108,7 +108,7 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDom
     """Write the ``cost_model`` of a model's folder, atomically."""
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)
-        trained_on.save(draft / TRAINED_ON)
+        trained_on.save(draft / DOMAIN_FILE)
 
 
 def _policy(folder: Path) -> TrainedSharder | None:

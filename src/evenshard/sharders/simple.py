@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, spans_of_sizes, whole_part
 from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
@@ -137,7 +137,7 @@ def _parts(table: Table, way: str, machine: Nodes, rng: np.random.Generator, few
 
 def _cut(table: Table, fewest: int, most: int, rng: np.random.Generator) -> list[Span]:
     count = int(rng.integers(max(fewest, 2), min(most, table.embedding_dim // COLUMN_STEP) + 1))
-    return lay_out(even_widths(table.embedding_dim, count))
+    return spans_of_sizes(even_widths(table.embedding_dim, count))
 
 
 Weight = Callable[[Table], float]

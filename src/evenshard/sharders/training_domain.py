@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.base.documents import load_json, sha256_of
-from evenshard.base.errors import reading_saved
+from evenshard.base.errors import blame_folder
 from evenshard.base.messages import UNKNOWN, cut
 from evenshard.base.outputs import write_text
 from evenshard.base.typed import record_of
@@ -228,7 +228,7 @@ class TrainingDomain:
         Raises:
             BadFile: if it is missing, torn, or not a training domain.
         """
-        with reading_saved(path, "description of training data", _REMEDY):
+        with blame_folder(path, "description of training data", _REMEDY):
             content = load_json(path.read_bytes())
             found = record_of(TrainingDomain, content)
             missing = {field.name for field in fields(TrainingDomain)} - {*content}

@@ -1,1 +1,1 @@
-"""Embedding tables and their sources: files, traffic, public sets, a generator."""
+"""Embedding tables and their sources: table files, recorded traffic, public sets and a generator."""

@@ -1,6 +1,6 @@
-"""Defaults for values that a table lacks: each is stated and reported, never filled in silently.
+"""Defaults for missing values of tables, each reported to the user as an assumption.
 
-Pooling factors that a user gives, by table or by feature, override the defaults.
+Pooling factors that the user gives, by table or by feature, override the defaults.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from evenshard.base.messages import brief
 from evenshard.base.typed import check_arguments
 from evenshard.tables.table import MEAN, Table
 
-# Data types with measured kernels; all others have the times of their number of bits.
+# Data types with measured kernels; the times of all others depend on their number of bits alone.
 TIMED_TYPES = ("fp32", "fp16")
 _LOOKUPS = ("pooling_factor", "feature_pooling_factors")
-# Numbers by name: a single number, or a list with one per feature.
+# Pooling factors by name: a single number, or a list with one number per feature.
 Numbers = Mapping[str, float | tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """A value missing from the user's input: the column such as ``num_rows``, the default, and its reason."""
+    """An assumed value: the missing column, such as ``num_rows``, and the default with its reason."""
 
     table: str
     column: str
@@ -34,8 +34,8 @@ class TableSet:
     """Tables from a file, a data frame, a sample of traffic or a public set, with distinct names.
 
     Attributes:
-        assumptions: missing values of the tables, in their order. A table without a histogram keeps None.
-        notes: unused parts of the source, a sentence or two each.
+        assumptions: missing values, in the order of the tables. A missing histogram stays None in its table.
+        notes: unused parts of the source, one or two sentences each.
         missed: columns that the user maps but the source lacks.
     """
 
@@ -46,54 +46,54 @@ class TableSet:
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:
-        """Wrap tables made in Python, where only a histogram can be missing."""
-        return TableSet(tuple(tables), tuple(assumed_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
+        """Wrap ``Table`` objects, which lack at most the reuse histogram."""
+        return TableSet(tuple(tables), tuple(assume_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
 
 
-def assumed_reuse_bins(table_name: str) -> Assumption:
-    """Return the assumption for a histogram without counts; see ``reuse.feasible_reuse_bins``."""
-    return Assumption(table_name, "reuse_bins", "the DLRM 2021 histogram, moved to what rows and lookups allow")
+def assume_reuse_bins(table_name: str) -> Assumption:
+    """Return the assumption for a missing reuse histogram; see ``reuse.feasible_reuse_bins``."""
+    return Assumption(table_name, "reuse_bins", "DLRM 2021 index reuse, rescaled per table")
 
 
-def assumed_even_lookups(table_name: str, num_features: int) -> Assumption:
-    """Return the assumption for a table whose total lookups are known, but not those of each feature."""
-    return Assumption(table_name, "feature_pooling_factors", f"pooling_factor, evenly over its {num_features} features")
+def assume_even_lookups(table_name: str, features: int) -> Assumption:
+    """Return the assumption for a table with a known pooling factor, but unknown lookups per feature."""
+    return Assumption(table_name, "feature_pooling_factors", f"pooling_factor, split evenly over {features} features")
 
 
-def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
-    """Return the assumption for the precision of a table whose source has none."""
+def assume_weight_bits(table_name: str, weight_bits: int) -> Assumption:
+    """Return the assumption for the precision of a table whose source does not state it."""
     return Assumption(table_name, "weight_bits", f"{weight_bits}, the default")
 
 
-def assumed_miss_ratios(table_name: str, source: str) -> Assumption:
-    """Return the assumption for a table's cache misses without counted traffic; see ``locality.miss_source``."""
-    return Assumption(table_name, "miss_ratios", f"{source}: a cache of recent rows is expected to miss no more")
+def assume_miss_ratios(table_name: str, source: str) -> Assumption:
+    """Return the assumption for the cache misses of a table without traffic; see ``locality.miss_source``."""
+    return Assumption(table_name, "miss_ratios", f"{source}: an LRU cache is expected not to miss more often")
 
 
-def approximations(table: Table) -> Iterator[Assumption]:
-    """Yield the properties of a table that are timed as those of a similar table."""
+def list_approximations(table: Table) -> Iterator[Assumption]:
+    """Yield the properties of a table that the measured kernels only approximate."""
     if table.dtype not in TIMED_TYPES:
         what = table.data_type.upper() or f"{table.weight_bits}-bit data"
-        yield Assumption(table.name, "data_type", f"{what} is timed by its bits alone")
+        yield Assumption(table.name, "data_type", f"{what} is timed by its number of bits only")
     if table.pooling == MEAN:
-        yield Assumption(table.name, "pooling", "MEAN is timed as SUM is")
+        yield Assumption(table.name, "pooling", "MEAN is timed like SUM")
     if table.is_weighted:
-        text = "weights of lookups are exchanged with them; the kernel is timed without"
+        text = "the input dist includes the lookup weights; the kernel is timed without them"
         yield Assumption(table.name, "is_weighted", text)
 
 
 @check_arguments()
-def with_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float | Sequence[float]] | None) -> TableSet:
-    """Override the pooling factors of tables, including counted ones.
+def apply_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float | Sequence[float]] | None) -> TableSet:
+    """Override the pooling factors of tables, including those counted in traffic.
 
     Args:
         known: the tables and their assumptions.
         pooling_factors: mean lookups per sample, by table or by feature. For a table, a number is the total of its
-            features, divided evenly, and a list (TorchRec's form) has one number for each feature, in order. Other
-            names are features, as is a table's name that is also a feature's if other features of the table are given.
+            features, divided evenly, and a list (TorchRec's form) has one number per feature, in order. Any other name
+            is a feature. A name of both a table and its feature is the feature if other features of it are given.
 
     Raises:
-        BadConfig: if a name is unknown, or a value is not a number, or a list with one for each feature.
+        BadConfig: if a name is unknown, or a value is neither a number nor a list with one number per feature.
     """
     if pooling_factors is None:
         return known
@@ -110,20 +110,22 @@ def with_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float | 
         )
     named = {table.name: _find_numbers(table, numbers, names) for table in known.tables}
     tables = tuple(_with_lookups(table, named[table.name]) for table in known.tables)
-    even = {one.name for one in known.tables if one.num_features > 1 and isinstance(named[one.name], float)}
-    assumptions = [one for old in known.assumptions for one in _drop_if_named(old, named[old.table], old.table in even)]
-    said = {one.table for one in assumptions if one.column == "feature_pooling_factors"}
-    more = (table for table in tables if table.name in even - said)
-    assumptions += [assumed_even_lookups(table.name, table.num_features) for table in more]
+    even = {table.name for table in known.tables if table.num_features > 1 and isinstance(named[table.name], float)}
+    assumptions = [
+        kept for old in known.assumptions for kept in _drop_if_named(old, named[old.table], old.table in even)
+    ]
+    stated = {kept.table for kept in assumptions if kept.column == "feature_pooling_factors"}
+    more = (table for table in tables if table.name in even - stated)
+    assumptions += [assume_even_lookups(table.name, table.num_features) for table in more]
     return replace(known, tables=tables, assumptions=tuple(assumptions))
 
 
-# Given numbers of a table: one for all features, or a number or None per feature; None if nothing is given.
+# Given pooling factors of a table: the total, or a number or None per feature; None if nothing is given.
 Named = float | tuple[float | None, ...] | None
 
 
 def _features(table: Table) -> tuple[str, ...]:
-    """Return the names of the features; empty if one of several features has none."""
+    """Return the names of a table's features; empty if several features are unnamed."""
     return table.feature_names or ((table.name,) if table.num_features == 1 else ())
 
 
@@ -138,11 +140,11 @@ def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
     meant_for_others = next((name for name in features if name in numbers and name in others), None)
     if meant_for_others is not None:
         raise BadConfig(
-            f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
-            f"{brief(table.name)}. Name table {brief(table.name)} too."
+            f"pooling_factors names {brief(meant_for_others)}, which is both a table and a feature of table "
+            f"{brief(table.name)}. Give numbers for table {brief(table.name)} too."
         )
     found = tuple(_of_feature(name, numbers[name]) if name in numbers else None for name in features)
-    return None if all(one is None for one in found) else found
+    return None if all(number is None for number in found) else found
 
 
 def _of_feature(name: str, value: float | tuple[float, ...]) -> float:
@@ -156,7 +158,7 @@ def _check_count(name: str, values: Sequence[float], num_features: int) -> None:
     if len(values) != num_features:
         raise BadConfig(
             f"pooling_factors of {brief(name)} has {len(values)} number{'s' * (len(values) != 1)} for {num_features} "
-            f"feature{'s' * (num_features != 1)}. Give one for each."
+            f"feature{'s' * (num_features != 1)}. Give one per feature."
         )
 
 
@@ -167,7 +169,7 @@ def _with_lookups(table: Table, named: Named) -> Table:
         lookups: tuple[float, ...] = (named / table.num_features,) * table.num_features
         total = named
     else:
-        lookups = tuple(old if one is None else one for one, old in zip(named, table.feature_lookups, strict=True))
+        lookups = tuple(old if new is None else new for new, old in zip(named, table.feature_lookups, strict=True))
         total = sum(lookups)
     several = lookups if len(lookups) > 1 else ()
     changed = replace(table, pooling_factor=total, feature_pooling_factors=several)
@@ -176,8 +178,8 @@ def _with_lookups(table: Table, named: Named) -> Table:
     return changed
 
 
-def _drop_if_named(one: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
-    """Yield the rest of an assumption after numbers of its table were given."""
+def _drop_if_named(old: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
+    """Yield the assumption unless the given pooling factors replace its value."""
     is_partial = named is None or (isinstance(named, tuple) and None in named)
-    if one.column not in _LOOKUPS or is_partial or (is_even and one.column == _LOOKUPS[1]):
-        yield one
+    if old.column not in _LOOKUPS or is_partial or (is_even and old.column == _LOOKUPS[1]):
+        yield old

@@ -1,11 +1,11 @@
-"""The user's table file, in YAML, JSON, CSV or Parquet.
+"""Table files of users, in YAML, JSON, CSV or Parquet.
 
-One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
-of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (default 32). Other names of columns, and parsing
-of values: see ``records.py``; records in each format: ``formats.py``; ranges of numbers: ``base/knobs.py``.
+The file has one record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and optionally any
+other field of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (default 32). ``records.py`` parses
+values and renames columns, ``formats.py`` reads the formats, ``base/knobs.py`` has the ranges of numbers.
 
-The loop trains on its tables, so ``load_tables`` requires every pooling factor; to place tables, a stated default is
-enough: ``load_tables_with_assumptions``.
+The loop trains on its tables, so ``load_tables`` requires every pooling factor. To place tables, a default is enough:
+``load_tables_with_assumptions``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from evenshard.base.outputs import atomic_path
 from evenshard.tables.assumptions import (
     Assumption,
     TableSet,
-    assumed_even_lookups,
-    assumed_reuse_bins,
-    assumed_weight_bits,
+    assume_even_lookups,
+    assume_reuse_bins,
+    assume_weight_bits,
 )
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
@@ -39,9 +39,9 @@ from evenshard.tables.records import (
     ColumnNames,
     RawTable,
     is_blank,
+    list_unused_fields,
     table_of,
     table_record,
-    unused_in,
 )
 from evenshard.tables.table import MEAN, Table
 
@@ -50,30 +50,30 @@ log = logging.getLogger(__name__)
 
 @blame_file
 def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = None) -> tuple[Table, ...]:
-    """Read the tables of a file, in its order, and check every value; unused columns are named in the log.
+    """Read the tables of a file, in its order, and check every value; the log lists unused columns.
 
     Args:
-        columns: our name of each renamed column of the file.
+        columns: evenshard's name of each renamed column of the file.
 
     Raises:
-        BadConfig: ``columns`` names missing columns.
-        BadFile: with row, problem and remedy in one line for one problem, else a ``BadRecords``.
+        BadConfig: if the file lacks one of ``columns``.
+        BadFile: if a value is missing or invalid; a ``BadRecords`` for several.
     """
     path, names = Path(path), ColumnNames(columns or {})
-    return _all_said(path, names, _tables(path, _records(path), names))
+    return _check_columns(path, names, _tables(path, _records(path), names))
 
 
-def _all_said(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """Raise BadConfig for mapped columns that are missing, and log unused columns."""
+def _check_columns(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tuple[Table, ...]:
+    """Raise BadConfig if mapped columns are missing, and log unused columns."""
     if missed := names.absent_columns():
-        raise no_column(str(path), missed)
+        raise missing_columns_error(str(path), missed)
     if note := names.note(str(path)):
         log.warning(note)
     return tables
 
 
-def no_column(where: str, missed: Sequence[str]) -> BadConfig:
-    """Return the error for columns that the user maps but the file lacks."""
+def missing_columns_error(where: str, missed: Sequence[str]) -> BadConfig:
+    """Return the error for mapped columns that the file lacks."""
     return BadConfig(
         f"columns names {', '.join(map(brief, missed))}, which is not a column of {where}. Correct the name."
     )
@@ -84,11 +84,8 @@ def load_tables_with_assumptions(
 ) -> TableSet:
     """Read a table file like ``load_tables``, but with a default for a missing or blank pooling factor.
 
-    Args:
-        default_pooling_factor: lookups per sample.
-
     Raises:
-        BadConfig: the default is not a valid pooling factor.
+        BadConfig: if the default is not a valid pooling factor.
         BadFile: see ``load_tables``.
     """
     check_ranges(default_pooling_factor=default_pooling_factor)
@@ -102,7 +99,7 @@ def tables_of_records(
     columns: Mapping[str, str] | None = None,
     path: str | PathLike[str] = "tables",
 ) -> TableSet:
-    """Read one dict per table as ``load_tables_with_assumptions`` reads a file; errors name it ``path``."""
+    """Convert dicts, one per table, as ``load_tables_with_assumptions`` does; ``path`` names them in errors."""
     check_ranges(default_pooling_factor=default_pooling_factor)
     path, names = Path(path), ColumnNames(columns or {})
     tables = _tables(path, records, names, float(default_pooling_factor))
@@ -114,13 +111,13 @@ def tables_of_records(
 def load_numbered_tables(
     path: str | PathLike[str], dims_known: bool, columns: Mapping[str, str] | None = None
 ) -> tuple[Table, ...]:
-    """Read a file of tables that may lack names, as statistics do; these are named by their numbers.
+    """Read a table file that may lack names, such as table statistics; its tables are then named by record number.
 
-    The histogram may also be in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data; all zeros, as for a
-    table without lookups, mean no histogram.
+    The histogram may also be in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data. All zeros mean no
+    histogram, for a table without lookups.
 
     Args:
-        dims_known: True if the file may lack the dims because the caller knows them; they are 1 then.
+        dims_known: True if the caller replaces the dims; the file may then lack them, and they are read as 1.
 
     Raises:
         BadConfig, BadFile: see ``load_tables``.
@@ -128,11 +125,11 @@ def load_numbered_tables(
     path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}
     records = [_add_defaults(number, record, defaults, names.given) for number, record in enumerate(_records(path))]
-    return _all_said(path, names, _tables(path, records, names))
+    return _check_columns(path, names, _tables(path, records, names))
 
 
 def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[str, str]) -> Any:
-    """Name the record by its number, and fill missing columns with defaults."""
+    """Name the record by its number if it has no name, and fill missing columns with defaults."""
     if not isinstance(record, dict):
         return record
     plain = {column.removeprefix("reuse_"): column for column in REUSE_COLUMNS}
@@ -145,7 +142,7 @@ def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[s
     return {column: value for column, value in missing.items() if column not in ours} | known
 
 
-_NO_SHARE = (None, "", 0, "0", "0.0")
+_NO_SHARE = (None, "", 0, "0", "0.0")  # values of an empty histogram bin, as numbers or as texts of CSV
 
 
 def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
@@ -165,12 +162,12 @@ def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none
     """Return the records of a file, at least one.
 
     Args:
-        read: a reader as in ``formats``.
-        what: word for a record, in the singular.
-        if_none, if_many: remedies if there is none, or more than ``MAX_TABLES``.
+        read: a reader of ``formats``.
+        what: noun for a record in errors, in the singular.
+        if_none, if_many: remedies if there is no record, or more than ``MAX_TABLES``.
 
     Raises:
-        BadFile: if it cannot be read, or has no record or too many.
+        BadFile: if the file cannot be read, or has no record or too many records.
     """
     if not path.is_file():
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
@@ -179,9 +176,9 @@ def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none
     except OSError as error:
         raise BadFile(path, f"cannot be read: {reason_of(error)}", "Check the file and its permissions.") from error
     if not records:
-        raise BadFile(path, f"holds no {what}", if_none)
+        raise BadFile(path, f"contains no {what}", if_none)
     if len(records) > MAX_TABLES:
-        raise BadFile(path, f"holds more than {MAX_TABLES:,} {what}s", if_many)
+        raise BadFile(path, f"contains more than {MAX_TABLES:,} {what}s", if_many)
     return records
 
 
@@ -197,7 +194,7 @@ def _tables(
             for problem in error.problems:
                 wrong.setdefault(problem, []).append(number)
     for name, numbers in _shared_names(records, names).items():
-        wrong[f"several tables are called {brief(name)}", "Give each its own name."] = numbers
+        wrong[f"several tables are named {brief(name)}", "Give each a different name."] = numbers
     found = [(_where(records, numbers, names), *problem) for problem, numbers in wrong.items()]
     if any("is missing" in problem for problem, _ in wrong):
         found += [
@@ -234,24 +231,24 @@ def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -
 
 
 def _list_assumptions(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Assumption]:
-    ours = names.ours(record)
+    ours = names.translate(record)
     lacks = {column for column in TABLE_COLUMNS if is_blank(ours.get(column))}
     several = f" for each of its {table.num_features} features" if table.num_features > 1 else ""
     if {"pooling_factor", "feature_pooling_factors"} <= lacks:
         each = table.pooling_factor / table.num_features
         yield Assumption(table.name, "pooling_factor", f"{each:g}{several}, the default, since the file gives none")
     elif several and "feature_pooling_factors" in lacks:
-        yield assumed_even_lookups(table.name, table.num_features)
+        yield assume_even_lookups(table.name, table.num_features)
     if table.reuse_bins is None:
-        yield assumed_reuse_bins(table.name)
+        yield assume_reuse_bins(table.name)
     if {"weight_bits", "data_type"} <= lacks:
-        yield assumed_weight_bits(table.name, table.weight_bits)
+        yield assume_weight_bits(table.name, table.weight_bits)
     if table.pooling == MEAN and not table.module:
-        yield Assumption(table.name, "collection", "one collection with all tables that name no module")
-    yield from unused_in(table.name, record)
+        yield Assumption(table.name, "collection", "in one collection with all tables without a module")
+    yield from list_unused_fields(table.name, record)
 
 
 def _table(record: Any, names: ColumnNames, default_pooling_factor: float | None) -> Table:
     if not isinstance(record, dict):
-        raise BadRecord(f"is {brief(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.")
-    return table_of(names.ours(record), default_pooling_factor, [name for name in names.extra if name])
+        raise BadRecord(f"is {brief(record)}, not a record", f"Write a record with {', '.join(REQUIRED_COLUMNS)}.")
+    return table_of(names.translate(record), default_pooling_factor, [name for name in names.extra if name])

@@ -1,6 +1,6 @@
-"""Reading and writing of table records in YAML, JSON, CSV and Parquet, without checks of values.
+"""Readers and writers of table records in YAML, JSON, CSV and Parquet; they do not check values.
 
-YAML and JSON hold a list of records, or ``{"tables": [...]}``. A list in CSV is a JSON list in one column; the
+A YAML or JSON file is a list of records, or ``{"tables": [...]}``. In CSV, a list is a JSON list in one column; the
 histogram may also be 17 columns, ``reuse_bin_0`` to ``reuse_bin_16``. JSON and CSV need only the standard library.
 """
 
@@ -32,13 +32,13 @@ def _read_document(path: Path, load: Callable[[str], Any], problem: str) -> list
     try:
         content = load(text) if text.strip() else None
     except ValueError as error:
-        raise BadFile(path, problem.format(error), "Correct it there, or write the file again.") from None
+        raise BadFile(path, problem.format(error), "Correct it, or write the file again.") from None
     if isinstance(content, dict) and "tables" in content:
         content = content["tables"]
     if content is None:
         return []
     if not isinstance(content, list):
-        raise BadFile(path, "holds neither a list of tables nor 'tables: [...]'", WRITE_AGAIN)
+        raise BadFile(path, "is neither a list of tables nor 'tables: [...]'", WRITE_AGAIN)
     return content
 
 
@@ -46,7 +46,7 @@ def _text(path: Path) -> str:
     try:
         return read_text(path)
     except ValueError as error:
-        raise BadFile(path, str(error), "Save it as UTF-8, or as Parquet where it is large.") from None
+        raise BadFile(path, str(error), "Save it as UTF-8, or as Parquet if it is large.") from None
 
 
 def _write_json(records: list[RawTable], path: Path) -> None:
@@ -62,19 +62,19 @@ def _write_yaml(records: list[RawTable], path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-_SEPARATORS = ",;\t|"
+_SEPARATORS = ",;\t|"  # of CSV columns, by priority
 _NOT_YAML = "not readable as YAML ({})"
 
 
 def read_csv(path: Path) -> list[Any]:
-    """Return the records of a CSV file, with text values; at most one more than ``MAX_TABLES``.
+    """Return the records of a CSV file with text values, at most ``MAX_TABLES + 1`` of them.
 
-    Columns are separated by the first of commas, semicolons, tabs and bars that the header has.
+    The separator is the first of comma, semicolon, tab and bar that the header contains.
     """
     try:
         text = _text(path)
         first = text.lstrip().partition("\n")[0]
-        separator = next((one for one in _SEPARATORS if one in first), ",")
+        separator = next((char for char in _SEPARATORS if char in first), ",")
         reader = csv.DictReader(StringIO(text, newline=""), strict=True, delimiter=separator)
         header = list(reader.fieldnames or ())
         twice = next((column for column, times in Counter(header).items() if times > 1), None)
@@ -82,12 +82,12 @@ def read_csv(path: Path) -> list[Any]:
             raise BadFile(path, f"column {brief(twice)} appears twice in the header", "Remove one.")
         records = list(islice(reader, MAX_TABLES + 1))
     except csv.Error as error:
-        raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file again.") from error
+        raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it, or write the file again.") from error
     for number, record in enumerate(records, start=1):
         if None in record or None in record.values():
             problem = f"has {'more' if None in record else 'fewer'} fields than the header's {len(header)}"
             raise BadFile(
-                path, problem, f"Correct the line; quote a field that holds {separator!r}.", f"record {number}"
+                path, problem, f"Correct the line; quote a field that contains {separator!r}.", f"record {number}"
             )
     return records
 
@@ -112,20 +112,20 @@ def _read_parquet(path: Path) -> list[Any]:
     try:
         with pq.ParquetFile(path) as file:
             if file.metadata.num_rows > MAX_TABLES:
-                problem = f"holds {file.metadata.num_rows:,} tables, more than {MAX_TABLES:,}"
+                problem = f"contains {file.metadata.num_rows:,} tables, more than {MAX_TABLES:,}"
                 raise BadFile(path, problem, "Give fewer.")
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            if sum(one.column(at).num_values for one in groups for at in range(one.num_columns)) > MAX_VALUES:
-                raise BadFile(path, f"holds more than {MAX_VALUES:,} values", WRITE_AGAIN)
+            if sum(group.column(at).num_values for group in groups for at in range(group.num_columns)) > MAX_VALUES:
+                raise BadFile(path, f"contains more than {MAX_VALUES:,} values", WRITE_AGAIN)
             records: list[Any] = file.read().to_pylist()
     # Texts that are not UTF-8, and dates that Python lacks, raise only on conversion to Python.
     except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        raise BadFile(path, f"is not whole Parquet: {reason_of(error)}", "Write the file again.") from error
+        raise BadFile(path, f"is not valid Parquet: {reason_of(error)}", "Write the file again.") from error
     return records
 
 
 def _write_parquet(records: list[RawTable], path: Path) -> None:
-    """Write the columns that at least one record has."""
+    """Write records as Parquet, with the columns that occur in at least one record."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -153,7 +153,7 @@ TABLE_SUFFIXES = tuple(_FORMATS)
 
 
 def format_of(path: Path) -> tuple[Reader, Writer]:
-    """Return reader and writer for a file's suffix; raise BadFile for an unknown one."""
+    """Return the reader and the writer for a file's suffix; raise BadFile for an unknown suffix."""
     if path.suffix.lower() not in _FORMATS:
         raise BadFile(path, f"unknown suffix {brief(path.suffix)}", f"Use one of {', '.join(_FORMATS)}.")
     return _FORMATS[path.suffix.lower()]

@@ -1,7 +1,7 @@
-"""Generator of a pool that follows the published statistics of a large recommender, the DLRM 2021 data.
+"""Generator of table pools that follow the published statistics of a large recommender, the DLRM 2021 data.
 
 Row counts, pooling factors and index reuse follow the marginals that facebookresearch/dlrm_datasets publishes for its
-856 tables; embedding dims are not published, so they are drawn from the configured dims.
+856 tables. Embedding dims are not published, so they are drawn from the configured dims.
 
 Legend: T tables, K = 17 reuse bins.
 """
@@ -14,33 +14,31 @@ import numpy as np
 
 from evenshard.base.knobs import COUNT, POSITIVE, REQUIRED, SHARE, check_knobs, check_ranges, knob
 from evenshard.base.units import gb_to_bytes
-from evenshard.tables.locality import with_hot_rows
+from evenshard.tables.locality import arrange_hot_rows
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
 from evenshard.tables.table import Table, check_dims, check_weight_bits
 
+# Tables in each range of row counts; ranges are log-uniform. The edges have one entry more.
 ROW_COUNTS = (143, 15, 36, 31, 29, 58, 98, 341, 66, 5, 34)
 ROW_EDGES = (1, 200, 1e3, 1e4, 1e5, 1e6, 3e6, 5.5e6, 6.2e6, 7e6, 1e7, 12.5e6)
-# Published as integers, log-uniform in each range: mean 15.8, 51 % of lookups to the top 10 % of tables; 0.05 is ours.
+# Tables in each range of pooling factors, published as integers; the least, 0.05, is ours. The mean is 15.8, and the
+# top 10 % of tables have 51 % of the lookups.
 POOLING_COUNTS = (144, 156, 65, 90, 94, 120, 121, 49, 17)
 POOLING_EDGES = (0.05, 1, 2, 3, 6, 11, 21, 51, 101, 194)
 
-# Lowers small tables to a mean pooling of 2.0 (others 17 to 27), which correlates rows and pooling by 0.19.
+# Small tables have a mean pooling factor of 2.0, others 17 to 27; rows and pooling then correlate by 0.19.
 SMALL_TABLE_ROWS = 1000
-COPULA_CORRELATION = 0.09
-SMALL_TABLE_SHIFT = 1.4
+COPULA_CORRELATION = 0.09  # of the normal scores of rows and pooling
+SMALL_TABLE_SHIFT = 1.4  # of the normal score of a small table's pooling, in standard deviations
 
 RAKING_ROUNDS = 60
-RAKING_TOLERANCE = 1e-4
-RAKING_LIMIT = 0.01
+RAKING_TOLERANCE = 1e-4  # largest error of a bin's share at which raking stops
+RAKING_LIMIT = 0.01  # above this error, raking has failed and the unraked histograms are used
 
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Settings of a generated pool; ``evenshard.loop.loop.GenerateTablesConfig`` documents its fields.
-
-    Raises:
-        BadConfig: if a value is out of range.
-    """
+    """Settings of a generated pool; ``evenshard.loop.loop.GenerateTablesConfig`` documents its fields."""
 
     num_tables: int = knob(REQUIRED, "number of tables in the pool", range=COUNT)
     embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
@@ -48,12 +46,11 @@ class GeneratorConfig:
     weight_bits: int = 32
     reuse_spread: float = knob(
         0.3,
-        "standard deviation of the tables' own tilts of the reuse histogram; 0 makes them as alike as their row counts "
-        "allow",
+        "standard deviation of the tilts of the tables' reuse histograms; 0 makes them as equal as row counts allow",
         range=SHARE,
     )
-    hot_rows_together: float | None = knob(None, "share of the tables whose hot rows lie side by side", range=SHARE)
-    max_table_gb: float | None = knob(None, "limit of a table's weights, by fewer rows", range=POSITIVE)
+    hot_rows_together: float | None = knob(None, "share of the tables whose hot rows are contiguous", range=SHARE)
+    max_table_gb: float | None = knob(None, "limit of a table's weights in GB, by fewer rows", range=POSITIVE)
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -64,10 +61,9 @@ class GeneratorConfig:
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:
     """Generate a pool that follows the DLRM 2021 statistics; the same seed gives the same tables.
 
-    The reuse histograms hold for ``batch_size``. Each table has its own tilt and stays feasible for its rows and
-    lookups; over the pool, weighted by numbers of unique indices, they average to the published histogram, to about
-    1e-4 per bin. If a limit leaves too few rows for so little reuse, each table comes as near to the published
-    histogram as it can.
+    The reuse histograms are for ``batch_size``. Each is tilted at random and feasible for the table's rows and lookups.
+    Their mean over the pool, weighted by numbers of unique indices, is the published histogram, to about 1e-4 per bin.
+    If a limit leaves too few rows for so little reuse, each histogram is as close to the published one as possible.
     """
     check_ranges(batch_size=batch_size, seed=seed)
     rng = np.random.default_rng(seed)
@@ -78,7 +74,7 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
     if config.max_table_gb is not None:
         rows_T = np.clip(rows_T, 1, gb_to_bytes(config.max_table_gb) * 8 // (dims_T * config.weight_bits))
     tilts_T = rng.normal(0.0, config.reuse_spread, size=config.num_tables)
-    reuse_TK = _raked_reuse(tilts_T, rows_T, pooling_T * batch_size)
+    reuse_TK = _rake_reuse(tilts_T, rows_T, pooling_T * batch_size)
     columns = zip(rows_T, dims_T, pooling_T, reuse_TK.tolist(), strict=True)
     tables = tuple(
         Table(f"t{number:03d}", int(rows), int(dim), float(pooling), tuple(bins), config.weight_bits)
@@ -87,11 +83,11 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
     if config.hot_rows_together is None:
         return tables
     are_together_T = (rng.random(config.num_tables) < config.hot_rows_together).tolist()
-    return tuple(with_hot_rows(one, batch_size, own) for one, own in zip(tables, are_together_T, strict=True))
+    return tuple(arrange_hot_rows(table, batch_size, own) for table, own in zip(tables, are_together_T, strict=True))
 
 
 def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """Draw rows and pooling factors with their published marginals and dependence."""
+    """Draw row counts and pooling factors with the published marginals and correlation, [T] each."""
     score_T = rng.standard_normal(num_tables)
     rows_T = np.floor(_quantile(_spread_quantiles(score_T, rng), ROW_COUNTS, ROW_EDGES))
     noise_T = rng.standard_normal(num_tables)
@@ -101,20 +97,23 @@ def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatA
 
 
 def _spread_quantiles(score_T: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draw one number from each of T equal parts of (0, 1); independent draws would vary mean pooling by 0.9."""
+    """Draw one quantile from each of T equal parts of (0, 1), in the order of the scores, [T].
+
+    Independent draws would vary the mean pooling factor of a pool by 0.9.
+    """
     rank_T = np.empty(len(score_T))
     rank_T[np.argsort(score_T)] = np.arange(len(score_T))
     return np.asarray((rank_T + rng.random(len(score_T))) / len(score_T))
 
 
 def _quantile(quantile_T: FloatArray, counts: tuple[int, ...], edges: tuple[float, ...]) -> FloatArray:
-    """Invert a mixture of log-uniform ranges with the given counts."""
-    cumulated = np.cumsum((0, *counts)) / sum(counts)
-    return np.asarray(np.exp(np.interp(quantile_T, cumulated, np.log(edges))))
+    """Invert the distribution function of a mixture of log-uniform ranges with these counts."""
+    cumulative = np.cumsum((0, *counts)) / sum(counts)
+    return np.asarray(np.exp(np.interp(quantile_T, cumulative, np.log(edges))))
 
 
-def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """Rake reuse to the published pool-wide mean, [T, K]; stop if the factors would diverge."""
+def _rake_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> FloatArray:
+    """Fit tilted histograms to the published mean of the pool by raking, [T, K]; unraked if raking fails."""
     goal_K = np.array(DLRM_2021_REUSE)
     own_TK = np.exp(tilts_T[:, None] * np.arange(NUM_REUSE_BINS))
     unraked_TK = reuse_TK = tilt_to_feasible(goal_K * own_TK, rows_T, lookups_T)
@@ -123,7 +122,7 @@ def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray)
         pool_K = pool_reuse(reuse_TK, lookups_T)
         if np.abs(pool_K - goal_K).max() < RAKING_TOLERANCE:
             return reuse_TK
-        # A pool of few lookups has no table that can fill the last bins; small steps keep the factors finite.
+        # A pool of few lookups cannot fill the last bins; the limits 0.1 and 10 keep their factors finite.
         base_K = base_K * np.clip(goal_K / np.maximum(pool_K, 1e-12), 0.1, 10.0)
         base_K = base_K / base_K.sum()
         reuse_TK = tilt_to_feasible(base_K * own_TK, rows_T, lookups_T)
@@ -132,6 +131,6 @@ def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray)
 
 
 def pool_reuse(reuse_TK: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """Return the share of all unique indices of the pool in each bin, [K], as the published histogram counts them."""
+    """Return each bin's share of all unique indices of the pool, [K], as the published histogram counts them."""
     uniques_T = lookups_T / mean_counts(reuse_TK, lookups_T)
     return np.asarray(uniques_T @ reuse_TK / uniques_T.sum())

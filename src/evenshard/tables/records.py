@@ -1,10 +1,10 @@
-"""Records of tables: the columns of a table file by their names in the file, parsed and checked.
+"""Records of table files: the mapping of their columns to fields of ``Table``, and parsing and checks of values.
 
-A record has columns beyond ``PLAIN_COLUMNS`` only if they are not the default. Texts are parsed to values, because CSV
-has only texts: numbers, true and false, and lists as JSON.
+A written record has columns beyond ``PLAIN_COLUMNS`` only if they are not the default. Texts are parsed to numbers,
+true and false, and lists (as JSON), because CSV has only texts.
 
 A record may also be a configuration of TorchRec: the ``dataclasses.asdict`` of an ``EmbeddingBagConfig`` or an
-``EmbeddingConfig``, or its JSON, where types and poolings are texts such as "DataType.FP16", "FP16" and
+``EmbeddingConfig``, or its JSON, where data types and poolings are texts such as "DataType.FP16" and
 "PoolingType.MEAN".
 """
 
@@ -30,15 +30,16 @@ RawTable = dict[Any, Any]
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
-COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in fields(Table)}
+COLUMN_TYPES = {column.name: str(column.type).removesuffix(" | None") for column in fields(Table)}
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
+# An integer with separators of thousands, such as 1,000,000.
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
-MAX_NAMED = 12
+MAX_NAMED = 12  # columns or records that a message lists
 _REMEDY = "Correct the value."
-# evenshard's names of TorchRec's data types, where they differ.
+# evenshard's names of TorchRec's data types if they differ.
 DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
 # Aliases of columns. ``pooling`` also means ``pooling_factor`` if it is a number, and not sum, mean or none.
 COLUMN_ALIASES = {
@@ -50,25 +51,25 @@ COLUMN_ALIASES = {
     "table_name": "name",
     "table": "name",
 }
-_NO_TIME = "initial weights take no time of a step"
-# Fields that never affect an answer, and the reasons.
+_NO_TIME = "weight initialization does not affect the step time"
+# Fields that never affect a placement, and the reasons.
 UNUSED_FIELDS = {
     "weight_init_max": _NO_TIME,
     "weight_init_min": _NO_TIME,
     "init_fn": _NO_TIME,
     "num_embeddings_post_pruning": "all rows are placed, as in training",
-    "need_pos": "weights by position are not timed",
-    "input_dim": "rows and lookups are those of the table",
-    "total_num_buckets": "rows are cut into equal blocks, not at buckets",
-    "use_virtual_table": "all rows count as memory of a device",
-    "virtual_table_eviction_policy": "rows stay where they are",
-    "enable_embedding_update": "updates from outside are not timed",
-    "stash_weights": "weights count as memory of a device all the time",
+    "need_pos": "position weights are not timed",
+    "input_dim": "the table's rows and lookups apply",
+    "total_num_buckets": "row-wise shards have equal blocks of rows, whatever the buckets",
+    "use_virtual_table": "all rows count as device memory",
+    "virtual_table_eviction_policy": "rows are never evicted",
+    "enable_embedding_update": "external updates are not timed",
+    "stash_weights": "weights count as device memory during the whole step",
 }
 
 
 class BadRecord(Exception):
-    """Problem and remedy of one record before file and row are known, and the problems of its other values."""
+    """Error in one record, raised where its file and row are not known; ``problems`` lists all invalid values."""
 
     def __init__(self, problem: str, remedy: str = _REMEDY, others: Collection[tuple[str, str]] = ()) -> None:
         super().__init__(problem)
@@ -78,8 +79,8 @@ class BadRecord(Exception):
 
 def table_record(table: Table) -> RawTable:
     """Return a table as a record that ``table_of`` reads."""
-    values = {one.name: getattr(table, one.name) for one in fields(table)}
-    later = {one.name: one.default for one in fields(table)[len(PLAIN_COLUMNS) :]}
+    values = {column.name: getattr(table, column.name) for column in fields(table)}
+    later = {column.name: column.default for column in fields(table)[len(PLAIN_COLUMNS) :]}
     record = {name: value for name, value in values.items() if name not in later or value != later[name]}
     record = {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
     bins = record["reuse_bins"]
@@ -88,25 +89,25 @@ def table_record(table: Table) -> RawTable:
 
 
 def table_of(record: RawTable, default_pooling_factor: float | None = None, extra: Collection[str] = ()) -> Table:
-    """Return the table of a record.
+    """Convert a record to a table.
 
-    Missing values are derived from given ones: ``data_type`` and ``weight_bits``; ``pooling_factor`` and
-    ``feature_pooling_factors``, which are even if only ``feature_names`` are given.
+    ``data_type`` and ``weight_bits`` are derived from each other, as are ``pooling_factor`` and
+    ``feature_pooling_factors``; the latter are equal if only ``feature_names`` are given.
 
     Args:
-        record: values of our columns; ``ColumnNames`` maps other names.
-        default_pooling_factor: lookups per sample of each feature, if the record has none; None makes it an error.
-        extra: other columns, one of which may be a misnamed missing column.
+        record: values by field of ``Table``; ``ColumnNames`` translates other names.
+        default_pooling_factor: lookups per sample of each feature if the record has none; None makes that an error.
+        extra: unused columns, which may include a missing column under another name.
 
     Raises:
-        BadRecord: for all values that are missing, unknown or impossible.
+        BadRecord: for all values that are missing or invalid.
     """
     found: dict[tuple[str, str], None] = {}
     values: dict[str, Any] = {}
     for column, kind in COLUMN_TYPES.items():
         value = record.get(column)
         try:
-            if column == "reuse_bins" and any(not is_blank(record.get(one)) for one in REUSE_COLUMNS):
+            if column == "reuse_bins" and any(not is_blank(record.get(name)) for name in REUSE_COLUMNS):
                 values[column] = _bins_by_column(record)
             elif not is_blank(value) and (column in REQUIRED_COLUMNS or not _is_nan(value)):
                 values[column] = (_READERS.get(column) or _READERS[kind])(value, column)
@@ -115,7 +116,7 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None, extr
     names, own = values.get("feature_names", ()), values.get("feature_pooling_factors", ())
     may_lack = {"pooling_factor"} if own or default_pooling_factor is not None else set()
     found.update(dict.fromkeys(_list_missing(record, may_lack, extra)))
-    # valid values replace unreadable ones, so that the other values are checked
+    # Valid values replace unreadable values, so that the other values are still checked.
     usual_bits = DATA_TYPES.get(values.get("data_type", ""), Table.weight_bits)
     pooling = sum(own) if own else (default_pooling_factor or 0.0) * max(len(names), 1)
     instead = {"name": "?", "num_rows": MAX_ROW_SHARES, "embedding_dim": 1, "weight_bits": usual_bits}
@@ -155,11 +156,11 @@ def _hint(column: str, extra: Sequence[str]) -> str:
     close = difflib.get_close_matches(column, plain, n=1, cutoff=0.6)
     if close:
         name = plain[close[0]]
-        return f"If it is {brief(name)}, give --columns {cut(name)}={column}."
+        return f"If {brief(name)} is this column, give --columns {cut(name)}={column}."
     if not extra:
         return "Add it."
     others = names_text(extra, MAX_NAMED, brief)
-    return f"Add it, or say which column it is (--columns THEIRS={column}). Not used: {others}."
+    return f"Add it, or map a column of the file to it (--columns THEIRS={column}). Unused columns: {others}."
 
 
 def _name(value: Any, column: str) -> str:
@@ -177,7 +178,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _word(value: Any, column: str) -> str:
-    """Convert to lower case: TorchRec's words are in capitals, and its JSON may have PoolingType.SUM."""
+    """Convert one of TorchRec's enum values, such as SUM or PoolingType.SUM, to lower case."""
     text = _text(value.value if isinstance(value, Enum) else value, column)
     return text.rpartition("Type.")[2].lower()
 
@@ -196,7 +197,7 @@ def _flag(value: Any, column: str) -> bool:
 
 
 def _number(value: Any, column: str) -> float:
-    """Read texts as numbers, because CSV has only texts and YAML reads 1e6 as text."""
+    """Parse a number, also from a text, because CSV has only texts and YAML reads 1e6 as text."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)
@@ -206,7 +207,7 @@ def _number(value: Any, column: str) -> float:
 
 
 def _whole(value: Any, column: str) -> int:
-    """Accept 1000.0, as pandas writes whole columns, and 1,000,000, as spreadsheets do."""
+    """Parse an integer, also from 1000.0, as pandas writes it, and from 1,000,000, as spreadsheets do."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value.replace(",", "") if _WITH_COMMAS.fullmatch(value) else value)
@@ -218,10 +219,10 @@ def _whole(value: Any, column: str) -> int:
     return int(number)
 
 
-# Words for a single element, and for all, of columns with lists.
+# Nouns in errors for one element and for all elements of the columns with lists.
 _ELEMENTS = {
     "feature_names": ("a name", "the names"),
-    "feature_pooling_factors": ("a number", "one for each feature"),
+    "feature_pooling_factors": ("a number", "one number per feature"),
     "reuse_bins": ("a share", f"{NUM_REUSE_BINS} shares"),
     "row_shares": ("a share", "shares"),
     "miss_ratios": ("a ratio", f"{len(LOAD_FACTORS)} ratios"),
@@ -237,7 +238,7 @@ def _list(value: Any, column: str, example: str, read: Callable[[Any, str], Any]
     element, what = _ELEMENTS[column]
     if not isinstance(value, list | tuple):
         raise BadRecord(f"{column} is {brief(value)}, not a list", f"Give {what} or leave it out.")
-    return tuple(read(one, f"{element} of {column}") for one in value)
+    return tuple(read(each, f"{element} of {column}") for each in value)
 
 
 _READERS: dict[str, Callable[[Any, str], Any]] = {
@@ -254,13 +255,13 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _bins_by_column(record: RawTable) -> tuple[float, ...]:
-    """Return the histogram from separate columns."""
+    """Collect the histogram from the columns reuse_bin_0 to reuse_bin_16."""
     columns = [column for column in REUSE_COLUMNS if not is_blank(record.get(column))]
     if not is_blank(record.get("reuse_bins")) and not _is_nan(record["reuse_bins"]):
-        raise BadRecord(f"has both reuse_bins and {columns[0]}", "Keep one form.")
+        raise BadRecord(f"has both reuse_bins and {columns[0]}", "Keep only one of them.")
     missing = next((column for column in REUSE_COLUMNS if column not in columns), None)
     if missing is not None:
-        raise BadRecord(f"{missing} is empty while other reuse columns are not", "Fill in all 17 or none.")
+        raise BadRecord(f"{missing} is empty, but other reuse columns are not", "Fill in all 17 or none.")
     return tuple(_number(record[column], column) for column in REUSE_COLUMNS)
 
 
@@ -274,25 +275,25 @@ def columns_of(records: list[RawTable]) -> list[str]:
 
 @dataclass
 class ColumnNames:
-    """Our names of the columns of one file, collected while its records are read.
+    """Mapping from the columns of one file to fields of ``Table``, completed while its records are read.
 
     Attributes:
-        given: the user's own mapping: column of the file -> our column; empty to leave it out.
+        given: the user's mapping: column of the file -> field; "" ignores the column.
         extra, found: unused columns in order, and mapped columns that at least one record has.
 
     Raises:
-        BadConfig: if a column of the file is mapped to an unknown column.
+        BadConfig: if a column of the file is mapped to an unknown field.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     extra: dict[str, None] = field(default_factory=dict)
     found: set[str] = field(default_factory=set)
 
-    def ours(self, record: RawTable) -> RawTable:
-        """Return a record with only our columns.
+    def translate(self, record: RawTable) -> RawTable:
+        """Return a record with its columns renamed to fields of ``Table``, without unused columns.
 
         Raises:
-            BadRecord: if two of its columns map to the same column with different values.
+            BadRecord: if two columns map to the same field with different values.
         """
         known: RawTable = {}
         came_from: dict[str, str] = {}
@@ -310,15 +311,15 @@ class ColumnNames:
                 self.extra[name] = None
             elif not is_blank(value) and value != known[target]:
                 raise BadRecord(
-                    f"has both {came_from[target]} and {name}, and both are {target}",
-                    f"Keep one, or leave one out (--columns {name}=).",
+                    f"has both {came_from[target]} and {name}, which both mean {target}",
+                    f"Remove one of them, or ignore it (--columns {name}=).",
                 )
-        if (pooling := implied_pooling(record)) is not None:
+        if (pooling := implicit_pooling(record)) is not None:
             known.setdefault("pooling", pooling)
         return known
 
     def _target(self, name: str, value: Any) -> str | None:
-        """Return our column, or None for an unused column."""
+        """Return the field for a column of the file, or None if the column is unused."""
         if name in self.given:
             self.found.add(name)
             return _resolve_target(name, self.given[name])
@@ -332,20 +333,20 @@ class ColumnNames:
         return tuple(name for name in self.given if name not in self.found)
 
     def note(self, where: str) -> str | None:
-        """Name the unused columns of a file in a sentence; None if there are none."""
+        """Return a note that lists the unused columns of a file; None if there are none."""
         if not self.extra:
             return None
-        names = [brief(name) if name else "one without a name" for name in self.extra]
+        names = [brief(name) if name else "an unnamed column" for name in self.extra]
         columns = f"{len(names):,} columns are" if len(names) > 1 else "1 column is"
         text = f"{where}: {columns} not used: {names_text(names, MAX_NAMED)}."
         meant = [(name, close) for name in self.extra if (close := close_column(name, KNOWN_COLUMNS)) is not None]
         hints = ", ".join(f"--columns {cut(name)}={close}" for name, close in meant[:MAX_NAMED])
-        return f"{text} If meant: {hints}." if hints else text
+        return f"{text} To use: {hints}." if hints else text
 
 
 def close_column(name: str, known: Collection[str]) -> str | None:
-    """Return the column that a name probably means, or None."""
-    plain = {one.replace("_", ""): one for one in known}
+    """Return the known column that a misspelled name probably means, or None."""
+    plain = {column.replace("_", ""): column for column in known}
     found = difflib.get_close_matches(cut(name.lower().replace("_", "")), plain, n=1, cutoff=0.8)
     return plain[found[0]] if found else None
 
@@ -358,7 +359,7 @@ def _resolve_target(name: str, target: str) -> str | None:
         closest: Sequence[str] = difflib.get_close_matches(cut(target), KNOWN_COLUMNS, n=1, cutoff=0.0)
         raise BadConfig(
             f"columns maps {brief(name)} to {brief(target)}, which is not a column of a table; the closest is "
-            f"{closest[0]!r}. Correct it, or leave the column out ({cut(name)}=)."
+            f"{closest[0]!r}. Correct it, or ignore the column ({cut(name)}=)."
         )
     return target
 
@@ -374,20 +375,21 @@ def is_config(record: Mapping[Any, Any]) -> bool:
     return "num_embeddings" in record and any(name in record for name in UNUSED_FIELDS)
 
 
-def implied_pooling(record: Mapping[Any, Any]) -> str | None:
-    """Return the implicit pooling of an ``EmbeddingConfig``, whose table holds sequences; None for others."""
+def implicit_pooling(record: Mapping[Any, Any]) -> str | None:
+    """Return "none" for an ``EmbeddingConfig``, whose lookups are not pooled; None for any other record."""
     return SEQUENCE if is_config(record) and "pooling" not in record else None
 
 
-def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
-    """Yield the fields of a configuration that do not affect the answer; ``init_fn`` is always set."""
-    if implied_pooling(record) is not None:
-        yield Assumption(table, "pooling", f"{SEQUENCE}, as of an EmbeddingConfig: TorchRec's fields, and no pooling")
+def list_unused_fields(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
+    """Yield a note for each field of a TorchRec configuration that is set but does not affect a placement."""
+    if implicit_pooling(record) is not None:
+        yield Assumption(table, "pooling", f"{SEQUENCE}, because the record has TorchRec's fields and no pooling")
     for name, why in UNUSED_FIELDS.items():
+        # ``init_fn`` is set in every configuration, so it is not worth a note.
         if name != "init_fn" and record.get(name) not in (None, "", False, "False"):
-            yield unused_field(table, name, why)
+            yield note_unused_field(table, name, why)
 
 
-def unused_field(table: str, name: str, why: str) -> Assumption:
-    """Return the note that a configuration sets an unused field."""
-    return Assumption(table, name, f"it changes nothing in the answer: {why}")
+def note_unused_field(table: str, name: str, why: str) -> Assumption:
+    """Return the note for a field that is set but has no effect."""
+    return Assumption(table, name, f"ignored: {why}")

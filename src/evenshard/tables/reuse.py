@@ -1,8 +1,8 @@
-"""Index-reuse histograms, which count repeated lookups of an index in a batch, and their defaults.
+"""Index-reuse histograms: how often a batch looks up the same index; and default histograms.
 
-A histogram has 17 bins; bin 0 holds the indices that a batch looks up once, bin k those looked up more than
-2**(k-1) and at most 2**k times, the last bin those looked up more than 32768 times. Its values are shares of the
-UNIQUE indices of the batch and add up to 1.
+A histogram has 17 bins. Bin 0 has the indices that a batch looks up once, bin k those that it looks up more than
+2**(k-1) and at most 2**k times, and the last bin those that it looks up more than 32768 times. The values are shares of
+the UNIQUE indices of the batch and add up to 1.
 
 Legend: T tables, K = 17 bins, R blocks of ranks.
 """
@@ -26,15 +26,14 @@ ReuseBins = tuple[float, ...]
 NUM_REUSE_BINS = 17
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
-# Octaves that the counts of the last bin are assumed to span, from 2**15 to 2**18.
+# Octaves that the open last bin is assumed to span, from 2**15 to 2**18 lookups.
 OCTAVES_OF_LAST_BIN = 3
 
 
 def _mean_counts() -> FloatArray:
-    """Compute the mean count inside each bin, [K], if frequencies fall with the square of the count.
+    """Compute the mean count in each bin, [K], for indices with frequencies proportional to count**-2.
 
     This law reproduces the published ratio of access share to unique share within 3 % in bins 0..7 of the 2021 data.
-    The open last bin spans three octaves, to 2**18.
     """
     counts = np.arange(1, 2 ** (NUM_REUSE_BINS - 2 + OCTAVES_OF_LAST_BIN) + 1, dtype=np.float64)
     bins = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
@@ -47,17 +46,17 @@ BIN_MEAN_COUNTS.setflags(write=False)
 
 
 def _complete_shares(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float) -> ReuseBins:
-    """Refine shares of unique indices that were published with three decimals.
+    """Compute all shares of unique indices from published shares with three decimals.
 
-    If these have too few digits, the access share is used: a bin's share of the unique indices is its share of the
-    accesses times the mean lookups per unique index, divided by the mean count of the bin.
+    Three decimals are too few for the last bins, which use the access share: a bin's share of the unique indices is its
+    share of the accesses times the mean lookups per unique index, divided by the mean count of the bin.
     """
     tail = lookups_per_unique * np.array(accesses)[len(uniques) :] / BIN_MEAN_COUNTS[len(uniques) :]
     shares = np.concatenate([uniques, tail])
     return tuple(float(share) for share in shares / shares.sum())
 
 
-# Shares of unique indices and of accesses, and lookups per unique index: facebookresearch/dlrm_datasets.
+# Shares of unique indices and of accesses, and lookups per unique index, from facebookresearch/dlrm_datasets.
 DLRM_2021_REUSE: ReuseBins = _complete_shares(
     (0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011),
     (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019),
@@ -66,10 +65,10 @@ DLRM_2021_REUSE: ReuseBins = _complete_shares(
 
 
 def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:
-    """Build the histogram from the lookups of each index; indices without lookups (0) do not count.
+    """Build the histogram from the number of lookups of each index; indices without lookups are ignored.
 
     Raises:
-        ValueError: no index was looked up, or a count is negative.
+        ValueError: if no index was looked up, or a count is negative.
     """
     array = counts if isinstance(counts, np.ndarray) else counts.detach().cpu().numpy()
     array = array[array != 0]
@@ -84,11 +83,11 @@ def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) ->
 def feasible_reuse_bins(
     num_rows: int, num_lookups: float, tilt: float = 0.0, base: ReuseBins = DLRM_2021_REUSE
 ) -> ReuseBins:
-    """Return the default histogram of a table without a counted one.
+    """Return the default histogram of a table, feasible for its rows and lookups.
 
-    It is the base histogram times ``exp(tilt * k)``, without the bins that need more lookups than exist, tilted further
-    towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows. Without lookups,
-    all the mass is in bin 0.
+    It is the base histogram times ``exp(tilt * k)``, without the bins that need more lookups than the batch has. If its
+    unique indices (lookups / mean count) exceed the rows, it is tilted further towards reuse until they fit. Without
+    lookups, all the mass is in bin 0.
     """
     shares_TK = np.asarray(base, dtype=np.float64)[None] * np.exp(tilt * np.arange(NUM_REUSE_BINS))
     rows_T, lookups_T = np.array([num_rows], dtype=np.float64), np.array([num_lookups], dtype=np.float64)
@@ -96,19 +95,19 @@ def feasible_reuse_bins(
 
 
 def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """Return the mean lookups per unique index, [T]; no index is looked up more often than the total."""
-    return np.asarray((shares_TK * _bounded_means(num_lookups_T)).sum(axis=1))
+    """Return the mean lookups per unique index, [T]; the count of a bin is at most the total number of lookups."""
+    return np.asarray((shares_TK * _cap_means(num_lookups_T)).sum(axis=1))
 
 
 def rows_and_counts(
     bins_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the distinct rows of each bin, [T, K], and the lookups of each such row, [T, K], at least 1.
+    """Return the distinct rows of each bin and the lookups of each such row, at least 1, [T, K] each.
 
-    They account for all lookups. The mean count is that of ``BIN_MEAN_COUNTS``; if that needs too many rows, all are
-    looked up, each as much more often. The [T, K] histograms need not be normalised.
+    Their product adds up to all lookups. The mean counts are ``BIN_MEAN_COUNTS``; if these need more rows than the
+    table has, all rows are looked up and the counts are scaled up. The histograms need not be normalised.
     """
-    means_TK = _bounded_means(num_lookups_T)
+    means_TK = _cap_means(num_lookups_T)
     shares_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
     mean_T = (shares_TK * means_TK).sum(axis=1)
     uniques_T = np.minimum(num_lookups_T / mean_T, num_rows_T)
@@ -119,8 +118,8 @@ def rows_and_counts(
 def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
     """Tilt [T, K] histograms just enough to be feasible for [T] rows and lookups; see ``feasible_reuse_bins``.
 
-    Weights need not be normalised. The result adds up to 1 in each row. If even the highest possible bin leaves more
-    unique indices than rows (a single row that is read a million times), all the mass is in that bin.
+    They need not be normalised; the results add up to 1. If even the highest possible bin has more unique indices than
+    rows (such as a single row that is read a million times), all the mass is in that bin.
     """
     allowed_TK = np.array(MIN_COUNT_OF_BIN) <= num_lookups_T[:, None]
     allowed_TK[:, 0] = True
@@ -130,7 +129,7 @@ def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_
     weights_TK[no_mass_T, top_T[no_mass_T]] = 1.0
     result_TK = weights_TK / weights_TK.sum(axis=1, keepdims=True)
 
-    means_TK = _bounded_means(num_lookups_T)
+    means_TK = _cap_means(num_lookups_T)
     needed_T = num_lookups_T / num_rows_T
     binding = np.flatnonzero((result_TK * means_TK).sum(axis=1) < needed_T)
     if binding.size:
@@ -139,7 +138,7 @@ def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_
 
 
 def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, top_T: npt.NDArray[Any]) -> FloatArray:
-    """Bisect the smallest tilt at which each mean count is large enough."""
+    """Find the smallest tilt at which the mean count of each histogram reaches ``needed_T``, by bisection."""
     with np.errstate(divide="ignore"):
         logs_TK = np.log(shares_TK)
 
@@ -149,7 +148,7 @@ def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, 
         return np.asarray(weights_TK / weights_TK.sum(axis=1, keepdims=True))
 
     low_T, high_T = np.zeros_like(needed_T), np.full_like(needed_T, 64.0)  # at 64 the top bin has all but 1e-20
-    for _ in range(40):
+    for _ in range(40):  # to 64 / 2**40 = 6e-11
         middle_T = (low_T + high_T) / 2
         enough_T = (tilt_bins(middle_T) * means_TK).sum(axis=1) >= needed_T
         low_T, high_T = np.where(enough_T, low_T, middle_T), np.where(enough_T, middle_T, high_T)
@@ -159,15 +158,15 @@ def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, 
     return result_TK
 
 
-def _bounded_means(num_lookups_T: FloatArray) -> FloatArray:
+def _cap_means(num_lookups_T: FloatArray) -> FloatArray:
     return np.minimum(BIN_MEAN_COUNTS, np.maximum(num_lookups_T, 1.0)[:, None])
 
 
 def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> ReuseBins:
     """Return the expected histogram if each lookup draws rank r with probability proportional to ``r**-alpha``.
 
-    The count of a row is Poisson. Ranks are exact up to 1000 and grouped in blocks of about 1 % width beyond, so that
-    two billion rows take milliseconds. Without lookups, all the mass is in bin 0.
+    The count of a row is Poisson. Ranks above 1000 are grouped in blocks of about 1 % width, so that two billion rows
+    take milliseconds. Without lookups, all the mass is in bin 0.
     """
     import torch  # for the incomplete gamma function, which NumPy lacks
 
@@ -178,13 +177,13 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
     wide = np.geomspace(exact, num_rows, blocks + 1).round()[1:]
     starts = np.unique(np.concatenate([np.arange(1.0, exact + 1), wide, [num_rows + 1.0]]))
     sizes_R = np.diff(starts)
-    # The sum over a block is nearly the integral from half a rank before it to half a rank after it; for the first
-    # ranks the two differ by some percent, so these are summed exactly.
+    # The sum over a block is nearly the integral from half a rank before it to half a rank after it. For the first
+    # ranks, the two differ by several percent, so single ranks are exact.
     weights_R = _power_integral(starts[:-1] - 0.5, starts[1:] - 0.5, alpha)
     weights_R = np.where(sizes_R == 1, starts[:-1] ** -alpha, weights_R)
     rates_R = torch.from_numpy(num_lookups * weights_R / weights_R.sum() / sizes_R)
 
-    # P(Poisson(rate) >= n) is the lower incomplete gamma function, which stays accurate for tiny values.
+    # P(Poisson(rate) >= n) is the lower incomplete gamma function, which is accurate even for tiny values.
     at_least_RK = torch.special.gammainc(
         torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64)[None], rates_R[:, None].expand(-1, NUM_REUSE_BINS)
     ).numpy()
@@ -194,8 +193,8 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
     return tuple((uniques_K / uniques_K.sum()).tolist())
 
 
-def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
-    """Return the histogram of a random share, above 0, of a batch's lookups."""
+def thin_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
+    """Return the histogram of a random sample, with this share above 0, of a batch's lookups."""
     if share >= 1:
         return bins
     uniques_K = np.asarray(bins) @ _thinning_matrix(share)
@@ -204,14 +203,15 @@ def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
 
 @lru_cache(maxsize=64)
 def _thinning_matrix(share: float) -> FloatArray:
-    """Return the probability, [K, K], that an index of a bin is in each bin after random thinning, or else in none.
+    """Return the probabilities, [K, K], that random sampling moves an index from one bin to another.
 
-    An index with count c has a binomial count after thinning. In a bin, frequencies fall with the count's square.
+    An index with count c has a binomial count in the sample; at 0 it is in no bin. In a bin, frequencies are
+    proportional to count**-2.
     """
     exact_KK = np.zeros((_EXACT_BINS, NUM_REUSE_BINS))
     counts = np.arange(1, MAX_COUNT_OF_BIN[_EXACT_BINS - 1] + 1)
     bin_of_count = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
-    chances = np.zeros(len(counts) + 1)  # of each count after thinning, from 0
+    chances = np.zeros(len(counts) + 1)  # probabilities of each count in the sample, from 0
     chances[0] = 1.0
     for count, own_bin in zip(counts.tolist(), bin_of_count.tolist(), strict=True):
         chances[1:] = chances[1:] * (1 - share) + chances[:-1] * share
@@ -219,7 +219,7 @@ def _thinning_matrix(share: float) -> FloatArray:
         exact_KK[own_bin] += np.bincount(bin_of_count, weights=chances[1:], minlength=NUM_REUSE_BINS) / count**2
     exact_KK /= np.bincount(bin_of_count, weights=1 / counts**2)[:, None]
 
-    # Higher bins are sampled at a few counts, midpoints of equal steps of the logarithm, as Poisson variables.
+    # Higher bins are evaluated at a few counts, midpoints of equal steps of the logarithm, as Poisson variables.
     octaves_K1 = np.array([1] * (NUM_REUSE_BINS - 1 - _EXACT_BINS) + [OCTAVES_OF_LAST_BIN])[:, None]
     steps_KS = 2.0 ** (octaves_K1 * (np.arange(_STEPS) + 0.5) / _STEPS)
     counts_KS = np.array(MIN_COUNT_OF_BIN[_EXACT_BINS:])[:, None] * steps_KS
@@ -230,16 +230,16 @@ def _thinning_matrix(share: float) -> FloatArray:
     return np.asarray(np.maximum(np.concatenate([exact_KK, high_KK]), 0.0))
 
 
-_EXACT_BINS, _STEPS = 7, 8
+_EXACT_BINS, _STEPS = 7, 8  # bins with exact binomial counts, up to 64; steps in each higher bin
 
 
 def poisson_at_least(counts: FloatArray, rates: FloatArray) -> FloatArray:
-    """Return the probability that Poisson variables (rates above 0) are at least the counts (at least 1).
+    """Return the probability that Poisson variables with these rates (above 0) reach the counts (at least 1).
 
-    This is the regularized lower incomplete gamma function, by its series below the count and by Lentz's continued
-    fraction of the rest above it: NumPy has neither, and a machine that only measures lacks SciPy.
+    This is the regularized lower incomplete gamma function, computed by its series if the rate is below the count, and
+    by Lentz's continued fraction otherwise. NumPy lacks it, and a machine that only measures lacks SciPy.
     """
-    counts, rates = (one.astype(np.float64) for one in np.broadcast_arrays(counts, rates))
+    counts, rates = (each.astype(np.float64) for each in np.broadcast_arrays(counts, rates))
     scale = np.exp(counts * np.log(rates) - rates - np.vectorize(math.lgamma)(counts))
     found, is_low = np.empty_like(scale), rates < counts + 1
     low_n, low_x = counts[is_low], rates[is_low]
@@ -270,16 +270,16 @@ def _away_from_0(values: FloatArray) -> FloatArray:
     return np.asarray(np.where(np.abs(values) < _TINY, _TINY, values))
 
 
-_PRECISION, _TINY = 1e-13, 1e-300
+_PRECISION, _TINY = 1e-13, 1e-300  # relative error at which both expansions stop; replaces a denominator of 0
 
 
-def deduplicated_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, float]:
-    """Return the histogram of a batch if each device sends every distinct index of its samples once.
+def deduplicate_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, float]:
+    """Return the histogram of a batch, and the share of lookups that are sent, after index deduplication.
 
-    Samples are split evenly among devices. The second value is the share of lookups that are sent.
+    Each device sends every distinct index of its samples once; all devices have the same number of samples.
     """
     shares_K = np.asarray(bins)
-    devices_K = num_devices * (1 - (1 - 1 / num_devices) ** BIN_MEAN_COUNTS)  # devices that look up an index of the bin
+    devices_K = num_devices * (1 - (1 - 1 / num_devices) ** BIN_MEAN_COUNTS)  # devices that look up an index
     sent_K = np.searchsorted(MAX_COUNT_OF_BIN, devices_K.round(), side="left")
     histogram = np.bincount(sent_K, weights=shares_K, minlength=NUM_REUSE_BINS)
     return tuple(histogram.tolist()), float(shares_K @ devices_K / (shares_K @ BIN_MEAN_COUNTS))

@@ -1,7 +1,7 @@
-"""Sources of a user's tables: a table file, a public set, or a sample of traffic.
+"""Sources of a user's tables: a table file, a public set, or a sample of traffic (recorded lookups).
 
 ================  =======================================================  =================================
-source            looks like                                               traffic may be given beside it
+source            name                                                     separate ``traffic`` possible
 ================  =======================================================  =================================
 public set        a name of ``catalog_names()``                            yes
 table file        .yaml, .yml, .json, .csv, .parquet                       yes
@@ -9,8 +9,8 @@ DLRM batch file   .pt, .pt.gz                                              no, i
 traffic folder    a folder of .parquet files or of .pt files               no, it is traffic
 ================  =======================================================  =================================
 
-A single Parquet file is a table file. A sample of traffic in one Parquet file must be alone in a folder, or be named as
-the traffic of a table file.
+A single Parquet file is read as a table file. A sample of traffic in one Parquet file needs a folder of its own, or is
+given as the ``traffic`` of a table file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut, did_you_mean
-from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
-from evenshard.tables.files import load_tables_with_assumptions, no_column, tables_of_records
+from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins, assume_weight_bits
+from evenshard.tables.files import load_tables_with_assumptions, missing_columns_error, tables_of_records
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
@@ -40,13 +40,13 @@ BATCH_SUFFIXES = (".pt", ".pt.gz")
 # Columns that a sample of traffic provides.
 _COUNTED = ("pooling_factor", "feature_pooling_factors", "reuse_bins")
 _PRECISION = ("weight_bits", "data_type")
-# Public table sets, one data file each, which cites the source of its numbers.
+# Public table sets; each has a data file that cites the source of its numbers.
 _CATALOG = resources.files("evenshard.tables").joinpath("catalog")
 _SUFFIX = ".json"
 
 
 class SourceKind(Enum):
-    """Kind of a source; see the table of the module."""
+    """Kind of a source; see the table in the module's docstring."""
 
     CATALOG = "public set"
     TABLE_FILE = "table file"
@@ -68,7 +68,7 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
         embedding_dim: dim of every table; None keeps the dim of the data file.
 
     Raises:
-        BadConfig: an unknown name, an impossible number, or a dim for a set with a published dim per table.
+        BadConfig: if the name is unknown, a number is invalid, or a dim is given for a set with its own dims.
     """
     check_ranges(batch_size=batch_size)
     if embedding_dim is not None:
@@ -85,16 +85,16 @@ def _read_set(name: str) -> dict[str, Any]:
     known = catalog_names()
     if name not in known:
         closest = difflib.get_close_matches(cut(name), known, n=len(known), cutoff=0.0)
-        raise BadConfig(f"There is no table set {brief(name)} in the catalogue. Choose one of: {', '.join(closest)}.")
+        raise BadConfig(f"There is no public table set {brief(name)}. Choose one of: {', '.join(closest)}.")
     text = _CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
 
 def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | None) -> tuple[Table, ...]:
-    """Make a table of each column: ``num_rows`` by column, ``hotness`` (default 1), one ``embedding_dim``.
+    """Build the tables of a public set with one ``embedding_dim``: ``num_rows`` by column, ``hotness`` (default 1).
 
-    Index reuse of these batches is not published, so the reuse histogram is the stated default.
+    Index reuse of these sets is not published, so their reuse histograms are the default.
     """
     rows_of: dict[str, int] = content["num_rows"]
     hotness: list[int] = content.get("hotness", [1] * len(rows_of))
@@ -106,9 +106,9 @@ def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | N
 
 
 def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, ...]:
-    """Make the tables of groups, each with its own dim; indices follow a power law, which gives the reuse histogram.
+    """Build the tables of a public set that lists groups of equal tables, whose indices follow a power law.
 
-    A shared group has a single table for all hotnesses of its list, any other group one table per hotness.
+    A group is ``count`` tables for each hotness of its list, or, if shared, ``count`` tables for the sum of the list.
     """
     alpha = float(content["power_law_alpha"])
     tables: list[Table] = []
@@ -122,10 +122,10 @@ def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, 
 
 
 def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:
-    """Tell the kind of a source by name, suffix and existence as a folder, without reading it; None if unknown."""
+    """Classify a source by its name and suffix, or as a folder, without reading it; None if unknown."""
     if str(source) in catalog_names():
         return SourceKind.CATALOG
-    # Before the suffix, because Spark writes folders called sample.parquet. An empty path would be the working
+    # Checked before the suffix, because Spark writes folders named sample.parquet. An empty path would be the working
     # directory.
     if str(source) and Path(source).is_dir():
         return SourceKind.TRAFFIC_FOLDER
@@ -144,23 +144,22 @@ def tables_from(
     default_pooling_factor: float = 1.0,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet:
-    """Read the user's tables, with a stated default for each missing value.
+    """Load the user's tables from any source, with a reported default for each missing value.
 
     Args:
-        source: see the table of the module.
+        source: see the table in the module's docstring.
         batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
-            missing in the sample keep their values; other traffic is not read.
-        embedding_dim: dim of all tables: required for a sample of traffic alone, allowed for a public set with the same
-            dim for all.
-        weight_bits: 4, 8, 16 or 32, overrides the source; None keeps its precision.
-        default_pooling_factor: lookups per sample if neither file nor traffic has them.
-        columns: our name, or the feature's, of each renamed column of the table file and the traffic; empty to leave a
-            column out.
+            without traffic keep their values, and traffic without a table is ignored.
+        embedding_dim: dim of all tables; required if ``source`` is traffic, allowed for a public set with one dim.
+        weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
+        default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
+        columns: field of ``Table`` or feature for each renamed column of the table file and the traffic; "" ignores
+            the column.
 
     Raises:
-        BadConfig: no such source, or settings that contradict it.
-        BadFile: a file cannot be used.
+        BadConfig: if there is no such source, or settings contradict it.
+        BadFile: if a file cannot be used.
     """
     check_ranges(batch_size=batch_size)
     if embedding_dim is not None:
@@ -191,9 +190,9 @@ def tables_in_python(
     default_pooling_factor: float = 1.0,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet | None:
-    """Read a data frame or a list of dicts, with the columns of a table file, as ``tables_from`` does.
+    """Convert a data frame or a list of dicts with the columns of a table file; None for any other type.
 
-    Return None for any other type.
+    For the other arguments see ``tables_from``.
     """
     records = _records_of(tables)
     if records is None:
@@ -205,11 +204,11 @@ def tables_in_python(
 def _records_of(tables: Any) -> list[Any] | None:
     if hasattr(tables, "to_dict") and hasattr(tables, "columns") and hasattr(tables, "notna"):  # pandas, not imported
         records = tables.astype(object).where(tables.notna(), None).to_dict("records")
-    elif isinstance(tables, Sequence) and not isinstance(tables, str) and any(isinstance(one, dict) for one in tables):
+    elif isinstance(tables, Sequence) and not isinstance(tables, str) and any(isinstance(row, dict) for row in tables):
         records = list(tables)
     else:
         return None
-    return [{key: _plain(value) for key, value in one.items()} if isinstance(one, dict) else one for one in records]
+    return [{key: _plain(value) for key, value in each.items()} if isinstance(each, dict) else each for each in records]
 
 
 def _plain(value: Any) -> Any:
@@ -225,21 +224,21 @@ def complete_tables(
     columns: Mapping[str, str] | None = None,
     source: str = "tables",
 ) -> TableSet:
-    """Fill in the figures of a sample of traffic, and set the requested precision of the weights.
+    """Add the statistics of a sample of traffic to tables, and set the weight precision if requested.
 
     Args:
-        traffic: a sample; tables missing in it stay unchanged.
-        source: name of the tables' source, for errors.
+        traffic: a sample; tables without traffic stay unchanged.
+        source: name of the tables' source in errors.
 
     Raises:
-        BadConfig: two tables have the same name, or neither source nor traffic has one of ``columns``.
-        BadFile: the sample cannot be read, contradicts the tables, or has none of them.
+        BadConfig: if two tables have the same name, or neither source nor traffic has one of ``columns``.
+        BadFile: if the sample cannot be read, contradicts the tables, or has none of them.
     """
     if traffic is not None:
         table_set = _count_lookups(table_set, traffic, batch_size, columns)
         source = f"{source} or {traffic}"
     if table_set.missed:
-        raise no_column(source, table_set.missed)
+        raise missing_columns_error(source, table_set.missed)
     return table_set if weight_bits is None else with_weight_bits(table_set, weight_bits)
 
 
@@ -250,12 +249,12 @@ def _count_lookups(
 
     found = tables_from_traffic(traffic, batch_size, table_set.tables, columns=columns)
     counted = {table.name for table in found.tables}
-    # The sample leaves the pooling factor open only for a table that it lacks.
+    # The pooling factor is an assumption only for a table that the sample lacks.
     counted -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
-    before = [one for one in table_set.assumptions if one.table not in counted or one.column not in _COUNTED]
-    # "As given" would be wrong for a value that the file lacks, too.
-    open_before = {(one.table, one.column) for one in before}
-    after = [one for one in found.assumptions if (one.table, one.column) not in open_before]
+    before = [known for known in table_set.assumptions if known.table not in counted or known.column not in _COUNTED]
+    # For a value that the file lacks too, the assumption "as given" would be wrong.
+    open_before = {(known.table, known.column) for known in before}
+    after = [new for new in found.assumptions if (new.table, new.column) not in open_before]
     position = {table.name: number for number, table in enumerate(found.tables)}
     rank = {column: number for number, column in enumerate(TABLE_COLUMNS)}
     ordered = sorted(
@@ -266,17 +265,13 @@ def _count_lookups(
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
-    """Set another precision; a data type of this number of bits is kept.
-
-    Raises:
-        BadConfig: not 4, 8, 16 or 32 bits.
-    """
+    """Set the weight precision of all tables; a data type with the same number of bits is kept."""
     check_weight_bits(weight_bits)
     tables = tuple(
         table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
         for table in table_set.tables
     )
-    assumptions = tuple(one for one in table_set.assumptions if one.column not in _PRECISION)
+    assumptions = tuple(known for known in table_set.assumptions if known.column not in _PRECISION)
     return replace(table_set, tables=tables, assumptions=assumptions)
 
 
@@ -285,8 +280,8 @@ def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableS
     assumptions: list[Assumption] = []
     for table in tables:
         if table.reuse_bins == feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size):
-            assumptions.append(assumed_reuse_bins(table.name))
-        assumptions.append(assumed_weight_bits(table.name, table.weight_bits))
+            assumptions.append(assume_reuse_bins(table.name))
+        assumptions.append(assume_weight_bits(table.name, table.weight_bits))
     return TableSet(tables, tuple(assumptions))
 
 
@@ -297,7 +292,7 @@ def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[s
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
-    """Reject a Parquet file without a table file's columns before all of it is read."""
+    """Raise BadFile, before the whole file is read, if a Parquet file has no column of a table file."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -307,17 +302,15 @@ def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
     except (pa.ArrowException, OSError, ValueError):
         return  # load_tables reports the problem
     if columns and not columns & {*KNOWN_COLUMNS, *COLUMN_ALIASES, *given}:
-        problem = f"holds none of a table file's columns ({', '.join(TABLE_COLUMNS)})"
-        remedy = (
-            "If it is a sample of traffic, put it into a folder of its own, or name it as the traffic of a table file."
-        )
+        problem = f"has none of a table file's columns ({', '.join(TABLE_COLUMNS)})"
+        remedy = "If it is a sample of traffic, move it to a folder of its own, or give it as traffic of a table file."
         raise BadFile(path, problem, remedy)
 
 
 def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None, columns: Mapping[str, str] | None) -> TableSet:
     if embedding_dim is None:
         raise BadConfig(
-            f"{path} is a sample of traffic, which does not state the dims. "
+            f"{path} is a sample of traffic, which has no embedding dims. "
             "Give embedding_dim, or a table file with the sample as its traffic."
         )
     from evenshard.tables.traffic import tables_from_traffic

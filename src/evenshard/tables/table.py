@@ -18,18 +18,18 @@ from evenshard.base.knobs import MAX_TABLE_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.tables.reuse import NUM_REUSE_BINS
 
-# Data types of weights and their bits; the default of each number of bits first.
+# Data types of weights and their bits; the default for each number of bits comes first.
 DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
-# The data type that is assumed if only the bits are known.
+# Data type that is assumed if only the number of bits is known.
 USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
-# Poolings of the lookups of a bag, in TorchRec's words. With none, every lookup's embedding is an output.
+# Poolings in lower case (TorchRec: PoolingType). Without pooling, every lookup's embedding is an output.
 POOLINGS = (SUM, MEAN, SEQUENCE)
-# Shares of a table's rows at which ``miss_ratios`` are counted.
+# Shares of a table's rows in a cache at which ``miss_ratios`` are counted.
 LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-MAX_FEATURES = 10_000
-MAX_ROW_SHARES = 4_096
+MAX_FEATURES = 10_000  # of a table; a table with more is rejected
+MAX_ROW_SHARES = 4_096  # values of ``row_shares``; a table with more is rejected
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,23 @@ class Table:
     Attributes:
         name: unique within a pool.
         num_rows: number of embeddings (TorchRec: ``num_embeddings``).
-        embedding_dim: length of one embedding.
         pooling_factor: mean lookups per sample, a float (0.3 and 12.7 are common in real traffic).
         reuse_bins: 17 shares, adding up to 1, of the UNIQUE indices of a batch that are looked up (0,1], (1,2], (2,4],
-            ... (16384,32768], >32768 times; None if not counted. They hold for the batch size of the table's task.
+            ... (16384,32768], >32768 times, for the batch size of the table's task; None if not counted.
         weight_bits: 4, 8, 16 or 32 bits per weight.
-        data_type: one of ``DATA_TYPES``; empty for the default of this number of bits.
+        data_type: one of ``DATA_TYPES``; "" for the default of this number of bits.
         pooling: one of ``POOLINGS``.
         is_weighted: True if every lookup has its own weight.
         feature_names: the features that look the table up, columns of its traffic; empty for one with the table's name.
-        feature_pooling_factors: mean lookups per sample of each feature, if several look the table up. They add up to
-            ``pooling_factor``; each feature has its own bag and output. Empty for one feature.
+        feature_pooling_factors: mean lookups per sample of each feature, adding up to ``pooling_factor``; empty for one
+            feature. Each feature has its own bag and output.
         is_deduplicated: True if a device sends each distinct index of its samples once (TorchRec: ``use_index_dedup``).
         module: path of its collection in a model; tables of different modules share no kernel call.
-        row_shares: shares of the lookups, adding up to 1, that go to equal, successive runs of rows, as counted in
-            traffic; None if not counted: lookups are assumed to be even over the rows.
-        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``LOAD_FACTORS`` of the rows misses,
-            as counted in traffic; None if not counted: ``locality.miss_ratio`` is a bound. They hold for the batch size
-            of the table's task, like ``reuse_bins``.
+        row_shares: shares of the lookups, adding up to 1, of equal, successive ranges of rows, counted in traffic; None
+            if not counted, which assumes even lookups over the rows.
+        miss_ratios: shares of a batch's distinct rows that an LRU cache with each of ``LOAD_FACTORS`` of the rows
+            misses, counted in traffic for the batch size of the table's task; None if not counted, which uses the bound
+            of ``locality``.
     """
 
     name: str
@@ -76,11 +75,11 @@ class Table:
     miss_ratios: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
-        """Return text that identifies a table's measurements; newer fields are left out at their default."""
+        """Return a stable text that identifies the table's measurements; later fields appear if not the default."""
         shown = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.name not in LATER_FIELDS or getattr(self, one.name) != LATER_FIELDS[one.name]
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in LATER_FIELDS or getattr(self, each.name) != LATER_FIELDS[each.name]
         }
         return f"Table({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
@@ -96,7 +95,7 @@ class Table:
 
     @property
     def collection(self) -> tuple[str, bool, bool]:
-        """Return the key of the table's TorchRec collection: its path, and if it has sequences or weights."""
+        """Return the key of the table's TorchRec collection: (module path, is sequence, is weighted)."""
         return self.module, self.is_sequence, self.is_weighted
 
     @property
@@ -111,7 +110,7 @@ class Table:
 
     @property
     def outputs_per_sample(self) -> float:
-        """Return the embeddings per sample: one for each feature, or one for each lookup of a sequence."""
+        """Return the output embeddings per sample: one per feature, or one per lookup of a sequence."""
         return self.pooling_factor if self.is_sequence else float(self.num_features)
 
     @property
@@ -120,21 +119,21 @@ class Table:
         return self.num_rows * self.embedding_dim * self.weight_bits // 8
 
     def with_fields(self, **values: object) -> Table:
-        """Return a copy with other values of some fields, five times as fast as ``dataclasses.replace``."""
+        """Return a copy with some fields replaced, faster than ``dataclasses.replace``."""
         found = object.__new__(Table)
         vars(found).update(vars(self), **values)
         return found
 
     def problem(self) -> str | None:
-        """Describe in one clause why this table is impossible, or return None; for data from outside."""
+        """Return the first reason that this table is invalid, or None."""
         return next(self.problems(), None)
 
     def problems(self) -> Iterator[str]:
-        """Yield each reason why this table is impossible, as a clause."""
+        """Yield each reason that this table is invalid, such as "name is empty"."""
         if not isinstance(self.name, str) or not self.name:
             yield "name is empty"
         elif any("\ud800" <= character <= "\udfff" for character in self.name):
-            yield "name holds half of a character (a lone surrogate)"
+            yield "name contains half of a character (a lone surrogate)"
         wrong = set()
         for column in ("num_rows", "embedding_dim", "pooling_factor"):
             if problem := RANGES[column].problem(getattr(self, column)):
@@ -151,16 +150,17 @@ class Table:
         if self.pooling not in POOLINGS:
             yield f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
         if not wrong & {"num_rows", "embedding_dim", "weight_bits"} and self.size_bytes > MAX_TABLE_BYTES:
-            yield f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
+            yield f"num_rows x embedding_dim weights have {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:
             if len(self.reuse_bins) != NUM_REUSE_BINS:
                 yield f"reuse_bins has {len(self.reuse_bins)} values, not {NUM_REUSE_BINS}"
             elif not all(math.isfinite(share) and share >= 0 for share in self.reuse_bins):
-                yield "reuse_bins holds a negative or non-finite share"
+                yield "reuse_bins contains a negative or non-finite share"
             elif abs(sum(self.reuse_bins) - 1) > 1e-3:
                 yield f"reuse_bins add up to {sum(self.reuse_bins):.4f}, not 1"
-        checks = {"pooling_factor": self._feature_problem, "num_rows": self._row_share_problem}
-        for check in (*(one for column, one in checks.items() if column not in wrong), self._miss_ratio_problem):
+        by_column = {"pooling_factor": self._feature_problem, "num_rows": self._row_share_problem}
+        checks = [check for column, check in by_column.items() if column not in wrong]
+        for check in (*checks, self._miss_ratio_problem):
             if problem := check():
                 yield problem
 
@@ -169,12 +169,12 @@ class Table:
         if names and len(names) != len(self.feature_lookups):
             return f"feature_names has {len(names):,} values, feature_pooling_factors {len(own):,}"
         if len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
-            return "feature_names has an empty name, or one twice"
+            return "feature_names has an empty or duplicate name"
         if len(own) > MAX_FEATURES:
             return f"feature_pooling_factors has {len(own):,} values, more than {MAX_FEATURES:,}"
-        for one in own:
-            if problem := RANGES["pooling_factor"].problem(one):
-                return f"feature_pooling_factors holds a number that {problem}"
+        for factor in own:
+            if problem := RANGES["pooling_factor"].problem(factor):
+                return f"feature_pooling_factors contains a number that {problem}"
         if own and abs(sum(own) - self.pooling_factor) > 1e-6 * max(self.pooling_factor, 1.0):
             return f"feature_pooling_factors add up to {sum(own):g}, pooling_factor is {self.pooling_factor:g}"
         return None
@@ -186,7 +186,7 @@ class Table:
         if not 1 <= len(shares) <= min(MAX_ROW_SHARES, self.num_rows):
             return f"row_shares has {len(shares):,} values, not 1 to {min(MAX_ROW_SHARES, self.num_rows):,}"
         if not all(math.isfinite(share) and share >= 0 for share in shares) or abs(sum(shares) - 1) > 1e-3:
-            return "row_shares are not shares that add up to 1"
+            return "row_shares are not non-negative numbers that add up to 1"
         return None
 
     def _miss_ratio_problem(self) -> str | None:
@@ -196,11 +196,11 @@ class Table:
         if len(ratios) != len(LOAD_FACTORS):
             return f"miss_ratios has {len(ratios):,} values, not {len(LOAD_FACTORS)}"
         if not all(0 <= ratio <= 1 for ratio in ratios):
-            return "miss_ratios holds a number that is not a share from 0 to 1"
+            return "miss_ratios contains a number that is not from 0 to 1"
         if any(larger > smaller for smaller, larger in pairwise(ratios)):
-            return "miss_ratios rise: a larger cache misses no more"
+            return "miss_ratios increase, but a larger cache cannot miss more"
         if ratios[-1] != 0:
-            return f"miss_ratios end with {ratios[-1]:g}: a cache of all rows misses none, 0"
+            return f"miss_ratios end with {ratios[-1]:g}, not 0, but a cache of all rows misses none"
         return None
 
 
@@ -211,13 +211,13 @@ def check_weight_bits(weight_bits: int) -> None:
 
 
 def check_dims(embedding_dims: Sequence[int]) -> None:
-    """Raise BadConfig if there is no dim, or an impossible one."""
+    """Raise BadConfig if there is no dim, or a dim below 1."""
     if not embedding_dims or min(embedding_dims) < 1:
         raise BadConfig(f"embedding_dims is {list(embedding_dims)}. List at least one dim, each at least 1.")
 
 
-# Default values of the fields that texts and files leave out at their default, by name.
-LATER_FIELDS = {one.name: one.default for one in fields(Table)[6:]}
+# Default values of later fields, which ``repr`` and files omit at their default, by name.
+LATER_FIELDS = {each.name: each.default for each in fields(Table)[6:]}
 
 
 def duplicate_name(tables: Sequence[Table]) -> str | None:

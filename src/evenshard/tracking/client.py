@@ -20,7 +20,7 @@ from evenshard.base.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.base.installation import require_package
 from evenshard.base.messages import reason_of, root_of, without_credentials
 from evenshard.base.outputs import atomic_path
-from evenshard.base.process import environment, sigterm_waits
+from evenshard.base.process import delay_sigterm, environment
 from evenshard.base.retry import with_retries
 
 EXPERIMENT = "evenshard"
@@ -177,7 +177,7 @@ def in_one_piece() -> AbstractContextManager[None]:
     An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
     20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is down may take minutes.
     """
-    return nullcontext() if tracking_uri().startswith(("http:", "https:")) else sigterm_waits()
+    return nullcontext() if tracking_uri().startswith(("http:", "https:")) else delay_sigterm()
 
 
 @contextmanager

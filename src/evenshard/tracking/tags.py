@@ -15,7 +15,7 @@ from typing import Any
 
 from evenshard.base.documents import sha256_of
 from evenshard.base.messages import UNKNOWN
-from evenshard.base.outputs import TRAINED_ON
+from evenshard.base.outputs import DOMAIN_FILE
 from evenshard.base.provenance import git_commit, params_hash
 from evenshard.measure.cost_rows import read_lineage
 from evenshard.sharders.training_domain import TrainingDomain
@@ -103,7 +103,7 @@ def _column(name: str, kind: str) -> dict[str, object]:
 
 def network_tags(folder: Path) -> dict[str, str]:
     """Return tags of a cost network's training data; none if its folder lacks them."""
-    path = folder / TRAINED_ON
+    path = folder / DOMAIN_FILE
     if not path.exists():
         return {}
     seen = TrainingDomain.load(path)

@@ -133,7 +133,7 @@ def test_numbers_have_three_digits() -> None:
     [
         ({"devices": []}, "no number of devices is given"),
         ({"hardware": ["h1"]}, "hardware is 'h1'"),
-        ({"devices": [12]}, "12 devices do not fill nodes of 8"),
+        ({"devices": [12]}, "12 devices cannot be split into nodes of 8"),
         ({"devices": [0]}, "num_devices"),
         ({"overlap": 2.0}, "overlap"),
         ({"dense_ms": -1.0}, "dense_ms"),

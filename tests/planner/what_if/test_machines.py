@@ -19,7 +19,7 @@ def test_hosts_and_links_that_are_not_named() -> None:
 
 
 def test_devices_that_do_not_fill_hosts_are_refused() -> None:
-    with pytest.raises(BadConfig, match=r"12 x simulated:h100: 12 devices do not fill nodes of 8"):
+    with pytest.raises(BadConfig, match=r"12 x simulated:h100: 12 devices cannot be split into nodes of 8"):
         whole_machine("simulated:h100", 12)
 
 

@@ -170,7 +170,7 @@ def test_a_model_without_one_of_the_weights_is_to_be_fitted_again(tmp_path: Path
     state = torch.load(tmp_path / "old" / "state.pt", weights_only=True)
     del state["net.lane_weight"]
     torch.save(state, tmp_path / "old" / "state.pt")
-    with pytest.raises(BadFile, match=r"holds no net\.lane_weight\)\. Fit the cost model again"):
+    with pytest.raises(BadFile, match=r"lacks net\.lane_weight\)\. Fit the cost model again"):
         CostModel.load(tmp_path / "old")
 
 
@@ -265,7 +265,7 @@ def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: An
     ("name", "value", "why"),
     [
         ("net.table_weight", math.nan, "net.table_weight: a number is not finite"),
-        ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not above 0"),
+        ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not positive"),
         ("net.piece_weight", -1.0, "not those of a convex network"),
         ("net.output_weight", 1.0, "not those of a convex network"),
         ("net.overhead", -1e-6, "not those of a convex network"),

@@ -35,7 +35,7 @@ from evenshard.sharders.cost_model.fit import (
 )
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.files import load_tables
-from evenshard.tables.locality import hot_rows_together, with_hot_rows
+from evenshard.tables.locality import arrange_hot_rows, contiguous_share
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, PROVENANCE, cost, measured, some_tables, table, task
 from support.convex_builders import bound_ms, predicted, predicted_ms
@@ -89,7 +89,7 @@ def _compute_ms(shard: Sequence[Table]) -> tuple[float, float]:
     if not shard:
         return 0.0, 0.0
     lookups = sum(t.pooling_factor for t in shard)
-    hot = [hot_rows_together(t, BATCH_SIZE) or 0.0 for t in shard]  # a cache line then serves several rows
+    hot = [contiguous_share(t, BATCH_SIZE) or 0.0 for t in shard]  # a cache line then serves several rows
     num_bytes = sum(t.pooling_factor * t.embedding_dim * 4 * (1 - 0.4 * one) for t, one in zip(shard, hot, strict=True))
     return 0.1 + max(num_bytes / 1000, lookups / 14), 0.2 + max(num_bytes / 400, lookups / 9) + 0.05 * len(shard)
 
@@ -284,7 +284,7 @@ def test_across_batches_comes_back_from_a_file(tmp_path: Path) -> None:
 
 def hot_and_scattered(seed: int) -> list[Table]:
     pool = [replace(one, num_rows=10**6, pooling_factor=20.0, reuse_bins=HOT) for one in some_tables(60, seed)]
-    return [with_hot_rows(one, BATCH_SIZE, together=number % 2 == 0) for number, one in enumerate(pool)]
+    return [arrange_hot_rows(one, BATCH_SIZE, together=number % 2 == 0) for number, one in enumerate(pool)]
 
 
 @cache
@@ -298,9 +298,9 @@ def test_hot_rows_side_by_side_are_faster_where_the_costs_say_so() -> None:
     took = {
         told: predicted_ms(model, task(tables, 1), Placement((0,) * 10, 1))
         for told, tables in {
-            "side by side": [with_hot_rows(one, BATCH_SIZE, together=True) for one in of_task.tables],
+            "side by side": [arrange_hot_rows(one, BATCH_SIZE, together=True) for one in of_task.tables],
             "not told": [replace(one, row_shares=None) for one in of_task.tables],
-            "scattered": [with_hot_rows(one, BATCH_SIZE, together=False) for one in of_task.tables],
+            "scattered": [arrange_hot_rows(one, BATCH_SIZE, together=False) for one in of_task.tables],
         }.items()
     }
     assert 0.5 < took["side by side"] / took["scattered"] < 0.75

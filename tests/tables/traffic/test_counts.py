@@ -23,7 +23,7 @@ from evenshard.tables.traffic.counts import (
     MIN_REMEMBERED,
     REMEMBERED_ROWS,
     ReuseIntervals,
-    remembered_rows,
+    rows_to_remember,
 )
 from support.builders import table
 from support.traffic_builders import write_parquet
@@ -70,7 +70,7 @@ def test_rows_that_come_once_are_missed_as_far_as_the_sample_goes() -> None:
 def test_a_row_that_comes_late_counts_for_caches_of_fewer_batches_than_stand_before_it() -> None:
     """Row 9 comes in the third of four batches. Caches of 1, 2 and 3 batches: batches 2-4, 3-4 and 4 count for them."""
     ratios = [1, 1 / 4, 1 / 3, 0]  # of 4, 3 and 2 rows looked up; 9 is new in the third
-    highest = [1, 1 / 3, 1 / 3, 0]  # a larger cache misses no more
+    highest = [1, 1 / 3, 1 / 3, 0]  # a larger cache cannot miss more
     held = np.cumsum([0, *highest[:3]]) * 5 / 4
     assert ratios[1] < highest[1]
     assert counted([[0], [0], [0, 9], [0]], 10) == between([*(held / 10), 1], [*highest, 0])
@@ -200,9 +200,9 @@ def test_rows_are_remembered_in_a_bounded_place() -> None:
 
 
 def test_many_tables_share_the_place() -> None:
-    assert remembered_rows(1) == remembered_rows(8) == MAX_REMEMBERED
-    assert remembered_rows(400) == REMEMBERED_ROWS // 400
-    assert remembered_rows(10**6) == MIN_REMEMBERED
+    assert rows_to_remember(1) == rows_to_remember(8) == MAX_REMEMBERED
+    assert rows_to_remember(400) == REMEMBERED_ROWS // 400
+    assert rows_to_remember(10**6) == MIN_REMEMBERED
 
 
 def test_traffic_gives_tables_their_curves(tmp_path: Path) -> None:

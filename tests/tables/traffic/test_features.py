@@ -12,7 +12,7 @@ import pytest
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.tables.sources import tables_from
 from evenshard.tables.traffic import tables_from_traffic
-from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
+from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, classify_column
 from support.builders import table
 from support.traffic_builders import TRAFFIC, write_batches, write_parquet
 
@@ -44,7 +44,7 @@ def test_what_looks_like_no_feature_is_left_out_and_said(logs: Path) -> None:
     found = tables_from_traffic(logs, 2, embedding_dim=8)
     assert [one.name for one in found.tables] == ["C1", "clicked", "target_item"]
     assert found.notes == (
-        f"{logs}: columns left out: 3 label ('label', 'is_click', 'bought'), 3 dense ('I1', 'price', 'image'), 2 time "
+        f"{logs}: ignored columns: 3 label ('label', 'is_click', 'bought'), 3 dense ('I1', 'price', 'image'), 2 time "
         "('ts', 'event_time'). To keep one: --columns label=label.",
     )
 
@@ -53,8 +53,8 @@ def test_columns_that_are_named_are_features_and_renamed(logs: Path) -> None:
     columns = {"C1": "user", "event_time": "event_time", "target_item": ""}
     found = tables_from_traffic(logs, 2, embedding_dim=8, columns=columns)
     assert {one.name: one.num_rows for one in found.tables} == {"user": 8, "clicked": 8, "event_time": 1700000004}
-    assert "1 not asked for ('target_item')" in found.notes[0] and "1 time ('ts')" in found.notes[0]
-    with pytest.raises(BadFile, match=r"column 'price': holds double, not row numbers.*--columns price="):
+    assert "1 excluded ('target_item')" in found.notes[0] and "1 time ('ts')" in found.notes[0]
+    with pytest.raises(BadFile, match=r"column 'price': has type double, not row numbers.*--columns price="):
         tables_from_traffic(logs, 2, embedding_dim=8, columns={"price": "price"})
 
 
@@ -63,18 +63,20 @@ def test_a_feature_of_a_table_is_one_whatever_it_looks_like(logs: Path) -> None:
     found = tables_from_traffic(logs, 2, [label, user], columns={"C1": "user"})
     assert [one.pooling_factor for one in found.tables] == [1.0, 1.0]
     assert found.tables[0].row_shares == (0.75, 0.25), "rows 0, 1, 0, 0"
-    assert found.notes[1] == f"{logs}: no table has features 'clicked', 'target_item': not read."
+    assert found.notes[1] == f"{logs}: ignored features 'clicked', 'target_item', which no table has."
 
 
 def test_names_that_do_not_fit_are_refused(logs: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"two columns for 'clicked': 'C1' and 'clicked'. Leave one out"):
+    with pytest.raises(BadConfig, match=r"two columns for 'clicked': 'C1' and 'clicked'. Ignore one"):
         tables_from_traffic(logs, 2, embedding_dim=8, columns={"C1": "clicked"})
-    with pytest.raises(BadConfig, match=r"calls 'C1' 'usr', which is not a feature of the tables; the closest is 'us"):
+    with pytest.raises(
+        BadConfig, match=r"maps 'C1' to 'usr', which is not a feature of the tables; the closest is 'us"
+    ):
         tables_from_traffic(logs, 2, [table("user", rows=10)], columns={"C1": "usr"})
     with pytest.raises(BadConfig, match=r"columns names 'C9', which is not a column of .*logs"):
         tables_from(logs, 2, embedding_dim=8, columns={"C9": "user"})
     pq.write_table(pa.table({"price": pa.array([0.5])}), tmp_path / "a.parquet")
-    with pytest.raises(BadFile, match=r"holds no feature: 'price' is dense. Name those that are"):
+    with pytest.raises(BadFile, match=r"contains no feature: 'price' is dense. Name the features"):
         tables_from_traffic(tmp_path / "a.parquet", 2, embedding_dim=8)
 
 
@@ -117,4 +119,4 @@ def test_batches_of_lookups_hold_nothing_else_and_can_be_renamed(tmp_path: Path)
     ],
 )
 def test_names_of_whole_numbers(name: str, flag: bool, sort: str | None) -> None:
-    assert sort_of_integers(name, flag) == sort
+    assert classify_column(name, flag) == sort

@@ -60,13 +60,13 @@ def test_names_with_dots_are_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pa.array([1.0, None]), "column 'ads': holds double, not row numbers. "),
-        (pa.array([[1.0], []]), "pandas makes floats"),
-        (pa.array(["a", "b"]), "holds string"),
-        (pa.array([True, False]), "holds bool"),
+        (pa.array([1.0, None]), "column 'ads': has type double, not row numbers. "),
+        (pa.array([[1.0], []]), "pandas stores integers with nulls as floats"),
+        (pa.array(["a", "b"]), "has type string"),
+        (pa.array([True, False]), "has type bool"),
         (pa.array([[[1]], []]), "not row numbers"),
-        (pa.array([{"x": 1}, None]), "holds struct<x: int64>"),
-        (pa.array([[1, None], []]), "column 'ads': a list holds a null"),
+        (pa.array([{"x": 1}, None]), "has type struct<x: int64>"),
+        (pa.array([[1, None], []]), "column 'ads': a list contains a null"),
         (pa.array([[1], [2**63]], pa.list_(pa.uint64())), "column 'ads': row numbers exceed 2**63 - 1"),
         (pa.array([[1], [-1]]), "table 'ads': index -1 is negative"),
     ],
@@ -142,21 +142,21 @@ INDICES, OFFSETS, LENGTHS = dlrm(TRAFFIC)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([1, 2], "holds a list. It must hold (indices, offsets, lengths) or"),
-        ({"keys": ["a"]}, "holds a dict with 'keys'"),
+        ([1, 2], "contains a list. It must contain (indices, offsets, lengths) or"),
+        ({"keys": ["a"]}, "contains a dict with 'keys'"),
         (GOOD | {"keys": []}, "keys is not a list of table names"),
         (GOOD | {"keys": ["ads", 3]}, "keys is not a list of table names"),
-        (GOOD | {"keys": ["ads", "ads"]}, "keys holds 'ads' twice"),
-        (GOOD | {"keys": ["a", "b", "c"]}, "lengths of shape [8] cannot be shared among 3 tables"),
-        (GOOD | {"lengths": GOOD["lengths"].reshape(4, 2)}, "lengths of shape [4, 2] cannot be shared among 2 tables"),
+        (GOOD | {"keys": ["ads", "ads"]}, "keys contains 'ads' twice"),
+        (GOOD | {"keys": ["a", "b", "c"]}, "lengths of shape [8] cannot be split evenly over 3 tables"),
+        (GOOD | {"lengths": GOOD["lengths"].reshape(4, 2)}, "lengths of shape [4, 2] cannot be split evenly"),
         (GOOD | {"values": [1, 2]}, "values is a list, not a tensor"),
-        (GOOD | {"values": GOOD["values"].float()}, "values holds torch.float32"),
+        (GOOD | {"values": GOOD["values"].float()}, "values has type torch.float32"),
         (GOOD | {"values": GOOD["values"][None]}, "values has 2 dimensions, not 1"),
         (GOOD | {"values": GOOD["values"][:-1]}, "lengths add up to 10, but there are 9 row numbers"),
-        (GOOD | {"lengths": GOOD["lengths"].bool()}, "lengths holds torch.bool"),
+        (GOOD | {"lengths": GOOD["lengths"].bool()}, "lengths has type torch.bool"),
         (GOOD | {"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, "'user': a sample has a negative number"),
         (GOOD | {"values": GOOD["values"] - 1}, "table 'user': index -1 is negative"),
-        ((INDICES, OFFSETS), "holds a tuple"),
+        ((INDICES, OFFSETS), "contains a tuple"),
         ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has 1 dimensions, not 2"),
         ((INDICES, OFFSETS[:-1], LENGTHS), "has 8 offsets, not 2 tables x 4 samples + 1"),
         ((INDICES, OFFSETS + 1, LENGTHS), "offsets run from 1 to 11, but there are 10 indices"),
@@ -193,19 +193,19 @@ def test_a_folder_holds_one_kind_of_file_and_sparks_leftovers(tmp_path: Path) ->
     (tmp_path / ".part-0.parquet.crc").touch()
     assert tables_from_traffic(tmp_path, 2, embedding_dim=8).tables[0].pooling_factor == 1.5
     write_batches(tmp_path, TRAFFIC)
-    assert "holds both 0.pt and part-0.parquet" in complaint(tmp_path)
+    assert "contains both 0.pt and part-0.parquet" in complaint(tmp_path)
     (tmp_path / "0.pt").rename(tmp_path / "0.csv")
     assert "0.csv: is neither a .parquet nor a .pt file" in complaint(tmp_path)
 
 
 def test_other_sources_are_refused(tmp_path: Path) -> None:
-    assert "holds no file" in complaint(tmp_path)
+    assert "contains no file" in complaint(tmp_path)
     assert "no such file or folder" in complaint(tmp_path / "absent")
     (tmp_path / "year=2024.parquet").mkdir()
     assert "is neither a .parquet nor a .pt file" in complaint(tmp_path)
     (tmp_path / "a.pt.gz").write_bytes(b"\x1f\x8b but nothing more")
     assert "cannot be unpacked" in complaint(tmp_path / "a.pt.gz")
-    assert "holds no sample" in complaint(write_parquet(tmp_path / "empty", {"ads": []}))
+    assert "contains no sample" in complaint(write_parquet(tmp_path / "empty", {"ads": []}))
     pq.write_table(pa.table({}), tmp_path / "none.parquet")
     assert "has no column" in complaint(tmp_path / "none.parquet")
     pq.write_table(pa.table([[1], [2]], names=["ads", "ads"]), tmp_path / "twice.parquet")
@@ -217,8 +217,8 @@ def test_all_files_hold_the_same_tables(tmp_path: Path) -> None:
         source = write(tmp_path / suffix, {"ads": [[1], [2]], "user": [[1], [2]]}, 1)
         write(tmp_path / "other", {"ads": [[1], [2]]}, 1)
         (source / suffix).write_bytes((tmp_path / "other" / suffix).read_bytes())
-        assert f"{suffix}: lacks table 'user', which stands in" in complaint(source)
+        assert f"{suffix}: lacks table 'user' of" in complaint(source)
         source = write(tmp_path / "other", {"ads": [[1], [2]], "user": [[1], [2]]}, 1)
         write(tmp_path / suffix, {"ads": [[1], [2]]}, 1)
         (tmp_path / suffix / suffix).write_bytes((source / suffix).read_bytes())
-        assert f"{suffix}: holds table 'user', which is not in" in complaint(tmp_path / suffix)
+        assert f"{suffix}: has table 'user', which is not in" in complaint(tmp_path / suffix)

@@ -72,7 +72,7 @@ def test_fewer_samples_than_a_batch_are_used_and_said_to_be_assumed(tmp_path: Pa
     many = table("ads", rows=10**6)
     found = tables_from_traffic(source, 4, [many])
     assert found.tables[0].reuse_bins == pytest.approx(bins(0.5, 0.5))
-    text = "those of 3 samples; a batch of 4 comes back to rows more often"
+    text = "those of 3 samples; larger batches repeat rows more"
     assert found.assumptions == (Assumption("ads", "reuse_bins", text),)
     # 1024 lookups cannot be of rows that are read once or twice when there are only two rows.
     (few,) = tables_from_traffic(source, 1024, [table("ads", rows=2)]).tables
@@ -155,7 +155,7 @@ def test_a_feature_that_the_sample_lacks_keeps_its_lookups(tmp_path: Path) -> No
     source = write_parquet(tmp_path, {"ads": TRAFFIC["ads"]})
     found = tables_from_traffic(source, 2, [SHARED])
     assert found.tables[0].feature_pooling_factors == (1.5, 1.0)
-    text = "as given for feature 'user', since the sample does not hold it"
+    text = "as given for feature 'user', which the sample lacks"
     assert found.assumptions == (Assumption("songs", "feature_pooling_factors", text),)
 
 
@@ -231,22 +231,22 @@ def test_tables_and_traffic_that_do_not_find_each_other(tmp_path: Path) -> None:
     source = write_parquet(tmp_path, TRAFFIC)
     ads, item = table("ads", pooling=9.0), table("item", pooling=3.0)
     message = complaint(source, tables=[item], embedding_dim=None)
-    assert "holds tables 'ads', 'user', none of the tables. Use the sample's names for the tables." in message
+    assert "has tables 'ads', 'user', but none of the given tables. Use the sample's names for the tables." in message
     feature = replace(item, feature_names=("clicks",))
     assert "Use the sample's names for the features." in complaint(source, tables=[feature], embedding_dim=None)
     found = tables_from_traffic(source, 2, [item, ads])
     assert found.tables[0] == item and found.tables[1].pooling_factor == 1.5
-    text = "as given, since the sample does not hold the table"
+    text = "as given, since the sample lacks the table"
     assert found.assumptions == tuple(Assumption("item", column, text) for column in ("pooling_factor", "reuse_bins"))
     many = write_parquet(tmp_path / "many", {f"t{k}": [[1]] for k in range(5)})
-    assert "holds tables 't0', 't1', 't2' and 2 more, none" in complaint(many, tables=[ads], embedding_dim=None)
+    assert "has tables 't0', 't1', 't2' and 2 more, but none of" in complaint(many, tables=[ads], embedding_dim=None)
 
 
 def test_senseless_settings_are_refused(tmp_path: Path) -> None:
     for words, options in (
         ("batch_size is 0", {"batch_size": 0, "embedding_dim": 8}),
         ("embedding_dim is 0", {"embedding_dim": 0}),
-        ("Several tables are called 'ads'", {"tables": [table("ads")] * 2}),
+        ("Several tables are named 'ads'", {"tables": [table("ads")] * 2}),
     ):
         settings_ = {"batch_size": 2} | options
         with pytest.raises(BadConfig, match=words):

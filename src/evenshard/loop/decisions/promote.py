@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.base.console import plain_console, plain_grid
-from evenshard.base.documents import finite
+from evenshard.base.documents import replace_non_finite
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.installation import how_to_train
 from evenshard.base.messages import printable
@@ -218,7 +218,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
         "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,
         "tasks": [] if comparison is None else [asdict(one) for one in comparison.tasks],
     }
-    cleaned: dict[str, Any] = finite(content)
+    cleaned: dict[str, Any] = replace_non_finite(content)
     return cleaned
 
 

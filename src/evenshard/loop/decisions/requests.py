@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from evenshard.api import place
-from evenshard.base.documents import finite
+from evenshard.base.documents import replace_non_finite
 from evenshard.base.errors import BadConfig
 from evenshard.base.retry import with_retries
-from evenshard.base.s3 import local
+from evenshard.base.s3 import local_copy
 from evenshard.base.typed import section
 from evenshard.loop.commands import DriftRequest, WatchConfig
 from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
@@ -70,7 +70,7 @@ def place_tables(
     text = "No plan in use was named: nothing to compare with.\n"
     if in_use is not None:
         judge = model_of(named_model(answer))
-        with local(in_use) as path:
+        with local_copy(in_use) as path:
             old = placement_in_use(path, answer, judge)
         text = _as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
     return answer, text
@@ -98,7 +98,7 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = learned_model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
-    with local(tables) as path:
+    with local_copy(tables) as path:
         now = tables_from(
             path,
             batch_size,
@@ -126,12 +126,12 @@ def watch_training(
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
     observation.mkdir(parents=True, exist_ok=True)
-    with local(traces) as traced, local(in_use) as folder:
+    with local_copy(traces) as traced, local_copy(in_use) as folder:
         placement = folder / PLACEMENT if folder.is_dir() else folder
         old = load_answer(placement)
         today = None
         if tables is not None:
-            with local(tables) as path:
+            with local_copy(tables) as path:
                 today = tables_from(path, old.request.batch_size)
         model = model_of(model_uri or named_model(old), None)
         found = watch(traces_in(traced), placement, model, config, today, costs=observation / "costs.parquet")
@@ -141,7 +141,7 @@ def watch_training(
         "payback": None if found.paid is None else asdict(found.paid),
         "pays": found.pays,
     }
-    (observation / "observation.json").write_text(json.dumps(finite(content), indent=1) + "\n")
+    (observation / "observation.json").write_text(json.dumps(replace_non_finite(content), indent=1) + "\n")
     return found, _as_markdown(lambda file: print_watched(found, file))
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from evenshard.base.documents import begins_gzipped, is_gzipped
+from evenshard.base.documents import has_gzip_magic, is_gzipped
 from evenshard.base.errors import BadFile, blame_file
 from evenshard.base.knobs import RANGES
 from evenshard.base.messages import reason_of
@@ -170,7 +170,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
         file = archive.extractfile(member)
         assert file is not None  # a regular member is a file
         content = _content(path, file)
-        if begins_gzipped(content):
+        if has_gzip_magic(content):
             with gzip.open(io.BytesIO(content)) as unpacked:
                 content = _content(path, unpacked)
         yield f"{path}:{member.name}", content

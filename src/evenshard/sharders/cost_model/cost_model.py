@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from evenshard.base.documents import load_json
-from evenshard.base.errors import BadFile, TrainingFailed, reading_saved
+from evenshard.base.errors import BadFile, TrainingFailed, blame_folder
 from evenshard.base.messages import cut
 from evenshard.base.outputs import NETWORK_FOLDER, atomic_path
 from evenshard.base.tensor_files import load_weights, save_weights
@@ -142,7 +142,7 @@ class CostModel(nn.Module):
         Raises:
             BadFile: if it is missing, torn, or not a cost model.
         """
-        with reading_saved(path, "cost model", "Fit the cost model again."):
+        with blame_folder(path, "cost model", "Fit the cost model again."):
             content = load_json((path / "config.json").read_bytes())
             kind = content.get("kind") if isinstance(content, dict) else None
             if kind != KIND:

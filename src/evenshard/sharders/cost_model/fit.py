@@ -27,7 +27,7 @@ from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, Exc
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.tables.locality import hot_rows_together
+from evenshard.tables.locality import contiguous_share
 from evenshard.tables.table import Table
 
 ROBUST_BEYOND = 0.03  # relative error above which the loss is linear, so that jumps and outliers do not distort the fit
@@ -142,7 +142,7 @@ def fit_cost_model(
         head_hidden=config.head_hidden,
         pieces=config.pieces,
         across_batches=config.across_batches,
-        sees_hot_rows=len({*map(hot_rows_together, rows.tables, rows.batch_sizes)} - {None}) > 1,
+        sees_hot_rows=len({*map(contiguous_share, rows.tables, rows.batch_sizes)} - {None}) > 1,
     )
     normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
     model = CostModel(sizes, normalizer, generator)

@@ -35,7 +35,7 @@ from torch import nn
 from evenshard.price.device_model import LANE_LIMITS
 from evenshard.price.shard_work import REQUEST_VALUES
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer, raw_features_TF
-from evenshard.tables.locality import hot_rows_together
+from evenshard.tables.locality import contiguous_share
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts
 from evenshard.tables.table import Table
 
@@ -217,7 +217,7 @@ class ConvexNet(nn.Module):
             logs_TA = work_TA.clamp(min=LEAST_WORK).log() / LOG_SCALE
             features_TF = torch.cat([features_TF, logs_TA.float()], dim=1)
         if self.sizes.sees_hot_rows:
-            shares = [hot_rows_together(table, batch_size) for table in tables]
+            shares = [contiguous_share(table, batch_size) for table in tables]
             shares_T = torch.tensor([UNKNOWN_HOT_ROWS if share is None else share for share in shares])
             features_TF = torch.cat([features_TF, shares_T[:, None]], dim=1)
         return features_TF, work_TA.float()

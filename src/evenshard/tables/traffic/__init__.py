@@ -1,4 +1,4 @@
-"""Traffic statistics: pooling factors, reuse histograms and miss ratios, counted in one pass over recorded lookups."""
+"""Statistics of recorded lookups: pooling factors, reuse histograms and miss ratios, counted in one pass."""
 
 from evenshard.tables.traffic.tables import tables_from_traffic
 

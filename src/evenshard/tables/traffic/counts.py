@@ -1,15 +1,17 @@
-"""Counts of lookups in windows of one batch: reuse histograms, miss ratios of caches, and runs of rows.
+"""Streaming counts of lookups: reuse histograms of batches, miss ratios of LRU caches, and shares of row ranges.
 
-An LRU cache for the rows of k batches misses the distinct rows of a batch that none of the previous k batches looked
-up. In a sample of W batches, a row's interval is known if it was looked up before; if it was not, only a lower bound is
-known: the number of earlier batches in the sample. So only the W - k batches with k earlier batches count for k.
+An LRU cache for the rows of k batches misses the distinct rows of a batch that none of the previous k batches read. A
+row's reuse interval is the number of batches since it was last read. At its first read in a sample of W batches, only a
+lower bound is known: the number of earlier batches. The miss ratio for k therefore counts only the W - k batches that
+have at least k earlier batches.
 
-Few batches have many earlier ones, so k is limited to leave W / 8. Larger caches are extrapolated. The rows that they
-lack were not looked up for longer and are less likely in the next batch; so the misses are assumed to fall with the
-missing rows, in proportion, to none if the cache has all rows: an upper bound under independent lookups.
+Few batches have many earlier batches, so k is limited such that W / 8 batches remain. Larger caches are extrapolated:
+the rows that they lack were not read for longer and are less likely in the next batch, so the misses are assumed to
+decrease in proportion to the missing rows, to 0 if the cache has all rows. With independent lookups, this is an upper
+bound.
 
-With many rows, the last batch is remembered only for a random part: rows whose hash is below a limit, which is halved
-when they become too many. Counts are scaled up accordingly (Waldspurger et al., SHARDS, 2015).
+If there are many rows, only a random sample of them is tracked: those whose hash is below a limit, which is halved when
+they become too many. Counts are scaled up accordingly (Waldspurger et al., SHARDS, 2015).
 
 Legend: L lookups, U unique rows of one table in one window, K = 17 bins, P pairs of a row and a batch, W batches,
 D intervals in batches.
@@ -29,26 +31,26 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, reuse_bins_of_cou
 from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic.sample import Block, IntArray
 
-# Lookups of one table that are kept unchanged; beyond, rows and their counts are kept instead.
+# Pending lookups of one table above which they are replaced by distinct rows and their counts.
 COMPACT_AT = 1 << 20
-# Fine enough for row-wise shards on 128 devices; each table's shares are stored in its file.
+# Row ranges ("runs") of a table. 256 are fine enough for row-wise shards on 128 devices; they are stored in the file.
 MAX_RUNS = 256
-# Runs of a table with an unknown number of rows; a power of two.
+# Runs of a table with an unknown number of rows; a power of two, because pairs of them are merged.
 FIRST_RUNS = 2048
-# Remembered rows of all tables together: 64 MiB, and half as much for pending counts.
+# Tracked rows of all tables together: 64 MiB, and half as much for pending counts.
 REMEMBERED_ROWS = 1 << 22
-# Most and fewest remembered rows of one table.
+# Most and fewest tracked rows of one table.
 MAX_REMEMBERED, MIN_REMEMBERED = 1 << 16, 1 << 10
-ROWS_AT_A_TIME = 1 << 17
-# The share of batches (1 in this many) that an interval needs to count.
+ROWS_AT_A_TIME = 1 << 17  # rows whose hashes are computed per step, to limit memory
+# An interval counts if at least 1 in this many batches has so many earlier batches.
 LAST_BATCHES = 8
 
 
 class RowRuns:
-    """Lookups of equal runs of a table's rows, which show the imbalance of row-wise shards.
+    """Lookups of equal row ranges ("runs") of a table, which show the imbalance of row-wise shards.
 
-    If the number of rows is unknown (None), runs have lengths of powers of two, and their shares are accurate to an
-    eighth of a run.
+    If the number of rows is unknown (None), the counted runs have lengths of powers of two, and the shares are accurate
+    to an eighth of a run.
     """
 
     def __init__(self, num_rows: int | None) -> None:
@@ -56,7 +58,7 @@ class RowRuns:
         self._counts = np.zeros(FIRST_RUNS if num_rows is None else min(num_rows, MAX_RUNS), dtype=np.int64)
 
     def add(self, rows_L: IntArray, largest: int) -> None:
-        """Add lookups of rows, all in the table; ``largest`` is the largest row."""
+        """Add lookups of rows; ``largest`` is the largest row."""
         if self._num_rows is not None:
             runs_L = rows_L * len(self._counts) // self._num_rows
         else:
@@ -67,7 +69,7 @@ class RowRuns:
         self._counts += np.bincount(runs_L, minlength=len(self._counts))
 
     def shares(self, num_rows: int) -> tuple[float, ...] | None:
-        """Return the shares of the lookups in each of 256 equal runs, or of each row if fewer; None without lookups."""
+        """Return the share of lookups of each of ``MAX_RUNS`` runs, or of each row if fewer; None without lookups."""
         total = int(self._counts.sum())
         if not total:
             return None
@@ -76,19 +78,19 @@ class RowRuns:
             ends = np.minimum(np.arange(len(counts) + 1) * self._length, num_rows)
             edges = np.linspace(0, num_rows, min(num_rows, MAX_RUNS) + 1)
             counts = np.diff(np.interp(edges, ends, np.concatenate([[0.0], np.cumsum(counts)])))
-        return tuple(np.round(counts / total, 7).tolist())
+        return tuple(np.round(counts / total, 7).tolist())  # seven decimals keep files short
 
 
 class ReuseIntervals:
-    """Distinct rows of a table's batches, by the number of batches since their last lookup.
+    """Distinct rows of a table's batches by reuse interval: batches since the row was last read.
 
-    The last batch is remembered for ``max_rows`` rows.
+    At most ``max_rows`` rows are tracked.
     """
 
     def __init__(self, max_rows: int = MAX_REMEMBERED) -> None:
         self._max_rows = max_rows
         self._distinct_W: list[int] = []
-        self._halvings = 0  # of the limit for hashes
+        self._halvings = 0  # of the limit for hashes: 1 in 2**halvings rows is tracked
         self._count_D = np.zeros(1, dtype=np.int64)  # distinct rows of all batches by interval, or its lower bound
         self._forget()
 
@@ -104,18 +106,18 @@ class ReuseIntervals:
         self._distinct_W.append(rows_U.size)
 
     def finish(self) -> None:
-        """Count pending rows, and forget all rows."""
+        """Count pending rows, and free the memory of tracked rows."""
         self._count()
         self._forget()
 
     def miss_ratios(self, num_rows: int) -> tuple[float, ...] | None:
-        """Return miss ratios of caches with ``LOAD_FACTORS`` of the rows; None without two batches or any lookup."""
+        """Return the miss ratio at each of ``LOAD_FACTORS``; None with fewer than two batches or without lookups."""
         num_batches, num_distinct = len(self._distinct_W), sum(self._distinct_W)
         if num_batches < 2 or not num_distinct:
             return None
         depth = num_batches - -(-num_batches // LAST_BATCHES)
-        missed = _sums_from(self._count_D, depth + 2)[1:]  # with a longer interval, by cached batches, 0 to depth
-        looked_up = _sums_from(self._distinct_W, depth + 1)  # in batches with that many earlier ones
+        missed = _sums_from(self._count_D, depth + 2)[1:]  # rows with longer intervals, by cached batches, 0 to depth
+        looked_up = _sums_from(self._distinct_W, depth + 1)  # rows of batches with at least so many earlier batches
         ratios = np.minimum(missed / np.maximum(looked_up, 1), 1.0)
         ratios[0] = 1.0
         ratios = np.maximum.accumulate(ratios[::-1])[::-1]  # a larger cache has no more misses, except by chance
@@ -139,7 +141,7 @@ class ReuseIntervals:
             return
         rows_P, batches_P = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
         self._pending, self._num_pending = [], 0
-        # After the remembered rows, so that of equal rows these come first, then the batches in order.
+        # Tracked rows come first, so that a stable sort puts them before equal rows of the pending batches, in order.
         rows_P, batches_P = np.concatenate([self._rows, rows_P]), np.concatenate([self._last, batches_P])
         is_new = np.arange(rows_P.size) >= self._rows.size
         order_P = np.argsort(rows_P, kind="stable")
@@ -157,8 +159,8 @@ class ReuseIntervals:
             self._rows, self._last = self._rows[kept], self._last[kept]
 
 
-def remembered_rows(num_tables: int) -> int:
-    """Return the number of rows per table whose last batch is remembered, for this number of tables."""
+def rows_to_remember(num_tables: int) -> int:
+    """Return how many rows per table are tracked, for this number of tables."""
     return min(max(REMEMBERED_ROWS // max(num_tables, 1), MIN_REMEMBERED), MAX_REMEMBERED)
 
 
@@ -170,7 +172,7 @@ def _sums_from(counts: Sequence[int] | IntArray, size: int) -> FloatArray:
 
 
 def _hashes(rows: IntArray) -> npt.NDArray[np.uint64]:
-    """Spread row numbers evenly over 64 bits by the last steps of MurmurHash3."""
+    """Hash row numbers evenly to 64 bits with the final mix of MurmurHash3."""
     mixed = rows.astype(np.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         mixed ^= mixed >> np.uint64(33)
@@ -184,12 +186,11 @@ class TableCounts:
     Attributes:
         columns: columns of the sample that are its features.
         num_lookups: lookups of each column in the whole sample.
-        largest_row: largest row that was looked up, -1 if none was.
-        unique_K: unique rows of all full windows by the number of lookups in their window, in bins. Their shares are
-            the mean histogram of the windows, weighted by numbers of unique rows. This makes the mean lookups per
-            unique row of the histogram that of the sample; in the plain mean, a window of one hot row would count as
-            much as one of a thousand cold rows.
-        rest_K: the same for the incomplete last window.
+        largest_row: largest row that was looked up; -1 without lookups.
+        unique_K: unique rows of all full windows, by reuse bin. Their shares are the mean histogram of the windows,
+            weighted by numbers of unique rows, so that it has the sample's mean lookups per unique row. In the plain
+            mean, a window with one hot row would count as much as a window with a thousand cold rows.
+        rest_K: unique rows of the incomplete last window, by reuse bin.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class TableCounts:
         """Add lookups of a column in the current window.
 
         Raises:
-            BadFile: a row number is negative or beyond the table.
+            BadFile: if a row number is negative or beyond the table.
         """
         if rows_L.size == 0:
             return
@@ -216,7 +217,7 @@ class TableCounts:
         where = f"table {brief(self.name)}" + (f", feature {brief(column)}" if column != self.name else "")
         if smallest < 0:
             raise BadFile(
-                path, f"index {smallest} is negative", "Correct the sample; -1 does not stand for no lookup.", where
+                path, f"index {smallest} is negative", 'Correct the sample; -1 does not mean "no lookup".', where
             )
         if self._num_rows is not None and largest >= self._num_rows:
             problem = f"index {largest} is beyond the table's {self._num_rows} rows"
@@ -264,14 +265,14 @@ class TableCounts:
 
 
 class WindowedCounts:
-    """Counts over windows of ``batch_size`` samples, across the borders of blocks and files."""
+    """Counts over windows of ``batch_size`` samples, which may span blocks and files."""
 
     def __init__(self, tables: Sequence[TableCounts], batch_size: int) -> None:
         self._tables, self._batch_size = tables, batch_size
         self._filled = 0
 
     def add(self, block: Block, path: Path) -> None:
-        """Add a block; raise BadFile for an impossible row number."""
+        """Add a block; raise BadFile for an invalid row number."""
         start = 0
         while start < block.num_samples:
             end = min(block.num_samples, start + self._batch_size - self._filled)
@@ -285,7 +286,7 @@ class WindowedCounts:
                 self._close(is_full=True)
 
     def finish(self) -> None:
-        """Count the incomplete last window separately, and forget the rows."""
+        """Count the incomplete last window separately, and free memory."""
         if self._filled:
             self._close(is_full=False)
         for table in self._tables:

@@ -1,7 +1,7 @@
-"""Traffic in Parquet files: one row per sample, one column per table.
+"""Recorded lookups in Parquet files: one row per sample, one column per feature.
 
-A column holds lists of row numbers, or one row number per sample. A null and an empty list mean no lookups. Other
-columns are listed by ``ParquetSample.unlike_features``.
+A column has a list of row numbers, or one row number, per sample. A null or an empty list means no lookups. Columns
+without row numbers are listed in ``ParquetSample.non_features``.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import pyarrow.types as pt
 
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import brief, cut, reason_of
-from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
+from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, classify_column
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 
-# Pages are decoded from a buffer of this size. Without it, or with pyarrow's pre-buffering, whole column chunks of a
-# row group are held in memory.
+# Buffer from which pyarrow decodes pages. Without it, or with pre-buffering, pyarrow loads whole column chunks of a row
+# group into memory.
 READ_BUFFER_BYTES = 1 << 20
-_REMEDY = "A column must hold row numbers or lists of them; write it again or remove it."
+_REMEDY = "A column must contain row numbers or lists of them; write it again or remove it."
 
 
 class ParquetSample:
     """Sample in Parquet files; see ``Sample``.
 
     Raises:
-        BadFile: the first file is torn or has no column.
+        BadFile: if the first file is damaged or has no column.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         with _open_parquet(self._paths[0]) as file:
             self.names = _names(self._paths[0], file)
-            self.unlike_features = _unlike_features(self.names, file)
+            self.non_features = _unlike_features(self.names, file)
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """Survey the files; see ``Sample.survey``."""
+        """Return the sizes; see ``Sample.survey``."""
         parts: list[Part] = []
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in self._paths:
@@ -79,7 +79,7 @@ def _open_parquet(path: Path) -> Iterator[Any]:
 
 
 def _read_error(path: Path, error: Exception) -> BadFile:
-    return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or fetch the file again.")
+    return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or download the file again.")
 
 
 def _names(path: Path, file: Any) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
 
 
 def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
-    """Return columns without row numbers, by their type, or by name and values."""
+    """Return the kind of each column without row numbers, judged by its type, or by its name and values."""
     found = {}
     for name in names:
         kind = file.schema_arrow.field(name).type
@@ -104,21 +104,23 @@ def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
             found[name] = LABEL_COLUMN
         elif pt.is_temporal(value):
             found[name] = TIME_COLUMN
-        elif pt.is_integer(kind) and (sort := sort_of_integers(name, _only_0_and_1(name, file.metadata))):
+        elif pt.is_integer(kind) and (sort := classify_column(name, _only_0_and_1(name, file.metadata))):
             found[name] = sort
     return found
 
 
 def _only_0_and_1(name: str, metadata: Any) -> bool:
-    """Check a column's statistics, which most writers store, for a range of 0 to 1."""
+    """Return True if the column's statistics, which most writers store, show only the values 0 and 1."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    ranges = [one.statistics for one in columns if one.path_in_schema == name]
-    return bool(ranges) and all(one is not None and one.has_min_max and one.min >= 0 and one.max <= 1 for one in ranges)
+    ranges = [column.statistics for column in columns if column.path_in_schema == name]
+    return bool(ranges) and all(
+        stats is not None and stats.has_min_max and stats.min >= 0 and stats.max <= 1 for stats in ranges
+    )
 
 
 def _value_type(kind: Any) -> Any:
-    """Return the type of a column's values, or of its lists' values."""
+    """Return the type of a column's values, or of the values in its lists."""
     return kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
 
 
@@ -127,9 +129,9 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
     # A column with only nulls or empty lists is written without a specific type.
     if pt.is_integer(value) or pt.is_null(value):
         return
-    hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
-    remedy = f"{_REMEDY} Or leave it out: --columns {cut(name)}=.{hint}"
-    raise BadFile(path, f"holds {kind}, not row numbers", remedy, f"column {brief(name)}")
+    hint = " pandas stores integers with nulls as floats; use its Int64 type." if pt.is_floating(value) else ""
+    remedy = f"{_REMEDY} Or ignore it: --columns {cut(name)}=.{hint}"
+    raise BadFile(path, f"has type {kind}, not row numbers", remedy, f"column {brief(name)}")
 
 
 def _num_values(file: Any) -> dict[str, int]:
@@ -156,7 +158,7 @@ def _lookups(path: Path, name: str, column: Any) -> TableLookups:
     else:
         lengths, values = pc.fill_null(pc.list_value_length(column), 0), column.flatten()
         if values.null_count:
-            raise BadFile(path, "a list holds a null", "Leave nulls out of the lists.", where)
+            raise BadFile(path, "a list contains a null", "Remove the nulls from the lists.", where)
     try:
         rows = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:

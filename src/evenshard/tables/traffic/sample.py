@@ -1,4 +1,4 @@
-"""Interface of recorded lookups: tables, a survey of sizes, and blocks of samples; and ``.pt`` files.
+"""Interface of recorded lookups (``Sample``), and its implementation for ``.pt`` files.
 
 Legend: B samples of a block, L lookups of one table in a block.
 """
@@ -17,14 +17,14 @@ import numpy.typing as npt
 from evenshard.base.console import progress
 from evenshard.base.errors import BadFile
 from evenshard.base.messages import brief
-from evenshard.tables.dlrm_batch import DlrmBatch, mapped_batch
+from evenshard.tables.dlrm_batch import DlrmBatch, map_batch
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class TableLookups:
-    """Lookups of one table in a block; sample b reads ``rows[offsets[b] : offsets[b+1]]``, of [L] and [B+1]."""
+    """Lookups of one table in a block, [L] and [B+1]; sample b reads ``rows[offsets[b] : offsets[b+1]]``."""
 
     rows: IntArray
     offsets: IntArray
@@ -39,7 +39,7 @@ class TableLookups:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Successive samples, with their lookups by table name."""
+    """Successive samples and their lookups by table name."""
 
     num_samples: int
     lookups: dict[str, TableLookups]
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """Range of samples that is one step of the progress bar; a row group of Parquet, or a file."""
+    """Samples that are read in one step of the progress bar: a row group of Parquet, or a file."""
 
     path: Path
     row_group: int = 0
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """Sizes known before the lookups are read; a null or an empty list may count as one lookup."""
+    """Sizes of a sample from its metadata; a null or an empty list may count as one lookup."""
 
     num_samples: int
     num_lookups: dict[str, int]
@@ -63,7 +63,7 @@ class Survey:
 
 
 class Sample(Protocol):
-    """Files of recorded lookups; all have the same tables."""
+    """Interface of a sample of traffic: files of recorded lookups of the same tables."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,15 +71,15 @@ class Sample(Protocol):
         ...
 
     @property
-    def unlike_features(self) -> Mapping[str, str]:
-        """Return names that do not look like features, with their kind: dense, label or time."""
+    def non_features(self) -> Mapping[str, str]:
+        """Return the kind of each column that does not look like a feature: dense, label or time."""
         ...
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """Survey all files without reading the lookups.
+        """Return the sizes of all files without reading their lookups.
 
         Raises:
-            BadFile: a file is torn, lacks the tables of the first, or a named table has a wrong type.
+            BadFile: if a file is damaged or has other tables than the first file, or a named table has a wrong type.
         """
         ...
 
@@ -87,7 +87,7 @@ class Sample(Protocol):
         """Yield the samples of a part, in order, in blocks of at most ``max_samples``, with the named tables only.
 
         Raises:
-            BadFile: the part is torn or its values contradict each other.
+            BadFile: if the part is damaged or its values contradict each other.
         """
         ...
 
@@ -97,37 +97,36 @@ def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str],
     missing = [name for name in expected if name not in set(names)]
     extra = [name for name in names if name not in set(expected)]
     if missing or extra:
-        problem = f"lacks table {brief(missing[0])}" if missing else f"holds table {brief(extra[0])}"
-        relation = "which stands in" if missing else "which is not in"
-        raise BadFile(path, f"{problem}, {relation} {first.name}", "All files of a sample must hold the same tables.")
+        problem = f"lacks table {brief(missing[0])} of" if missing else f"has table {brief(extra[0])}, which is not in"
+        raise BadFile(path, f"{problem} {first.name}", "All files of a sample must have the same tables.")
 
 
 class TorchSample:
-    """Traffic in ``.pt`` files, one batch each; see ``dlrm_batch``.
+    """Sample in ``.pt`` files, one batch each; see ``dlrm_batch``.
 
-    If the only file is gzipped, ``unpacked`` is the copy to read.
+    If the only file is gzipped, ``unpacked`` is its unpacked copy.
 
     Raises:
-        BadFile: the first file is torn or has other content.
+        BadFile: if the first file is damaged or is not a batch.
     """
 
     def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
         self._paths, self._unpacked = tuple(paths), unpacked
         self._begins: dict[Path, list[int]] = {}
         self.names = self._load(self._paths[0]).names
-        self.unlike_features: Mapping[str, str] = {}  # these files have only lookups
+        self.non_features: Mapping[str, str] = {}  # these files have only lookups
 
     def _load(self, path: Path) -> DlrmBatch:
-        return mapped_batch(path, self._unpacked or path)
+        return map_batch(path, self._unpacked or path)
 
     def survey(self, names: Sequence[str]) -> Survey:
-        """Survey the files; see ``Sample.survey``."""
+        """Return the sizes; see ``Sample.survey``."""
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
-        for path in progress(self._paths, "looking at the files"):
+        for path in progress(self._paths, "counting samples"):
             batch = self._load(path)
             check_same_tables(path, batch.names, self.names, self._paths[0])
             num_samples += batch.batch_size
-            begins = self._begins[path] = batch.begins(path)
+            begins = self._begins[path] = batch.table_starts(path)
             for name, (begin, end) in zip(batch.names, pairwise(begins), strict=True):
                 if name in num_lookups:
                     num_lookups[name] += end - begin
@@ -150,5 +149,5 @@ class TorchSample:
                 # A copy, because a view would keep the whole file mapped.
                 rows = batch.indices[begin:end].long().numpy().copy()
                 lookups[name], begins[name] = TableLookups.of_lengths(rows, lengths_B.numpy()), end
-            del batch  # touched pages stay in memory while the file is mapped, so each block maps it again
+            del batch  # pages that were read stay in memory while the file is mapped, so each block maps it again
             yield Block(last - first, lookups)

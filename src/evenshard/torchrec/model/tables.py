@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.planner.knobs import TableSources
-from evenshard.tables.assumptions import Assumption, TableSet, with_pooling_factors
-from evenshard.tables.records import DATA_TYPE_OF, UNUSED_FIELDS, unused_field
+from evenshard.tables.assumptions import Assumption, TableSet, apply_pooling_factors
+from evenshard.tables.records import DATA_TYPE_OF, UNUSED_FIELDS, note_unused_field
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, other_tables_in
 
@@ -42,7 +42,7 @@ def tables_of(
     Args:
         collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
             of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
-        pooling_factors: mean lookups per sample, by table or by feature; see ``with_pooling_factors``.
+        pooling_factors: mean lookups per sample, by table or by feature; see ``apply_pooling_factors``.
         default_pooling_factor: pooling factor of each feature that is not named.
         sharders: module sharders, which decide if sequence indices are deduplicated; TorchRec's by default.
 
@@ -69,7 +69,7 @@ def table_set_of(
     which = " that is not named" if pooling_factors else ""
     text = f"{default_pooling_factor:g} for each feature{which}, the default"
     known = TableSet(tables, tuple(Assumption(table.name, "pooling_factor", text) for table in tables))
-    known = with_pooling_factors(known, pooling_factors)
+    known = apply_pooling_factors(known, pooling_factors)
     tables, assumed = known.tables, known.assumptions
     unknown = (*TableSet.of(tables).assumptions, *unused_settings(located))
     return TableSet(tables, (*assumed, *unknown, *_left_to_torchrec(collections, sharders)))
@@ -164,7 +164,7 @@ def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
         for name in changed_fields(one.config):
             if name not in USED_FIELDS:
                 why = UNUSED_FIELDS.get(name, "evenshard does not know it")
-                yield unused_field(one.name, name, why)
+                yield note_unused_field(one.name, name, why)
 
 
 def changed_fields(record: Any) -> dict[str, Any]:

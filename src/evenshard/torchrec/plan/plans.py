@@ -16,7 +16,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
-from evenshard.placement.placement import Placement, grouped_parts, parts_by_table
+from evenshard.placement.placement import Placement, group_parts, parts_by_table
 from evenshard.placement.sharding import REPLICATED, tiling_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
@@ -235,7 +235,7 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
     """
     _check_names(tables)
     device_of_table = []
-    found = grouped_parts(tables, num_devices, shards_of(plan, tables))
+    found = group_parts(tables, num_devices, shards_of(plan, tables))
     for table in tables:
         name, parts = table.name, found[table.name]
         if problem := tiling_problem(parts, table):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig, EvenshardError
-from evenshard.base.knobs import check_ranges, chosen_in
+from evenshard.base.knobs import changed_knobs, check_ranges
 from evenshard.base.messages import one_line
 from evenshard.base.typed import check_arguments
 from evenshard.planner.knobs import Knobs, group_knobs
@@ -182,7 +182,7 @@ class EvenshardPlanner:
                         f"sharder is a {type(sharder).__name__}, which has no method place. Give a sharder, or leave "
                         "it out."
                     )
-                if chosen_in(sharding) or (hardware, asked.search.model) != (None, None):
+                if changed_knobs(sharding) or (hardware, asked.search.model) != (None, None):
                     raise BadConfig(
                         "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
                         "keep_output_order, hardware and model."
