@@ -153,7 +153,7 @@ def test_one_device_orders_and_sends_nothing() -> None:
     assert parts.sent == parts.arriving == 0
     own = sample_memory((T,), num_devices=1, batch_size=64, pipeline="none")
     assert (own.received, own.ordered, own.leaving) == (4 * 64 * 8, 0, 0)
-    assert moments(parts, own)["gradients are exchanged"] == 2 * 4 * 64 * 8  # outputs and their gradients
+    assert moments(parts, own)["gradients are sent"] == 2 * 4 * 64 * 8  # outputs and their gradients
 
 
 PARTS = PartMemory(weights=1000, inputs=100, outputs=40, sent=40, dense_gradient=20, arriving=200, workspace=50)
@@ -166,11 +166,11 @@ def test_the_peak_is_at_one_moment() -> None:
     few = PARTS._replace(arriving=0)
     assert peak_bytes(few, at()) == 1140 + 40 + 50  # tables are updated
     assert peak_bytes(few._replace(dense_gradient=200), at()) == 1230 + 40 + 100  # those that are replicated
-    assert peak_bytes(few, at(received=35)) == 1140 + 40 + 40 + 35  # outputs are exchanged
+    assert peak_bytes(few, at(received=35)) == 1140 + 40 + 40 + 35  # outputs are sent
     assert peak_bytes(few, at(received=50, ordered=45)) == 1140 + 50 + 2 * 45  # gradients are ordered
     assert peak_bytes(few, at(received=50, ordered=45, sliced=9)) == 1140 + 50 + 2 * 45 + 9
     rows = few._replace(sent=0, returned=30)
-    assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are exchanged
+    assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are sent
 
 
 def test_a_search_counts_the_moment_of_the_exchange() -> None:

@@ -55,7 +55,7 @@ def test_tables_inputs_outputs_and_the_rest_add_up() -> None:
     dense = 1024 * 1024 + 1024 + 4 * 64 * 4 + 4  # parameters, and as many gradients
     assert first.predicted == first.tables + first.inputs + first.exchanged + 2 * 4 * dense
     outputs = 2 * 128 * 64 * 4  # of two tables for all samples, and of four for half of them
-    assert first.exchanged == 3 * outputs and first.moment == "outputs are exchanged"
+    assert first.exchanged == 3 * outputs and first.moment == "outputs are sent"
 
 
 def test_what_cpus_take_besides_is_added_here() -> None:
@@ -66,7 +66,7 @@ def test_what_cpus_take_besides_is_added_here() -> None:
     assert cpu_moments(size, own, [(table, whole, size)]) == at
     half = replace(whole, rows=Span(0, 50))
     by_rows = cpu_moments(size, own, [(table, half, size)])
-    for name, gloo in (("outputs are exchanged", 300), ("gradients are exchanged", 300), ("tables are updated", 0)):
+    for name, gloo in (("outputs are sent", 300), ("gradients are sent", 300), ("tables are updated", 0)):
         assert by_rows[name] == at[name] + gloo
     replica = replace(whole, devices=(0, 1))
     assert cpu_moments(size, own, [(table, replica, size)])["tables are updated"] == 300  # nothing is sorted

@@ -93,7 +93,7 @@ def test_the_peak_may_be_at_another_moment() -> None:
     busy, idle = one.memory
     assert idle.moment == "gradients are ordered" and idle.received == 4 * 32 * 64
     assert idle.peak == idle.own_inputs + 3 * idle.received == idle.counted_bytes + 2 * idle.received == idle.most_bytes
-    assert busy.moment == "outputs are exchanged" and busy.peak == busy.counted_bytes
+    assert busy.moment == "outputs are sent" and busy.peak == busy.counted_bytes
     assert of((Storage(),), optimizer="sgd", dense_bytes=MIB).memory[1].peak == idle.peak + MIB
     rows = tuple(TablePart("a", Span(2048 * at, 2048 * (at + 1)), Span(0, 64), (at,)) for at in range(2))
     asked = {**EVERYTHING, "dense_bytes": 0}

@@ -117,7 +117,7 @@ def cpu_moments(
     lookups = [(size.workspace / WORKSPACE_BYTES, table.is_weighted) for table, size in sorted_parts]
     stays = sum(count * (18 if is_weighted else 6) for count, is_weighted in lookups)
     one = max((count * (24 if is_weighted else 12) for count, is_weighted in lookups), default=0)
-    more = {"outputs are exchanged": gloo, "gradients are exchanged": gloo}
+    more = {"outputs are sent": gloo, "gradients are sent": gloo}
     at = moments(held._replace(workspace=round(stays + one)), own)
     return {name: size + more.get(name, 0) for name, size in at.items()}
 

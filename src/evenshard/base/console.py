@@ -1,4 +1,4 @@
-"""Terminal output: answers on stdout unchanged, progress and log lines on stderr.
+"""Terminal output: results on stdout, progress and log lines on stderr.
 
 Names in an answer are never markup, and numbers have no colours. Work of more than 3 s shows percentage and time left
 on a terminal; if stderr is not a terminal, it logs lines.
@@ -33,12 +33,12 @@ _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
-    """Return a console on ``file`` (None: stdout) of at least this width; a narrower terminal wraps its lines."""
+    """Return a console without markup on ``file`` (None for stdout), at least ``least_width`` wide."""
     from rich.console import Console
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            """Leave the exit code to the command: Rich would exit with 1."""
+            """Ignore the broken pipe: Rich would exit with 1, but the command decides its exit code."""
             raise BrokenPipeError
 
     console = PlainConsole(file=file, highlight=False, markup=False, emoji=False)
@@ -48,10 +48,10 @@ def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
 
 
 def plain_grid(*heads: str, texts: Sequence[str] = ()) -> Table:
-    """Return a table without lines, columns two spaces apart; ``heads`` are of right-aligned numbers.
+    """Return a table without borders; ``heads`` are the headers of right-aligned columns of numbers.
 
     Args:
-        texts: heads of the left-aligned text columns that follow.
+        texts: headers of the left-aligned columns of text that follow.
     """
     from rich.table import Table
 

@@ -320,9 +320,9 @@ def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
     """Return a device's memory at each possible peak of a step, without the memory that it uses during all of it."""
     return {
         "inputs arrive": parts.arriving + sample.leaving,
-        "outputs are exchanged": parts.outputs + parts.sent + sample.received,
+        "outputs are sent": parts.outputs + parts.sent + sample.received,
         "gradients are ordered": sample.received + 2 * sample.ordered + sample.sliced,
-        "gradients are exchanged": parts.outputs + parts.returned + sample.received + sample.ordered,
+        "gradients are sent": parts.outputs + parts.returned + sample.received + sample.ordered,
         "tables are updated": parts.outputs + max(parts.workspace, parts.dense_gradient // 2),  # without replicas
     }
 
