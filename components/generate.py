@@ -22,9 +22,9 @@ from evenshard.kubeflow.component import (
     EARLIER,
     METRICS,
     NUM_GPUS,
-    accumulates,
+    find_file_setting,
     input_name,
-    own_file,
+    is_accumulated,
 )
 from evenshard.loop.loop import STAGES
 from evenshard.loop.rounds import WRITERS
@@ -136,7 +136,7 @@ def parameters(stage: Stage) -> list[Parameter]:
     for one in knobs_of(stage.outputs):
         if one.use.artifact:
             found.append(Parameter(one.name, "Output", one.use.artifact, _about(one.name, one.help)))
-            if accumulates(one.name):
+            if is_accumulated(one.name):
                 found.append(
                     Parameter(EARLIER, "Input", DATASET, f"{one.name} of the rounds before, which go along", "None")
                 )
@@ -153,7 +153,7 @@ def parameters(stage: Stage) -> list[Parameter]:
     if stage.measures:
         text = "GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once"
         found.append(Parameter(NUM_GPUS, "", "int", text, "0"))
-    if own := own_file(stage):
+    if own := find_file_setting(stage):
         found += [
             Parameter(own, "Input", DATASET, f'your own file, in place of ``config["{own}"]``', "None"),
             Parameter(
@@ -177,7 +177,7 @@ def parameters(stage: Stage) -> list[Parameter]:
 
 
 def _about(name: str, help: str) -> str:
-    files = "round_001.parquet`` and so on" if accumulates(name) else "tables.parquet``" if name == "tables" else ""
+    files = "round_001.parquet`` and so on" if is_accumulated(name) else "tables.parquet``" if name == "tables" else ""
     return f"{help.partition(' (')[0]}: a folder with ``{files}" if files else help
 
 

@@ -7,7 +7,7 @@ from kfp import dsl
 from evenshard.kubeflow.component import is_imported
 
 
-def read(name: str, address: Any, compiled_with: str) -> dict[str, Any]:
+def read_address(name: str, address: Any, compiled_with: str) -> dict[str, Any]:
     """The inputs of a task that reads an address: the address itself, or what Kubeflow's importer brings from there.
 
     Args:

@@ -8,7 +8,7 @@ from evenshard.base.documents import load_params
 from evenshard.base.installation import require_package
 from evenshard.kubeflow.cluster import Cluster, load_cluster
 from evenshard.kubeflow.component import is_imported, require_readable
-from evenshard.kubeflow.package import ADDRESSES, SECTIONS, check_names, data_hash
+from evenshard.kubeflow.package import ADDRESSES, SECTIONS, check_names, hash_source
 
 TRAIN, RETRAIN, PLACE, WATCH = "train", "retrain", "place", "watch"
 PIPELINES = (TRAIN, RETRAIN, PLACE, WATCH)
@@ -46,13 +46,13 @@ def build(
         if not is_imported(str(values[key])):
             require_readable(str(values[key]))
     if name == TRAIN:
-        from .dvc_rounds import sources
+        from .dvc_rounds import list_source_files
         from .train import train_pipeline
 
-        if files := sources(params):
+        if files := list_source_files(params):
             values.setdefault("source", files[0])
         source = str(values.get("source", ""))
-        pipeline = train_pipeline(params, cluster, source, data_hash(source, runs_now) if source else "")
+        pipeline = train_pipeline(params, cluster, source, hash_source(source, runs_now) if source else "")
     elif name == RETRAIN:
         from .retrain import retrain_pipeline
 

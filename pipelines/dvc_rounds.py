@@ -11,8 +11,8 @@ import yaml
 from evenshard.base.outputs import HARDWARE_FILE, REPORTS, FilesInside
 from evenshard.base.typed import section
 from evenshard.loop.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
-from evenshard.loop.rounds import Artifact, LoopStep, steps
-from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of
+from evenshard.loop.rounds import Artifact, LoopStep, unroll_loop
+from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, read_inputs, uses_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
@@ -65,13 +65,13 @@ def _files(*candidates: str | None) -> list[str]:
     return [name for name in candidates if name and name.endswith((*TABLE_SUFFIXES, *BATCH_SUFFIXES))]
 
 
-def measured_with(params: dict[str, Any]) -> list[str]:
+def list_measure_files(params: dict[str, Any]) -> list[str]:
     """The files that the settings of measuring name: a recorded batch, a link, a device profile."""
     measure = section(params, "measure", MeasureConfig)
     return _files(measure.recorded_batch, measure.link, measure.hardware_name.device)
 
 
-def sources(params: dict[str, Any]) -> list[str]:
+def list_source_files(params: dict[str, Any]) -> list[str]:
     """The file that the tables come from, if they come from one."""
     return _files(section(params, "generate_tables", GenerateTablesConfig).source)
 
@@ -83,8 +83,8 @@ def dvc_yaml(params: dict[str, Any]) -> str:
 
 def unroll(params: dict[str, Any]) -> dict[str, Any]:
     """Return the stages of the loop that params.yaml describes, as dvc.yaml has them."""
-    files_of = {"generate_tables": sources(params), "measure": measured_with(params)}
-    loop = steps(section(params, "loop", LoopConfig).num_rounds)
+    files_of = {"generate_tables": list_source_files(params), "measure": list_measure_files(params)}
+    loop = unroll_loop(section(params, "loop", LoopConfig).num_rounds)
     stages = {step.name: _stage(step, files_of, params) for step in loop}
     plots = [{f"{REPORTS}/{name}": how} for name, how in PLOTS.items()]
     return {"stages": {"hardware": HARDWARE, **stages}, "plots": plots}
@@ -98,7 +98,7 @@ def _stage(step: LoopStep, files_of: dict[str, list[str]], params: dict[str, Any
     deps = [path for name in sections for path in files_of.get(name, [])]
     deps += [HARDWARE_FILE] if stage.measures else []
     deps += [artifact.path for artifacts in step.reads.values() for artifact in artifacts]
-    settings = [*sections, *(f"{others[name].section}.{name}" for name in set_by(params, stage.inputs))]
+    settings = [*sections, *(f"{others[name].section}.{name}" for name in read_inputs(params, stage.inputs))]
     found = {"cmd": _command(step), "deps": deps, "params": settings, **_write(step)}
     return {key: value for key, value in found.items() if value}
 

@@ -14,16 +14,16 @@ from kfp import dsl
 from evenshard.base.errors import BadConfig, require
 from evenshard.base.messages import brief
 from evenshard.base.typed import section
-from evenshard.kubeflow.cluster import MEASURING, Cluster, on_cluster
-from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
+from evenshard.kubeflow.cluster import MEASURING, Cluster, configure_task
+from evenshard.kubeflow.component import EARLIER, NUM_GPUS, find_file_setting, input_name, is_accumulated
 from evenshard.loop.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
-from evenshard.loop.rounds import Artifact, LoopStep, steps
-from evenshard.loop.stage import loop_settings, plain_inputs, set_by
+from evenshard.loop.rounds import Artifact, LoopStep, unroll_loop
+from evenshard.loop.stage import loop_settings, plain_inputs, read_inputs
 from evenshard.tracking import MUST_REGISTER, RETRIES
 from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
 
-from .dvc_rounds import measured_with
+from .dvc_rounds import list_measure_files
 
 # How often MLflow's client repeats a request of the last stage: ten minutes in all.
 MOST_RETRIES = "10"
@@ -65,7 +65,7 @@ def with_sections(params: dict[str, Any]) -> Callable[[Callable[..., None]], Cal
     return decorator
 
 
-def learn(
+def add_loop_tasks(
     params: dict[str, Any],
     sections: Sections,
     num_rounds: int,
@@ -85,11 +85,11 @@ def learn(
         must_register: the last task fails if MLflow does not take the model.
     """
     made: dict[Artifact, Any] = {}
-    for step in steps(num_rounds):
+    for step in unroll_loop(num_rounds):
         stage = step.stage
         given = {"config": sections[stage.name]}
         given |= {name: num_rounds for name in loop_settings(stage.inputs)}
-        given |= {input_name(stage, name): value for name, value in set_by(params, stage.inputs).items()}
+        given |= {input_name(stage, name): value for name, value in read_inputs(params, stage.inputs).items()}
         if stage.per_round:
             given[input_name(stage, "round")] = step.round
         if stage.measures:
@@ -97,10 +97,10 @@ def learn(
         for name, artifacts in step.reads.items():
             if artifacts:  # the newest holds all rounds so far
                 given[input_name(stage, name)] = made[artifacts[-1]]
-        if own_file(stage):
+        if find_file_setting(stage):
             given |= {**source, "data_hash": data_hash}
         task = _add(step, given, made, cluster)
-        if own_file(stage) and source_may_change:
+        if find_file_setting(stage) and source_may_change:
             task.set_caching_options(False)
         if stage.concludes:  # no stage comes after it that would log what MLflow misses
             task.set_env_variable(RETRIES, MOST_RETRIES)
@@ -112,33 +112,33 @@ def learn(
 def _add(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
     name = step.stage.name
     component = getattr(import_module(f"evenshard_components.{name}.component"), name)
-    collected = next((one.name for one in step.writes if accumulates(one.name)), "")
+    collected = next((one.name for one in step.writes if is_accumulated(one.name)), "")
     before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
     if cluster.num_parts == 1 or "num_parts" not in plain_inputs(step.stage.inputs):
-        return _name(on_cluster(component(**given, **before), name, cluster), step)
+        return _name(configure_task(component(**given, **before), name, cluster), step)
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
         task = component(**given, part=part, num_parts=cluster.num_parts)
-        _name(on_cluster(task, name, cluster), step)
+        _name(configure_task(task, name, cluster), step)
     merged = merge_costs(parts=dsl.Collected(task.outputs[collected]), round_number=step.round, **before)
-    return on_cluster(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
+    return configure_task(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
 
 
 def _name(task: Any, step: LoopStep) -> Any:
     return task.set_display_name(step.name) if step.stage.per_round else task
 
 
-def outcome_recorded(cluster: Cluster) -> Any:
+def add_exit_handler(cluster: Cluster) -> Any:
     """The exit handler of a pipeline."""
-    return on_cluster(record_outcome(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER), "record_outcome", cluster)
+    return configure_task(record_outcome(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER), "record_outcome", cluster)
 
 
-def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
+def check_rounds(params: dict[str, Any], cluster: Cluster) -> int:
     """The number of rounds of settings that can run in pods: what is wrong shows here, not hours later.
 
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.
     """
-    files = [name for name in measured_with(params) if not Path(name).is_absolute()]
+    files = [name for name in list_measure_files(params) if not Path(name).is_absolute()]
     if files:
         raise BadConfig(
             f"params section measure names the file {brief(files[0])}, which pods do not have. Put it into the image "

@@ -4,11 +4,11 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.kubeflow.cluster import Cluster, on_cluster
+from evenshard.kubeflow.cluster import Cluster, configure_task
 from evenshard.loop.decisions.requests import place_arguments
 from evenshard_components.place.component import place
 
-from .addresses import read
+from .addresses import read_address
 
 
 def place_pipeline(
@@ -41,8 +41,8 @@ def place_pipeline(
         model: str = "",
         in_use: str = "",
     ) -> None:
-        given = {**read("tables", tables, tables_at), **read("model", model, model_at)}
-        given |= read("in_use", in_use, in_use_at)
-        on_cluster(place(request=request, model_uri=model_uri, **given), "place", cluster)
+        given = {**read_address("tables", tables, tables_at), **read_address("model", model, model_at)}
+        given |= read_address("in_use", in_use, in_use_at)
+        configure_task(place(request=request, model_uri=model_uri, **given), "place", cluster)
 
     return place_tables

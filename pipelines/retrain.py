@@ -8,12 +8,12 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.base.typed import section
-from evenshard.kubeflow.cluster import Cluster, on_cluster
+from evenshard.kubeflow.cluster import Cluster, configure_task
 from evenshard.loop.commands import DriftRequest
 from evenshard_components.drift.component import drift
 
-from .addresses import read
-from .loop import Sections, checked_rounds, learn, outcome_recorded, section_of, with_sections
+from .addresses import read_address
+from .loop import Sections, add_exit_handler, add_loop_tasks, check_rounds, section_of, with_sections
 
 CHAMPION = "models:/evenshard-cost@champion"
 
@@ -31,7 +31,7 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = 
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.
     """
-    num_rounds = checked_rounds(params, cluster)
+    num_rounds = check_rounds(params, cluster)
     section(params, "drift", DriftRequest)
 
     @dsl.pipeline(name="evenshard-retrain", description="Trains again when today's tables are not covered any more.")
@@ -42,11 +42,13 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = 
         model_uri: str = CHAMPION,
         drift_request: dict = section_of(params, "drift"),  # type: ignore[type-arg]  # noqa: B008
     ) -> None:
-        with dsl.ExitHandler(outcome_recorded(cluster), name="watch"):
-            today = read("tables", tables, tables_at)
-            asked = on_cluster(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)
+        with dsl.ExitHandler(add_exit_handler(cluster), name="watch"):
+            today = read_address("tables", tables, tables_at)
+            asked = configure_task(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)
             with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712
                 source = {name.replace("tables", "source"): one for name, one in today.items()}
-                learn(params, sections, num_rounds, cluster, source, source_may_change=True, must_register=True)
+                add_loop_tasks(
+                    params, sections, num_rounds, cluster, source, source_may_change=True, must_register=True
+                )
 
     return retrain

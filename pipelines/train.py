@@ -6,8 +6,8 @@ from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
 
-from .addresses import read
-from .loop import Sections, checked_rounds, learn, outcome_recorded, with_sections
+from .addresses import read_address
+from .loop import Sections, add_exit_handler, add_loop_tasks, check_rounds, with_sections
 
 
 def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = "", given_hash: str = "") -> Any:
@@ -23,13 +23,13 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = ""
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.
     """
-    num_rounds = checked_rounds(params, cluster)
+    num_rounds = check_rounds(params, cluster)
 
     @dsl.pipeline(name="evenshard-train", description=f"Learns in {num_rounds} rounds where embedding tables go.")
     @with_sections(params)
     def train(sections: Sections, data_hash: str = given_hash, source: str = source_at) -> None:
-        with dsl.ExitHandler(outcome_recorded(cluster), name="loop"):
-            own = read("source", source, source_at)
-            learn(params, sections, num_rounds, cluster, own, data_hash, bool(source_at) and not given_hash)
+        with dsl.ExitHandler(add_exit_handler(cluster), name="loop"):
+            own = read_address("source", source, source_at)
+            add_loop_tasks(params, sections, num_rounds, cluster, own, data_hash, bool(source_at) and not given_hash)
 
     return train

@@ -5,11 +5,11 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.base.typed import section
-from evenshard.kubeflow.cluster import Cluster, on_cluster
+from evenshard.kubeflow.cluster import Cluster, configure_task
 from evenshard.loop.commands import WatchConfig
 from evenshard_components.watch.component import watch
 
-from .addresses import read
+from .addresses import read_address
 
 
 def watch_pipeline(
@@ -40,9 +40,9 @@ def watch_pipeline(
         model_uri: str = "",
         watch_request: dict = request_of,  # type: ignore[type-arg]
     ) -> bool:
-        given = {**read("traces", traces, traces_at), **read("in_use", in_use, in_use_at)}
-        given |= read("tables", tables, tables_at)
-        asked = on_cluster(watch(request=watch_request, model_uri=model_uri, **given), "watch", cluster)
+        given = {**read_address("traces", traces, traces_at), **read_address("in_use", in_use, in_use_at)}
+        given |= read_address("tables", tables, tables_at)
+        asked = configure_task(watch(request=watch_request, model_uri=model_uri, **given), "watch", cluster)
         return asked.outputs["Output"]  # type: ignore[no-any-return]  # a channel of kfp's
 
     return watch_job

@@ -33,9 +33,9 @@ def drift(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import log_metrics, require_address
-    from evenshard.loop.decisions.requests import drift_since
+    from evenshard.loop.decisions.requests import check_drift
 
-    found, text = drift_since(require_address("tables", tables, tables_address), model_uri, request)
+    found, text = check_drift(require_address("tables", tables, tables_address), model_uri, request)
     Path(summary.path).write_text(text)
     log_metrics(metrics, {"outside_load_pct": found.outside_load_pct, "rare_pct": found.rare_pct})
     return found.retrain_due

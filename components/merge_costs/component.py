@@ -26,11 +26,11 @@ def merge_costs(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import add_round, backlog_of, log_metrics, path_of, round_path
+    from evenshard.kubeflow.pod import add_round, carry_backlog, log_metrics, path_of, round_path
     from evenshard.loop.import_costs import merge_parts
 
     folders = [Path(part.path) for part in parts]
     of_round = [round_path(folder, round_number) for folder in folders]
-    with backlog_of(folders, [Path(costs.path)]):
+    with carry_backlog(folders, [Path(costs.path)]):
         target = add_round(Path(costs.path), round_number, path_of(earlier))
         log_metrics(metrics, merge_parts(of_round, target))

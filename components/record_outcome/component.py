@@ -26,7 +26,7 @@ def record_outcome(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.run_outcome import look, page_of, record_end
+    from evenshard.kubeflow.run_outcome import find_run_page, query_run, write_outcome
 
-    page, run = page_of(run_id), status.pipeline_job_resource_name
-    record_end(status.state, run, page, look(run_id), Path(outcome.path), Path(summary.path))
+    page, run = find_run_page(run_id), status.pipeline_job_resource_name
+    write_outcome(status.state, run, page, query_run(run_id), Path(outcome.path), Path(summary.path))

@@ -212,7 +212,7 @@ def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path, monkey
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     with http_server.serving(Docker) as url:
         monkeypatch.setenv("DOCKER_HOST", url.replace("http", "tcp"))
-        given = local.container_runner([str(tmp_path)]).container_run_args
+        given = local.make_container_runner([str(tmp_path)]).container_run_args
     assert given["mounts"] == [{"Target": str(tmp_path), "Source": str(tmp_path), "Type": "bind", "ReadOnly": True}]
     assert given["user"] == f"{os.getuid()}:{os.getgid()}" and given["environment"]["AWS_ACCESS_KEY_ID"] == "key"
 
@@ -222,7 +222,7 @@ def test_a_run_that_leaves_nothing_has_failed(workdir: Path) -> None:
         (workdir / "out/evenshard-train-1/evaluate").mkdir(parents=True)
 
     with pytest.raises(local.PipelineFailed, match="lacks evaluate/report/metrics"):
-        local.run_here(pipeline, {}, "subprocess", workdir / "out", "evaluate/report/metrics.json")
+        local.run_locally(pipeline, {}, "subprocess", workdir / "out", "evaluate/report/metrics.json")
 
 
 PRINTED = """15:01:50.256 - INFO - Executing task \x1b[96m'place'\x1b[0m

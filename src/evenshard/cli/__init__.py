@@ -25,7 +25,7 @@ from evenshard.cli.arguments import SOURCE, Commands, OneLineParser, Source
 from evenshard.version import __version__
 
 # Marks the commands that no group of the help lists: the stages of the loop, by their declarations.
-OTHERS = "*"
+STAGE_COMMANDS = "*"
 # The commands by group of the help, each with the module that declares it.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "place": {
@@ -37,7 +37,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "hardware": "costs",
     },
     "the loop: measure and learn": {
-        OTHERS: "stages",
+        STAGE_COMMANDS: "stages",
         **dict.fromkeys(("import-costs", "merge-costs", "describe", "observe"), "costs"),
         **dict.fromkeys(("calibrate-link", "calibrate-device"), "costs"),
     },
@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 class GroupedCommands(argparse.HelpFormatter):
-    """Help formatter that groups the commands of a parser; ``OTHERS`` marks the commands without a group."""
+    """Help formatter that groups the commands of a parser; ``STAGE_COMMANDS`` marks the commands without a group."""
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)
@@ -62,7 +62,7 @@ class GroupedCommands(argparse.HelpFormatter):
         blocks = []
         self._indent()
         for heading, names in self._groups.items():
-            listed = [one for name in names for one in (others if name == OTHERS else (name,))]
+            listed = [one for name in names for one in (others if name == STAGE_COMMANDS else (name,))]
             lines = "".join(super(GroupedCommands, self)._format_action(known[name]) for name in listed)
             blocks.append(f"  {heading}:\n{lines}")
         self._dedent()
@@ -143,7 +143,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     try:
-        with _others_dismissed(), name_missing_package():
+        with _dismiss_other_ranks(), name_missing_package():
             metrics = args.call(args)
         if isinstance(metrics, int):
             return metrics
@@ -165,7 +165,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
 
 
 @contextmanager
-def _others_dismissed() -> Iterator[None]:
+def _dismiss_other_ranks() -> Iterator[None]:
     """Release the other processes of torchrun if this one ends without opening the hardware."""
     try:
         yield

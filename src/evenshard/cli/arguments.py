@@ -157,17 +157,17 @@ class Commands:
 PARAMS = Path("params.yaml")
 
 
-def params_flag(sub: argparse.ArgumentParser) -> None:
+def add_params_flag(sub: argparse.ArgumentParser) -> None:
     """Declare ``--params``, the settings."""
     sub.add_argument("--params", **PATH, default=PARAMS, help=f"settings (default: {PARAMS})")
 
 
-def metrics_flag(sub: argparse.ArgumentParser) -> None:
+def add_metrics_flag(sub: argparse.ArgumentParser) -> None:
     """Declare ``--metrics``, a file for the metrics."""
     sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
 
 
-def params_of(args: argparse.Namespace) -> dict[str, Any]:
+def load_params_file(args: argparse.Namespace) -> dict[str, Any]:
     """Return the sections of ``--params``; an empty mapping if the default file is missing."""
     return load_params(args.params) if args.params.exists() else {}
 

@@ -20,10 +20,10 @@ from evenshard.cli.arguments import (
     Commands,
     add_flag,
     add_flags,
+    add_params_flag,
     at_least,
     flag_values,
-    params_flag,
-    params_of,
+    load_params_file,
 )
 from evenshard.loop.commands import ImportCostsConfig, ObserveInputs
 from evenshard.measure.config import MeasureConfig
@@ -82,7 +82,7 @@ def _add_hardware(sheet: Path, out: Path) -> None:
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    text = json.dumps(hardware_here(section(params_of(args), "measure", MeasureConfig)), indent=1)
+    text = json.dumps(hardware_here(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
     write_text(args.here, text + "\n")
 
 
@@ -90,7 +90,7 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.calibrate.link import calibrate_link
     from evenshard.measure.distributed import collective
 
-    measure = section(params_of(args), "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
+    measure = section(load_params_file(args), "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     if collective.is_follower():
         collective.serve(measure)
         return {}
@@ -165,7 +165,7 @@ def add_commands(commands: Commands) -> None:
         "on others. With a name, each constant with its unit and source: measured, fitted, of a data sheet or a guess. "
         "`hardware add --spec gpu.yaml` makes a profile of a data sheet. With --here, what the loop measures on.",
     )
-    params_flag(sub)
+    add_params_flag(sub)
     sub.add_argument(
         "name",
         type=SOURCE,
@@ -238,7 +238,7 @@ def add_commands(commands: Commands) -> None:
         "hosts of several devices each, the link within a host and that between hosts are two files, link_intra.yaml "
         "and link_inter.yaml.",
     )
-    params_flag(sub)
+    add_params_flag(sub)
     add_flags(sub, MeasureConfig, "measure")
     sub.add_argument("--max-mb", type=at_least(0.001, float), default=64.0, metavar="MB",
                      help="largest exchange per device (default: 64)")  # fmt: skip

@@ -24,11 +24,11 @@ from evenshard.cli.arguments import (
     Commands,
     add_flag,
     add_flags,
+    add_params_flag,
     at_least,
     flag_values,
+    load_params_file,
     output_flag,
-    params_flag,
-    params_of,
 )
 from evenshard.loop.commands import DriftRequest, PromoteInputs
 from evenshard.loop.loop import EvaluateConfig
@@ -59,7 +59,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tracking.pyfunc import served_code
     from evenshard.tracking.tags import PARAMS_HASH
 
-    params = params_of(args)
+    params = load_params_file(args)
     measure = section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():
@@ -87,7 +87,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
-    from evenshard.loop.decisions.drift import drift_of, print_drift
+    from evenshard.loop.decisions.drift import compute_drift, print_drift
     from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.pricing import learned_model_of
@@ -111,7 +111,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     for note in tables.notes:
         print(f"evenshard drift: {note}", file=sys.stderr)
     num_devices = asked.num_devices or (None if old is None else old.num_devices)
-    drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, asked.tolerated_pct)
+    drift = compute_drift(model.trained_on, tables.tables, batch_size, num_devices, asked.tolerated_pct)
     difference, problem = None, ""
     if old is not None:
         from evenshard.loop.decisions.watch import replan
@@ -160,7 +160,7 @@ def add_commands(commands: Commands) -> None:
         "input.",
     )
     add = sub.add_argument
-    params_flag(sub)
+    add_params_flag(sub)
     add_flags(sub, PromoteInputs)
     add_flags(sub, MeasureConfig, "measure")
     add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),

@@ -22,7 +22,7 @@ from evenshard.base.outputs import FilesInside, scratch_folder
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, add_flags, at_least, flag_values, output_flag
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
-from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
+from evenshard.kubeflow.run_status import RunStatus, explain_failure, list_notes, summarize_progress
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _PIPELINES = ("train", "retrain", "place", "watch")
 _RUNNERS = ("subprocess", "container")
 # Required parameters of pipelines, and their meanings.
-NEEDS = {
+REQUIRED_PARAMETERS = {
     "retrain": {"tables": "a table file"},
     "place": {"tables": "a table file"},
     "watch": {"traces": "traces", "in_use": "the placement.json that the training runs with"},
@@ -39,9 +39,9 @@ NEEDS = {
 # Pipelines without params.yaml.
 WITHOUT_PARAMS = ("place", "watch")
 # Files to print after a run, relative to its folder.
-TEXTS = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
+PRINTED_FILES = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
 # A file that every run of the pipeline leaves, relative to its folder.
-LEFT_BEHIND = {
+RESULT_FILES = {
     "train": "evaluate/report/metrics.json",
     "retrain": "drift/summary",
     "place": "place/placement/placement.json",
@@ -59,20 +59,20 @@ def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.kubeflow.local import local_file, run_here
+    from evenshard.kubeflow.local import local_file, run_locally
 
     pipeline, values = _build_pipeline(args, _cluster(args), local=True)
     for name in ("tables", "model", "source", "model_uri", "in_use", "traces"):
         if values.get(name) and not str(values[name]).startswith(("models:", "simulated:")):
             values[name] = local_file(values[name])
-    for name, what in NEEDS.get(args.pipeline, {}).items():
+    for name, what in REQUIRED_PARAMETERS.get(args.pipeline, {}).items():
         if not values.get(name):
             raise BadConfig(f"the pipeline {args.pipeline} needs {what}. Name it with --set {name}=FILE.")
-    folder = run_here(pipeline, values, args.runner, args.out, LEFT_BEHIND[args.pipeline])
-    for text in (folder / name for name in TEXTS):
+    folder = run_locally(pipeline, values, args.runner, args.out, RESULT_FILES[args.pipeline])
+    for text in (folder / name for name in PRINTED_FILES):
         if text.exists() and (text.name != "difference" or values.get("in_use")):
             print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))
-    for path in sorted(folder.glob(LEFT_BEHIND[args.pipeline])):
+    for path in sorted(folder.glob(RESULT_FILES[args.pipeline])):
         print(f"saved: {path}")
     return {}
 
@@ -95,7 +95,7 @@ class _Teller:
         self._told: set[str] = set()
 
     def __call__(self, status: RunStatus) -> None:
-        for line in (progress_of(status), *notes_on(status)):
+        for line in (summarize_progress(status), *list_notes(status)):
             what = re.sub(r"\d+ minutes", "", line)
             if line and what not in self._told:
                 self._told.add(what)
@@ -142,9 +142,9 @@ def _status(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _report(status: RunStatus, silent: bool = False) -> None:
     if status.is_finished and status.state != "SUCCEEDED":
-        raise PipelineFailed(failure_of(status))
+        raise PipelineFailed(explain_failure(status))
     if not silent:
-        lines = (f"{status.state}: {status.name}", progress_of(status), *notes_on(status), status.url)
+        lines = (f"{status.state}: {status.name}", summarize_progress(status), *list_notes(status), status.url)
         print(*filter(None, lines), sep="\n")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from evenshard.base.documents import load_params
 from evenshard.base.typed import section
-from evenshard.cli.arguments import PARAMS, Commands, add_flags, flag_values, metrics_flag, params_flag
+from evenshard.cli.arguments import PARAMS, Commands, add_flags, add_metrics_flag, add_params_flag, flag_values
 from evenshard.loop.loop import STAGES, LoopConfig
-from evenshard.loop.stage import Stage, loop_settings, set_by
+from evenshard.loop.stage import Stage, loop_settings, read_inputs
 from evenshard.measure.config import MeasureConfig
 
 
@@ -29,7 +29,7 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
         loop = section(params, "loop", LoopConfig)
         of_loop = {name: max(getattr(loop, name), args.round) for name in names}
     given = {name: value for name, value in flag_values(args, stage.inputs).items() if value is not None}
-    inputs = stage.inputs(**{**set_by(params, stage.inputs), **given, **of_loop})
+    inputs = stage.inputs(**{**read_inputs(params, stage.inputs), **given, **of_loop})
     outcome = run_stage(stage, settings, inputs, stage.outputs(**flag_values(args, stage.outputs)), params)
     if outcome.text:
         print(outcome.text)
@@ -41,8 +41,8 @@ def add_commands(commands: Commands) -> None:
     for stage in STAGES:
         more = " ".join(filter(None, (stage.about, stage.usage)))
         sub = commands.add(stage.command, partial(_run, stage), stage.what, more)
-        params_flag(sub)
-        metrics_flag(sub)
+        add_params_flag(sub)
+        add_metrics_flag(sub)
         add_flags(sub, stage.inputs)
         if stage.measures:
             add_flags(sub, MeasureConfig, "measure")

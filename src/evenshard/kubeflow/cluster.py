@@ -147,7 +147,7 @@ class Cluster:
         return replace(self, num_parts=1, stages=here)
 
 
-def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
+def configure_task(task: Any, stage: str, cluster: Cluster) -> Any:
     """Set image, resources, retries, timeout, cache and secrets of a pipeline task by its stage, and return it."""
     from kfp import kubernetes
 

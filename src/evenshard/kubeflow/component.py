@@ -68,7 +68,7 @@ def require_readable(address: str) -> None:
         )
 
 
-def accumulates(name: str) -> bool:
+def is_accumulated(name: str) -> bool:
     """Return True if an artifact is a folder with one file per round so far, and stages read all files."""
     every = [uses_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
     return any(one is not None and one.of is WhichRound.SO_FAR for one in every)
@@ -81,6 +81,6 @@ def input_name(stage: Stage, name: str) -> str:
     return f"previous_{name}" if name in uses_of(stage.outputs, Writes) else name
 
 
-def own_file(stage: Stage) -> str:
+def find_file_setting(stage: Stage) -> str:
     """Return the setting that a user's file may replace; "" if there is none."""
     return next((one.name for one in knobs_of(stage.config) if one.flag and one.kind is str and not one.choices), "")

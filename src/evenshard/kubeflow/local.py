@@ -38,7 +38,7 @@ _OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
 _DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
 
 
-def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
+def run_locally(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
     """Run a pipeline and return the folder of its artifacts, one folder for each task.
 
     Args:
@@ -56,7 +56,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         _one_loop(),
     ):
         files = [one for one in values.values() if isinstance(one, str) and one.startswith("/") and Path(one).exists()]
-        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner(files)
+        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else make_container_runner(files)
         # kfp removes the workspace after each run, so it is never a user's folder
         local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
         problem = ""
@@ -72,7 +72,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     return made
 
 
-def container_runner(shown: Sequence[str] = ()) -> Any:
+def make_container_runner(shown: Sequence[str] = ()) -> Any:
     """Return kfp's runner; raise BadConfig without a Docker API that has the image.
 
     Args:

@@ -75,7 +75,7 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
             )
 
 
-def data_hash(source: str, runs_now: bool = True) -> str:
+def hash_source(source: str, runs_now: bool = True) -> str:
     """Return the hash of a table file's content: from its .dvc file, or its own SHA-256.
 
     It is "" if this machine cannot read the file, and for an address on S3 unless the run starts at once

@@ -21,8 +21,8 @@ from evenshard.base.outputs import scratch_folder
 from evenshard.base.process import environment, on_sigterm, terminate
 from evenshard.base.retry import with_retries
 from evenshard.kubeflow import component
-from evenshard.kubeflow.component import accumulates, input_name, require_readable
-from evenshard.kubeflow.pod_journal import kept_journal
+from evenshard.kubeflow.component import input_name, is_accumulated, require_readable
+from evenshard.kubeflow.pod_journal import keep_journal
 from evenshard.loop.loop import STAGES
 from evenshard.loop.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
@@ -43,13 +43,13 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows all libraries' logs; FBGEMM's is long
     (stage,) = (one for one in STAGES if one.name == name)
-    own = component.own_file(stage)
+    own = component.find_file_setting(stage)
     overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
     sections = dict(zip(stage.sections, (arguments["config"], arguments.get("measure")), strict=False))
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
     params = {section: asdict(one) for section, one in settings.items()}
-    with backlog_of(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
+    with carry_backlog(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
         if num_gpus := arguments.get(component.NUM_GPUS, 0):
             metrics = with_retries(_measure)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
         else:
@@ -63,7 +63,7 @@ def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     for name in uses_of(stage.inputs, Reads):
         path = path_of(arguments[input_name(stage, name)])
         if path is not None:
-            values[name] = round_costs(path) if accumulates(name) else _file_in(path, name)
+            values[name] = round_costs(path) if is_accumulated(name) else _file_in(path, name)
     return stage.inputs(**values)
 
 
@@ -74,7 +74,7 @@ def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> It
         yield inputs
         return
     output = next(iter(_written(stage, arguments).values()))
-    with kept_journal(stage.run_name(inputs), str(output.uri)) as journal:
+    with keep_journal(stage.run_name(inputs), str(output.uri)) as journal:
         yield replace(inputs, journal=journal)
 
 
@@ -82,7 +82,7 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     values = {}
     for name, artifact in _written(stage, arguments).items():
         path = Path(artifact.path)
-        if accumulates(name):
+        if is_accumulated(name):
             values[name] = add_round(path, arguments["round_number"], path_of(arguments[component.EARLIER]))
         else:
             values[name] = _file_in(path, name)
@@ -194,7 +194,7 @@ def _exit_code(words: Sequence[str], folder: Path) -> int:
 
 
 @contextmanager
-def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
+def carry_backlog(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
     """Carry runs that MLflow missed from the artifacts of the inputs to the first output folder.
 
     A pod's files are lost with it, and other pods see only the artifacts that they read. If EVENSHARD_BACKLOG names a

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
+def keep_journal(task: str, output_address: str) -> Iterator[Path | None]:
     """Yield a stage's journal with the measurements of earlier tries of the task; None if none can be kept.
 
     It is removed if the block succeeds, and kept for the next try otherwise.

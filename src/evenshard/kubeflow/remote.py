@@ -17,7 +17,7 @@ from typing import Any
 from evenshard.base.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
 from evenshard.base.knobs import REQUIRED, Range, knob
 from evenshard.base.messages import brief, reason_of, without_credentials
-from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, in_brief, status_of, with_pods
+from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, add_pod_reasons, shorten_message, status_of
 
 log = logging.getLogger(__name__)
 # The variable with the address of the API.
@@ -175,7 +175,7 @@ class Remote:
         while True:
             status = self._status(self._get(run_id))
             if not status.is_settling or time.monotonic() > settled_by:
-                return with_pods(status)
+                return add_pod_reasons(status)
             time.sleep(self._endpoint.backoff_s)
 
     def wait(
@@ -352,4 +352,4 @@ def _server_message(error: Any) -> str:
     with contextlib.suppress(ValueError, AttributeError):
         content = json.loads(words)
         words = content.get("message") or content.get("error") or content.get("error_message") or words
-    return in_brief(words.decode(errors="replace") if isinstance(words, bytes) else str(words))
+    return shorten_message(words.decode(errors="replace") if isinstance(words, bytes) else str(words))

@@ -46,7 +46,7 @@ ENDED_AS = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunReport:
     """The API's answer about a run in its exit handler, with its tasks by outcome.
 
     ``problem`` is the reason for an unknown state; "" on this machine, which has no API.
@@ -59,10 +59,10 @@ class Seen:
     problem: str = ""
 
 
-def look(run_id: str) -> Seen:
+def query_run(run_id: str) -> RunReport:
     """Return the API's answer about the run of this pod; an empty one if the pipeline runs on this machine."""
     if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
-        return Seen()
+        return RunReport()
     for pause_s in PAUSES_S:
         if not (seen := _look(run_id)).problem:
             return seen
@@ -70,13 +70,13 @@ def look(run_id: str) -> Seen:
     return _look(run_id)
 
 
-def page_of(run_id: str) -> str:
+def find_run_page(run_id: str) -> str:
     """Return the address of a run's page if KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
     endpoint = os.environ.get(ENDPOINT)
     return run_page(endpoint, run_id) if endpoint else run_id
 
 
-def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summary: Path) -> None:
+def write_outcome(said: str, run: str, page: str, seen: RunReport, outcome: Path, summary: Path) -> None:
     """Write the outcome as JSON and a line of Markdown; log it to MLflow if MLFLOW_TRACKING_URI names a server.
 
     Args:
@@ -89,10 +89,10 @@ def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summar
     line = f"**{state}**: {run}{_explain(state, said, seen)}. See {page}"
     for path, text in ((outcome, json.dumps(ended, indent=1)), (summary, line)):
         write_text(path, text + "\n")
-    tell_mlflow(state, page, seen)
+    log_outcome(state, page, seen)
 
 
-def tell_mlflow(state: str, page: str, seen: Seen) -> None:
+def log_outcome(state: str, page: str, seen: RunReport) -> None:
     """Log the runs that MLflow missed, and end the loop's run in MLflow."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         tracking.log_backlog(served_code)
@@ -100,7 +100,7 @@ def tell_mlflow(state: str, page: str, seen: Seen) -> None:
         tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
 
 
-def _explain(state: str, said: str, seen: Seen) -> str:
+def _explain(state: str, said: str, seen: RunReport) -> str:
     told = f"the exit handler is told {said}"
     told += ", which a success may read like too" if state == UNKNOWN else ""
     if seen.problem or state == UNKNOWN:
@@ -111,14 +111,14 @@ def _explain(state: str, said: str, seen: Seen) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _look(run_id: str) -> Seen:
+def _look(run_id: str) -> RunReport:
     address = os.environ.get(API) or DEFAULT_API
     try:
         return _summarize_run(_get_run(address, run_id))
     except Exception as error:  # down, or no such API; kfp_server_api has its own exceptions
         status = getattr(error, "status", None)
         said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
-    return Seen(problem=f"{address} could not be asked for the run: {said}")
+    return RunReport(problem=f"{address} could not be asked for the run: {said}")
 
 
 def _get_run(address: str, run_id: str) -> Any:
@@ -134,13 +134,13 @@ def _get_run(address: str, run_id: str) -> Any:
     return run
 
 
-def _summarize_run(run: Any) -> Seen:
+def _summarize_run(run: Any) -> RunReport:
     details = run.run_details.task_details or () if run.run_details else ()
     tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
     ended = [one.state for one in details if _HANDLED.fullmatch(one.display_name or "")]
     state = CANCELED if run.state in ("CANCELING", CANCELED) else str(next(iter(ended), UNKNOWN))
     known = state in (CANCELED, SUCCEEDED, FAILED)
-    return Seen(
+    return RunReport(
         state=state if known else UNKNOWN,
         failed=_names(tasks, FAILED, cached=False),
         cached=_names(tasks, SUCCEEDED, cached=True),

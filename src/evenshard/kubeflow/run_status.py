@@ -140,7 +140,7 @@ def status_of(run: Any, namespace: str, url: str) -> RunStatus:
         namespace=namespace,
         state=state,
         tasks=tasks_of(details),
-        recorded_until=record_ends(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
+        recorded_until=find_record_end(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
         url=url,
     )
 
@@ -183,7 +183,7 @@ def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
     return min(later, key=lambda one: (one.state not in (state, SKIPPED), one.start_time), default=None)
 
 
-def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
+def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
     """Return the time when Kubeflow Pipelines stopped recording tasks; None if it did not as far as known.
 
     A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses longer lists.
@@ -206,7 +206,7 @@ def was_stopped(run: Any) -> bool:
     return run.state == FAILED and before[-1:] == ["CANCELING"]
 
 
-def progress_of(status: RunStatus) -> str:
+def summarize_progress(status: RunStatus) -> str:
     """Summarize the status in one line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
     parts = []
     for state, word in SHOWN:
@@ -219,7 +219,7 @@ def progress_of(status: RunStatus) -> str:
     return "; ".join(parts)
 
 
-def notes_on(status: RunStatus) -> Iterator[str]:
+def list_notes(status: RunStatus) -> Iterator[str]:
     """Yield a note for each pod that does not start, and one if the record ends before the run."""
     ended = status.recorded_until
     slow = {} if status.is_finished else {task.name: task for task in status.tasks if task.is_slow}
@@ -233,14 +233,14 @@ def notes_on(status: RunStatus) -> Iterator[str]:
         )
 
 
-def failure_of(status: RunStatus) -> str:
+def explain_failure(status: RunStatus) -> str:
     """Explain why a run has failed, as far as known, and which commands show the logs."""
     if status.state == "CANCELED":
         return f"run {status.run_id} was stopped. See {status.url}"
     failed = {task.name: task for task in status.failed}
     logs = [_failure_text(task, status.namespace) for task in failed.values()]
     more = f" And {len(logs) - MOST} more." if len(logs) > MOST else ""
-    tasks = "".join(f" {one}." for one in (logs or [*notes_on(status)])[:MOST])
+    tasks = "".join(f" {one}." for one in (logs or [*list_notes(status)])[:MOST])
     return f"run {status.run_id} ended as {status.state}.{tasks}{more} See {status.url}"
 
 
@@ -268,7 +268,7 @@ def _failure_text(task: TaskStatus, namespace: str) -> str:
     )
 
 
-def with_pods(status: RunStatus) -> RunStatus:
+def add_pod_reasons(status: RunStatus) -> RunStatus:
     """Add Kubernetes' reasons for failed and pending pods to a status, if Kubernetes can be asked.
 
     The driver of a group of tasks is left out, unless it has failed or does not start.
@@ -322,7 +322,7 @@ def _last_error(namespace: str, pod: str) -> str:
     log_of = _ask(lambda api: api.read_namespaced_pod_log(pod, namespace, **settings).data)
     text = (log_of or b"").decode(errors="replace")
     found = _COMMAND_ERROR.findall(text) or _EXCEPTION.findall(text)
-    return in_brief(found[-1]) if found else ""
+    return shorten_message(found[-1]) if found else ""
 
 
 def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
@@ -349,7 +349,7 @@ def _read_nodes(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
     status = CustomObjectsApi(api.api_client).get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S)["status"]
     nodes = status.get("nodes") or json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
     said = {name.rpartition("-")[2]: node["message"] for name, node in nodes.items() if node.get("message")}
-    return {number: Pod("", "Pending", in_brief(message)) for number, message in said.items()}
+    return {number: Pod("", "Pending", shorten_message(message)) for number, message in said.items()}
 
 
 def kubernetes_api() -> Any:
@@ -386,10 +386,10 @@ def _reason(pod: Any) -> str:
             said.append(_reason_text(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
         if one.state.terminated and one.state.terminated.exit_code:
             said.append(f"{one.state.terminated.reason}, exit code {one.state.terminated.exit_code}")  # OOMKilled
-    return next((in_brief(one) for one in said if one), "")
+    return next((shorten_message(one) for one in said if one), "")
 
 
-def in_brief(text: str) -> str:
+def shorten_message(text: str) -> str:
     """Shorten another program's message to one line of at most 300 characters."""
     return cut(one_line(text), 300).rstrip(".")
 

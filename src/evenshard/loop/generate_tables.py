@@ -1,4 +1,4 @@
-"""Stage 1: writes the pool of tables and the train and test tasks."""
+"""Stage 1: writes the table pool and the train and test tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     """Write tables and tasks.
 
     Raises:
-        BadInput: if the source cannot be read or the settings are infeasible.
+        BadInput: if the source cannot be read or the settings are invalid.
     """
     check_dims(config.embedding_dims)
     check_weight_bits(config.weight_bits)

@@ -1,4 +1,4 @@
-"""Tables and pictures of an evaluation, each as a file and all of them on one page."""
+"""Tables and plots of an evaluation, each as a file and all of them on one page."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ CSV_COLUMNS = (
     "all_to_all",
     "hardware",
 )
+# Label and colour of each measured time in plots.
 TIME_PARTS = {
     "fwd_compute_ms": ("forward", "#4c78a8"),
     "fwd_all_to_all_ms": ("all-to-all forward", "#f2b447"),
@@ -69,12 +70,12 @@ _STYLE = (
 )
 
 _POLICY, _SEARCH = "the policy", "evenshard's search"
-# Colour of the dots and of the mean, and their offset from the round's number.
+# Colour of the dots, colour of the mean, and horizontal offset of both from the round's number.
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """Write one row per task, sharder and device; an infeasible answer is one row with its reason."""
+    """Write one row per task, sharder and device, or one row with the reason for an infeasible task."""
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, restval="")
         writer.writeheader()
@@ -85,11 +86,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 def write_plot_data(
     results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
 ) -> None:
-    """Write the data of ``dvc plots``, one file per plot: the data of the pictures, and the standings.
-
-    Args:
-        rounds: measurements of the benchmarks of all rounds.
-    """
+    """Write the data of ``dvc plots``, one file per plot; ``rounds`` are the measurements of all benchmarks."""
     _write_data(
         [
             {
@@ -201,7 +198,7 @@ def metrics(
 
 
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
-    """Return the contents of ``summary.json``, the figures that distinguish loops."""
+    """Return the contents of ``summary.json``: the metrics by which loops are compared."""
     means = {
         f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _round(one.measured_ms.mean)
         for one in standings
@@ -238,16 +235,16 @@ def standings_text(
         )
     lines = [text_table(rows, "<>><")]
     if any(one.privileged for one in standings):
-        lines.append(f"* privileged: it has {timed} every table of the test tasks by itself before placing them")
-    lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
+        lines.append(f"* privileged: every table of the test tasks was {timed} alone before placing")
+    lines.append(f"{num_tasks} held-out tasks of unseen tables; paired differences with 95 % intervals")
     if noise.within_run_pct is not None:
         between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
         if noise.relative_between_run_pct is not None:
             between += f" ({noise.relative_between_run_pct:.1f} % relative to each other)"
         equal_below = max(one.noise_pct for one in standings)
         lines.append(
-            f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "
-            f"deviation); differences below {equal_below:.1f} % are called equal"
+            f"noise (standard deviation of repeated placements): {noise.within_run_pct:.1f} % within a run{between}; "
+            f"differences below {equal_below:.1f} % count as equal"
         )
     if device_error is not None:
         lines.append(device_text(hardware, device_error))
@@ -276,7 +273,7 @@ def _picture(path: Path, width: float, height: float, columns: int = 1) -> Itera
 
 
 def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
-    """Draw stacked bars of every device's four times, one panel per sharder, and the step time."""
+    """Draw forward, backward and both all-to-all times of each device as stacked bars, one panel per sharder."""
     with _picture(path, 1.2 + 3.1 * len(costs), 3.8, len(costs)) as (figure, axes):
         for axis, (sharder, cost) in zip(axes, costs.items(), strict=False):  # an empty panel if there is no cost
             bottom = [0.0] * len(cost.devices)
@@ -297,7 +294,7 @@ def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path
 
 
 def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
-    """Draw predicted against measured or simulated cost of every measured placement of the held-out tasks."""
+    """Draw predicted against measured (or simulated) cost of all placements of the held-out tasks."""
     with _picture(path, 5.6, 5.0) as (_, (axis,)):
         measured = [result for result in results if math.isfinite(result.measured_ms)]
         for sharder in dict.fromkeys(result.answer.sharder for result in measured):
@@ -307,7 +304,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
             )
         if measured:
             values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
-            ends = (min(values) * 0.95, max(values) * 1.05)
+            ends = (min(values) * 0.95, max(values) * 1.05)  # 5 % margin around the diagonal
             axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
             axis.set(xlim=ends, ylim=ends)
             axis.legend(frameon=False, fontsize=8)
@@ -317,7 +314,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
-    """Draw the cost of each round's placements and the 95 % interval of its mean, the search's next to all others."""
+    """Draw the costs of each round's placements and their mean with a 95 % interval, for policy and search."""
     with _picture(path, 5.6, 3.8) as (_, (axis,)):
         by_round = _proposed_costs(measured)
         for label, costs in by_round.items():
@@ -327,6 +324,7 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
             rounds = sorted(costs)
             places = [number + offset for number in rounds]
             means = [fmean(costs[number]) for number in rounds]
+            # 95 % interval of a mean: 1.96 standard errors (normal approximation)
             errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
             for number, place in zip(rounds, places, strict=True):
                 axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
@@ -352,12 +350,12 @@ def _proposer_of(one: MeasuredPlacement) -> str:
 
 
 def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
-    """Write the table of an evaluation as Markdown without pictures, because viewers drop inlined ones."""
+    """Write an evaluation's table as Markdown, without images, because viewers drop inline images."""
     write_text(summary, f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```\n")
 
 
 def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
-    """Write the table of an evaluation and the pictures in its folder as one self-contained HTML page."""
+    """Write an evaluation's table and the images in its folder as one self-contained HTML page."""
     timed = measured_or_simulated(metrics["hardware"])
     titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
     pictures = "".join(

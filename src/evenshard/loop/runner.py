@@ -29,13 +29,13 @@ def run_stage(
     tracked: bool = True,
     attempts: Callable[[Code], Code] = lambda code: code,
 ) -> Outcome:
-    """Run a stage and log it to MLflow, where SIGTERM ends its run as KILLED.
+    """Run a stage and log it to MLflow; SIGTERM ends its MLflow run as KILLED.
 
     Args:
         settings: the stage's sections as dataclasses, by name.
         params: all known sections, which identify the loop.
-        tracked: False if there is no MLflow to log to.
-        attempts: wraps the stage's code, to retry transient failures.
+        tracked: False to not log to MLflow.
+        attempts: wraps the stage's code with retries of transient failures.
 
     Raises:
         BadInput: if an input cannot be read or a setting is invalid.
