@@ -12,8 +12,8 @@ import pytest
 from kfp_server_api import ApiClient
 
 from evenshard.kubeflow.run_status import (
-    NOTED_WITHIN,
     OPEN,
+    RECORDED_WITHIN,
     RunStatus,
     TaskStatus,
     explain_failure,
@@ -143,7 +143,7 @@ def test_of_28_real_runs_the_record_of_two_ends() -> None:
             if finished_at is not None and any(one.state in OPEN for one in nodes):
                 open_at_the_end.add(name)
     assert said.keys() == {"train_succeeded", "parts2"} < open_at_the_end
-    assert all(NOTED_WITHIN < after < 2 * NOTED_WITHIN for after in said.values())
+    assert all(RECORDED_WITHIN < after < 2 * RECORDED_WITHIN for after in said.values())
     assert len(open_at_the_end) == 12
 
 
