@@ -1,6 +1,6 @@
-"""Today's tables to a new model, if the old one no longer covers them, on Kubeflow Pipelines: to be run every week.
+"""Pipeline ``retrain``: trains a new model if the champion no longer covers today's tables; to schedule weekly.
 
-Kubeflow Pipelines branches on what a component returns; the command's exit code 3 would end the run as failed.
+Kubeflow Pipelines branches on the return value of a component; exit code 3 of ``evenshard drift`` would fail the run.
 """
 
 from typing import Any
@@ -19,22 +19,24 @@ CHAMPION = "models:/evenshard-cost@champion"
 
 
 def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = "") -> Any:
-    """The pipeline ``retrain``, ready to be compiled.
+    """Return the pipeline ``retrain``.
 
-    Its parameters: those of ``train``, whose loop learns from today's tables; ``tables``, their address; ``model_uri``,
-    the model they are compared with; ``drift_request``, fields of ``DriftRequest``.
+    Its parameters are those of ``train``; ``tables``, the address of today's tables, which the loop learns from;
+    ``model_uri``, the model to check; and ``drift_request``, fields of ``DriftRequest``.
 
     Args:
         params: sections of params.yaml; ``drift`` becomes the default of ``drift_request``.
-        tables_at: the address of the tables, if it is known already; see ``evenshard.kubeflow.component``.
+        tables_at: address of the tables, if known; see ``evenshard.kubeflow.component``.
 
     Raises:
-        BadConfig: if a section makes no sense, or names a file that pods do not have.
+        BadConfig: if a section is invalid, or names a file that pods do not have.
     """
     num_rounds = check_rounds(params, cluster)
     section(params, "drift", DriftRequest)
 
-    @dsl.pipeline(name="evenshard-retrain", description="Trains again when today's tables are not covered any more.")
+    @dsl.pipeline(
+        name="evenshard-retrain", description="Train a new model if the champion no longer covers today's tables."
+    )
     @with_sections(params)
     def retrain(
         sections: Sections,

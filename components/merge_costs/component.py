@@ -1,6 +1,6 @@
-"""Stage 2b on Kubeflow Pipelines."""
+"""``evenshard merge-costs`` on Kubeflow Pipelines."""
 
-from typing import List  # noqa: UP035 -- Kubeflow takes no list[...] of artifacts
+from typing import List  # noqa: UP035 -- Kubeflow does not support list[...] of artifacts
 
 from kfp import dsl
 
@@ -15,14 +15,14 @@ def merge_costs(
     round_number: int,
     earlier: dsl.Input[dsl.Dataset] = None,
 ) -> None:
-    """Makes one cost dataset of the parts of a round, and puts it beside those of the rounds before.
+    """Merge the parts of a round into one cost dataset, and add those of earlier rounds.
 
     Args:
-        parts: folders of the parts, as benchmark writes them.
-        costs: folder with ``round_001.parquet`` and so on: one cost dataset for each round so far.
+        parts: folders of the parts, written by benchmark.
+        costs: folder with one cost dataset per round so far: ``round_001.parquet`` and so on.
         metrics: number of placements and of parts.
         round_number: round of the loop, from 1.
-        earlier: the folder of the round before.
+        earlier: folder with the cost datasets of earlier rounds.
     """
     from pathlib import Path
 

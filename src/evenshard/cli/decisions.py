@@ -1,4 +1,4 @@
-"""Commands for decisions: promote a model, and whether to retrain."""
+"""Commands for decisions: promote a model, and check if retraining is due."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         collective.serve(measure)
         return {}
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
-    log_backlog(served_code)  # the newest version may be in it
+    log_backlog(served_code)  # registers models that MLflow missed; one of them may be the newest version
     inputs = PromoteInputs(**flag_values(args, PromoteInputs))
     done = promote(inputs, args.out, measure, search, Lineage.current(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
@@ -95,7 +95,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tables.sources import tables_from
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
-        raise BadConfig("--out and --link-gb-s need an old placement. Name it with --placement.")
+        raise BadConfig("--out and --link-gb-s need a current placement. Name it with --placement.")
     model = learned_model_of(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
     asked = DriftRequest(**flag_values(args, DriftRequest))
@@ -154,9 +154,9 @@ def add_commands(commands: Commands) -> None:
         "promote",
         _promote,
         "Make a model the champion if it is better.",
-        "Candidate and champion place the same held-out tasks, one run times both. The alias moves when the "
+        "Candidate and champion place the same held-out tasks, and one run measures both. The alias moves if the "
         "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer placements. "
-        "The first champion needs no comparison. Exit code 0: promoted, or the champion already; 1: refused; 2: bad "
+        "The first champion needs no comparison. Exit code 0: promoted, or already the champion; 1: refused; 2: bad "
         "input.",
     )
     add = sub.add_argument
@@ -170,9 +170,9 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "drift",
         _drift,
-        "Show whether a model still covers today's tables.",
-        "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables again, "
-        "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input, or "
+        "Check if a model still covers today's tables.",
+        "Compares rows, dims, lookups and reuse with the training data. With --placement, places the tables again, and "
+        "shows which tables move and the time saved. Exit code 0: covered; 3: retraining is due; 2: bad input, or "
         "covered but too large for the placement's devices.",
     )
     add = sub.add_argument
@@ -181,14 +181,14 @@ def add_commands(commands: Commands) -> None:
         type=SOURCE,
         required=True,
         metavar="TABLES",
-        help="table file, public set, or traffic, as for `evenshard place`",
+        help="today's tables: table file, public set, or traffic, as for `evenshard place`",
     )
     add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, or a "
         "round's folder such as work/round_3")  # fmt: skip
-    add("--placement", **PATH, help="placement.json of today: place the tables again on its devices, by its rules")
-    add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
+    add("--placement", **PATH, help="current placement.json: place the tables again with its devices and rules")
+    add("-o", "--out", **OUTPUT, help="placement.json to write for the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
-        help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip
+        help="bandwidth per device, GB/s (1 GB = 1024**3 bytes), to show the time of the move")  # fmt: skip
     add_flag(sub, place_knob("traffic"))
     add_flags(sub, DriftRequest)
     add("--json", action="store_true", help="print JSON")

@@ -1,6 +1,6 @@
-"""Descriptions of our files: kind and origin of a placement, a model or a journal.
+"""Descriptions of evenshard's files: kind and origin of a placement, a model or a journal.
 
-Cost datasets have their own description (``measure/describe.py``).
+Cost datasets are described in ``measure/describe.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATASETS = (Path("data"), Path("work"))
 
 
 def describe_file(path: Path) -> dict[str, str]:
-    """Describe a placement, a model's folder or a journal, as a mapping of label to text.
+    """Describe a placement, a model's folder or a journal as a mapping from label to text.
 
     Raises:
         BadFile: if it is of another kind, or cannot be read.
@@ -55,7 +55,7 @@ def _placement(path: Path) -> dict[str, str]:
         "evenshard": str(origin.get("evenshard_version", UNKNOWN)),
     }
     if "source" in model:
-        facts["model"] = f"{model['source']} (sha256 {str(model.get('sha256'))[:12]}){_state_of(model)}"
+        facts["model"] = f"{model['source']} (sha256 {str(model.get('sha256'))[:12]}){_describe_state(model)}"
     for label, named in (("MLflow", model.get("mlflow")), ("MLflow policy", (model.get("mlflow") or {}).get("policy"))):
         if named:
             run = f", run {named['run_id']}" if named.get("run_id") else ""
@@ -63,12 +63,12 @@ def _placement(path: Path) -> dict[str, str]:
     return {**facts, **_trained_on(model.get("trained_on") or {})}
 
 
-def _state_of(model: Mapping[str, Any]) -> str:
+def _describe_state(model: Mapping[str, Any]) -> str:
     source = str(model["source"])
     if ":" in source:  # built in, registered, or on S3
         return ""
     if not Path(source).is_dir():
-        return ", whose folder is not here"
+        return ", folder not found"
     found = digest_of(Path(source))
     return ", unchanged" if found == model.get("sha256") else f", CHANGED since (sha256 {found[:12]})"
 
@@ -76,7 +76,7 @@ def _state_of(model: Mapping[str, Any]) -> str:
 def _model(folder: Path) -> dict[str, str]:
     parts = [part for part in MODEL_PARTS if (folder / part).is_dir()]
     if MODEL_PARTS[0] not in parts:
-        raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model's folder, such as work/round_3.")
+        raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model folder, such as work/round_3.")
     trained_on = TrainingDomain.load(folder / MODEL_PARTS[0] / DOMAIN_FILE)
     return {
         "kind": f"model ({', '.join(parts)})",
@@ -98,7 +98,7 @@ def _trained_on(trained_on: Mapping[str, Any]) -> dict[str, str]:
         "hardware": str(trained_on.get("hardware", UNKNOWN)),
         "versions": str(trained_on.get("versions", UNKNOWN)),
         "git commit": str(trained_on.get("git_commit", UNKNOWN)),
-        "costs": "; ".join(costs) or "measured while it was trained",
+        "costs": "; ".join(costs) or "measured during training",
     }
 
 

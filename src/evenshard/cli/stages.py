@@ -1,4 +1,4 @@
-"""Commands of the loop, one per declared stage."""
+"""Commands of the loop, one per stage."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"  # kfp's log, in the folder of a run
 LAST_LINES = 20  # of a failed run's log, in its error message
 _KFP = re.compile(r"(\d\d:\d\d:\d\d)\.\d+ - (?:INFO - (?=Executing task |.* finished with status )|(?!INFO)\w+ - )(.*)")
-_OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
-_DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
+_TASK_LINE = re.compile(r"\s+\d\d:\d\d:\d\d \S")
+_JSON_LINE = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
 
 
 def run_locally(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
@@ -176,18 +176,18 @@ class RunLog(io.TextIOBase):
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
-                self._take(TERMINAL_COLOURS.sub("", line))
+                self._write_line(TERMINAL_COLOURS.sub("", line))
         return len(text)
 
     def last_lines(self) -> str:
         """Return the last lines that are not JSON."""
         return "\n".join(self._last)
 
-    def _take(self, line: str) -> None:
+    def _write_line(self, line: str) -> None:
         self._file.write(f"{line}\n")
         if found := _KFP.match(line):
             self._shown.write(f"{found[1]} {found[2]}\n")
-        elif _OF_A_TASK.match(line):
+        elif _TASK_LINE.match(line):
             self._shown.write(f"{line}\n")
-        if not _DUMP.match(line):
+        if not _JSON_LINE.match(line):
             self._last.append(line)

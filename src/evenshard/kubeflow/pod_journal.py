@@ -52,17 +52,17 @@ def keep_journal(task: str, output_address: str) -> Iterator[Path | None]:
         address = f"{output_address.partition('?')[0]}.journals"
     with scratch_folder() as scratch:
         if run and folder:
-            with _on_volume(Path(folder) / run / task, scratch) as journal:
+            with _keep_on_volume(Path(folder) / run / task, scratch) as journal:
                 yield journal
         elif run and address:
-            with _on_s3(f"{address.rstrip('/')}/{run}/{task}", scratch) as journal:
+            with _keep_on_s3(f"{address.rstrip('/')}/{run}/{task}", scratch) as journal:
                 yield journal
         else:
             yield None
 
 
 @contextmanager
-def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
+def _keep_on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         earlier = [Path(shutil.copy(path, scratch)) for path in sorted(folder.glob("*.jsonl"))]
@@ -76,8 +76,8 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
-    journal = _continue_journal(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
+def _keep_on_s3(address: str, scratch: Path) -> Iterator[Path]:
+    journal = _continue_journal(scratch / "journal.jsonl", _download_earlier(address, scratch))
     with _keep_uploading(journal, f"{address}/{_name_attempt()}"):
         yield journal
     try:
@@ -101,7 +101,7 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
     return journal
 
 
-def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
+def _download_earlier(address: str, scratch: Path) -> list[Path]:
     try:
         folder = with_retries(download)(address, scratch / "earlier")
     except BadFile:  # no journal yet
@@ -117,13 +117,13 @@ def _join_parts(parts: Path) -> Path:
     journal = parts.with_suffix(".jsonl")
     with journal.open("wb") as file:
         for part in sorted(parts.iterdir()):
-            if part.name != _name_of_part(file.tell()):
+            if part.name != _name_part(file.tell()):
                 break
             file.write(part.read_bytes())
     return journal
 
 
-def _name_of_part(first_byte: int) -> str:
+def _name_part(first_byte: int) -> str:
     return f"{first_byte:012d}"
 
 
@@ -144,7 +144,7 @@ def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
             return
         part.write_bytes(whole)
         try:
-            upload(part, f"{address}/{_name_of_part(sent)}")
+            upload(part, f"{address}/{_name_part(sent)}")
             sent += len(whole)
         except EvenshardError as error:
             log.warning("%s If this pod is lost, the measurements since the last upload are lost.", error)

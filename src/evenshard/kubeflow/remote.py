@@ -137,8 +137,8 @@ class Remote:
             runs = [one for one in self._all("runs", found.experiment_id) if one.recurring_run_id == number]
             if going := [one.run_id for one in runs if one.state not in FINISHED]:
                 raise PipelineFailed(
-                    f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress. Unschedule "
-                    "it again after that run, or stop that run first, or kill it with --force."
+                    f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress. "
+                    "Unschedule it again after that run, or stop that run first, or kill it with --force."
                 )
         self._call(f"recurring run {name}", self._client.delete_recurring_run, number)
         return number

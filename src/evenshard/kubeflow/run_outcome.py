@@ -33,7 +33,7 @@ TOKEN_S = 600  # the shortest lifetime that Kubernetes gives a token
 TIMEOUT_S = 10.0  # per request; a slow API must not hold up the end of the run
 # Pauses before each further request: the API lags the workflow by a second or two, and may be down.
 PAUSES_S = (2.0, 5.0, 10.0)
-_HANDLED = re.compile(r"exit-handler-\d+")
+_HANDLER_GROUP = re.compile(r"exit-handler-\d+")
 _HANDLER = "record-outcome"
 CANCELED, UNKNOWN = "CANCELED", "UNKNOWN"
 # States of ML Metadata and kfp.local; RUNNING, NEW and UNKNOWN are ambiguous (kubeflow/pipelines#11979).
@@ -133,7 +133,7 @@ def _get_run(address: str, run_id: str) -> Any:
 def _summarize_run(run: Any) -> RunReport:
     details = run.run_details.task_details or () if run.run_details else ()
     tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
-    ended = [one.state for one in details if _HANDLED.fullmatch(one.display_name or "")]
+    ended = [one.state for one in details if _HANDLER_GROUP.fullmatch(one.display_name or "")]
     state = CANCELED if run.state in ("CANCELING", CANCELED) else str(next(iter(ended), UNKNOWN))
     known = state in (CANCELED, SUCCEEDED, FAILED)
     return RunReport(

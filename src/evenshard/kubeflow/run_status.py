@@ -36,8 +36,8 @@ _IMPORTER = re.compile(r"importer(-\d+)?")
 RECORDED_WITHIN = timedelta(seconds=60)
 # A pod that has not started by then may never start: most images are pulled faster.
 SLOW_START = timedelta(minutes=2)
-SHOWN = ((SUCCEEDED, "done"), (RUNNING, "running"), (PENDING, "waiting"), (FAILED, "failed"))
-MOST = 3  # failed tasks per message
+STATE_LABELS = ((SUCCEEDED, "done"), (RUNNING, "running"), (PENDING, "waiting"), (FAILED, "failed"))
+MAX_SHOWN = 3  # failed tasks per message
 TIMEOUT_S = 5.0  # per request to Kubernetes, which is optional for a status
 STARTING = ("ContainerCreating", "PodInitializing")
 _LOG_LINES = 200  # lines at the end of a pod's log in which to look for its error
@@ -195,7 +195,7 @@ def was_stopped(run: Any) -> bool:
 def summarize_progress(status: RunStatus) -> str:
     """Summarize the status in one line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
     parts = []
-    for state, word in SHOWN:
+    for state, word in STATE_LABELS:
         if status.is_finished and state in OPEN:  # the record ended before the run did
             continue
         names = Counter(task.name for task in status.tasks if task.state == state)
@@ -225,8 +225,8 @@ def explain_failure(status: RunStatus) -> str:
         return f"run {status.run_id} was stopped. See {status.url}"
     failed = {task.name: task for task in status.failed}
     logs = [_failure_text(task, status.namespace) for task in failed.values()]
-    more = f" And {len(logs) - MOST} more." if len(logs) > MOST else ""
-    tasks = "".join(f" {one}." for one in (logs or [*list_notes(status)])[:MOST])
+    more = f" And {len(logs) - MAX_SHOWN} more." if len(logs) > MAX_SHOWN else ""
+    tasks = "".join(f" {one}." for one in (logs or [*list_notes(status)])[:MAX_SHOWN])
     return f"run {status.run_id} ended as {status.state}.{tasks}{more} See {status.url}"
 
 

@@ -48,7 +48,7 @@ def run(
         BadInput: if an input cannot be read or no train task fits its devices.
         MeasurementFailed: if a kernel fails; earlier measurements stay in the journal.
     """
-    whole, sharded = _plan(config, measure, inputs)
+    whole, sharded = _plan_jobs(config, measure, inputs)
     jobs = [*whole, *sharded]
     if outputs.plan is not None:
         require(not sharded, "a plan can only contain whole tables. Omit --sharded, or measure here under torchrun.")
@@ -69,10 +69,10 @@ def run(
         raise MeasurementFailed("Nothing was measured. Raise --budget-minutes, or name a journal with measurements.")
     save_costs(measured, outputs.costs, lineage)
     own_journal.unlink(missing_ok=True)
-    return _outcome(measured, len(jobs), share, inputs.round)
+    return _summarize(measured, len(jobs), share, inputs.round)
 
 
-def _plan(
+def _plan_jobs(
     config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
 ) -> tuple[list[Job], list[ShardedJob]]:
     """Return all jobs of the round, ordered so that a run stopped by its budget has measured a random sample."""
@@ -122,7 +122,7 @@ def _measure(
         return measured, hardware.time_share
 
 
-def _outcome(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
+def _summarize(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
     measured = [one for one in found if one.task.is_whole]
     placements = [one for one in measured if not one.is_control and one.proposed_by != RANDOM_SHARD]
     costs = [one.cost.max_device_ms for one in placements if one.cost.fits]

@@ -96,7 +96,7 @@ def run(
                 log.warning("%s found no placement: %s", answer.sharder, answer.reason)
         by_id = {f"evaluate-{number:05d}": answer for number, answer in enumerate(answers)}
         measured = measure_answers(by_id, split.train, hardware, measure, journal, "evaluate")
-        origin, device_error = _origin(hardware, measured), hardware.provenance.device_error
+        origin, device_error = _describe_hardware(hardware, measured), hardware.provenance.device_error
     found = {one.measurement_id: one for one in measured}
     results = [Result(answer, found.get(name)) for name, answer in by_id.items()]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
@@ -168,7 +168,7 @@ def _predict_with(model: CostModel, results: Sequence[Result]) -> list[Result]:
     return [replace(one, answer=_add_prediction(one.answer, predicted_ms)) for one in results]
 
 
-def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
+def _describe_hardware(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
     return {
         "hardware": hardware.provenance.hardware,
         "driver": hardware.provenance.driver,

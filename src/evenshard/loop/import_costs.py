@@ -30,9 +30,9 @@ from evenshard.tables.table import Table
 
 log = logging.getLogger(__name__)
 # The parts of a round must agree in these columns, because their costs are compared with each other.
-_ALIKE = ("hardware", "versions", "link", "optimizer")
+_COMMON_COLUMNS = ("hardware", "versions", "link", "optimizer")
 _TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
-_OF_SHARDS = (_TABLES, _DIMS, _TIME)
+_SHARD_COLUMNS = (_TABLES, _DIMS, _TIME)
 _COLUMNS = f"{_TABLES}, {_DIMS} (if the table file has none) and {_TIME}"
 _REMEDY = f"Use the columns {_COLUMNS}. Rename with --columns time_ms={_TIME}, or drop one with --columns owner=."
 
@@ -83,7 +83,7 @@ def read_shards(
 
 def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     of_shards = {
-        theirs: ours for theirs, ours in columns.items() if ours in _OF_SHARDS or (not ours and theirs in record)
+        theirs: ours for theirs, ours in columns.items() if ours in _SHARD_COLUMNS or (not ours and theirs in record)
     }
     missing = next((theirs for theirs in of_shards if theirs not in record), None)
     if missing is not None:
@@ -97,7 +97,7 @@ def _rename_columns(record: Mapping[str, str], columns: Mapping[str, str]) -> di
 
 def _check_columns(path: Path, record: dict[str, str]) -> None:
     for column in record:
-        if column not in _OF_SHARDS:
+        if column not in _SHARD_COLUMNS:
             raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
     for needed in (_TABLES, _TIME):
         if needed not in record:
@@ -178,7 +178,7 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
             raise BadFile(path, "holds no measurement", "Measure this part again.")
     first, part_of = read_lineage(parts[0]), dict[str, int]()
     for number, (path, rows) in enumerate(zip(parts, found, strict=True)):
-        _check_alike(path, [{name: row[name] for name in _ALIKE} for row in (found[0][0], *rows)])
+        _check_alike(path, [{name: row[name] for name in _COMMON_COLUMNS} for row in (found[0][0], *rows)])
         lineage = read_lineage(path)
         for name in ("params_hash", "evenshard_version"):
             if lineage.get(name) != first.get(name):
@@ -197,7 +197,7 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
 
 def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
     for found in of_rows:
-        for name in _ALIKE:
+        for name in _COMMON_COLUMNS:
             if found[name] != of_rows[0][name]:
                 problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
                 raise BadFile(

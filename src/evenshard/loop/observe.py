@@ -63,7 +63,7 @@ class ObservedAndPredicted:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _TrainingPlacement:
     """Table parts of a training run, and the comparison with their predicted times."""
 
     request: PlacementRequest
@@ -101,7 +101,7 @@ def run(
 # The placement -------------------------------------------------------------------------------------------------------
 
 
-def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
+def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _TrainingPlacement:
     content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
     keys = {*content} if isinstance(content, dict) else set()
     if "request" in keys:
@@ -118,7 +118,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
             parts = tuple(whole_part(table, (0,)) for table in tables)
     if observation.batch_size is None:
         raise BadConfig("the traces lack the batch size. Record them with record_shapes=True.")
-    model = _model(inputs.model, observation)
+    model = _load_model(inputs.model, observation)
     request = PlacementRequest(
         tables=tables,
         caps_bytes=(observation.memory_bytes or _UNKNOWN_MEMORY,) * observation.world_size,
@@ -133,7 +133,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
     answered, _ = price_parts(shown, model, costs, prediction)
     errors = model.device_error, link_error(request, model)
     comparison = _compare(source, observation, shown, answered, model.source, errors, notes if known else None)
-    return _Placed(request, parts or prediction.parts, known, comparison)
+    return _TrainingPlacement(request, parts or prediction.parts, known, comparison)
 
 
 def _compare(
@@ -182,7 +182,7 @@ def _drop_replicas(
     )
 
 
-def _compare_answer(source: Path, model: str | None, observation: ObservedTraining) -> _Placed:
+def _compare_answer(source: Path, model: str | None, observation: ObservedTraining) -> _TrainingPlacement:
     answer = load_answer(source)
     _require_world(source, answer.num_devices, observation)
     if observation.batch_size not in (None, answer.request.batch_size):
@@ -199,7 +199,7 @@ def _compare_answer(source: Path, model: str | None, observation: ObservedTraini
         seen = reprice_answer(of_parts, parts, model_of(model or named_model(answer)))
     predicted_by, errors = str(model_lineage(answer).get("source", "")), (answer.device_error, answer.link_error)
     comparison = _compare(source, observation, request, seen, predicted_by, errors, notes)
-    return _Placed(answer.request, answer.parts, True, comparison)
+    return _TrainingPlacement(answer.request, answer.parts, True, comparison)
 
 
 def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
@@ -208,7 +208,7 @@ def _require_world(source: Path, num_devices: int, observation: ObservedTraining
         raise BadFile(source, problem, "Name the placement that the training ran with.")
 
 
-def _model(where: str | None, observation: ObservedTraining) -> Model:
+def _load_model(where: str | None, observation: ObservedTraining) -> Model:
     if where is not None:
         return model_of(where)
     gpu = observation.ranks[0].gpu
@@ -236,7 +236,7 @@ def _find_differences(
     return found
 
 
-def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
+def _measurement_of(source: Path, placed: _TrainingPlacement, observation: ObservedTraining) -> MeasuredPlacement:
     """Convert the observation to a measured placement; raise BadInput if the traces are incomplete."""
     if not placed.known:
         problem = "it does not show which rank holds which tables"

@@ -112,7 +112,7 @@ def write_plot_data(
         ],
         folder / "predicted_vs_measured.csv",
     )
-    by_proposer = _proposed_costs(rounds)
+    by_proposer = _group_costs(rounds)
     proposed = [
         {
             "round": number,
@@ -316,7 +316,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
     """Draw the costs of each round's placements and their mean with a 95 % interval, for policy and search."""
     with _picture(path, 5.6, 3.8) as (_, (axis,)):
-        by_round = _proposed_costs(measured)
+        by_round = _group_costs(measured)
         for label, costs in by_round.items():
             if not costs:
                 continue
@@ -337,7 +337,7 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
             axis.legend(frameon=False)
 
 
-def _proposed_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
+def _group_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
     found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
     for one in measured:
         if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):

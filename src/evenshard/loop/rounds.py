@@ -27,14 +27,14 @@ class LoopStep:
     @property
     def reads(self) -> Mapping[str, tuple[Artifact, ...]]:
         """Return the artifacts of each input: none, one, or one for each round so far."""
-        return {name: self._behind(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
+        return {name: self._list_artifacts(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
 
     @property
     def writes(self) -> tuple[Artifact, ...]:
         """Return its artifacts."""
         return tuple(Artifact(name, self.round) for name in uses_of(self.stage.outputs, Writes) if name in WRITERS)
 
-    def _behind(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
+    def _list_artifacts(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
         if not WRITERS[name].per_round:
             return (Artifact(name, 0),)
         rounds = {

@@ -18,7 +18,7 @@ from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.learned import Sharder
 
 PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
-QUIET = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown noise, of a run without controls
+UNKNOWN_NOISE = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown noise, of a run without controls
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Standing:
         return "not separable from it" if verdict == "not separable" else verdict
 
 
-def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:
+def standings(results: Sequence[Result], noise: Noise = UNKNOWN_NOISE) -> list[Standing]:
     """Compare the sharders over the tasks that all of them could place.
 
     Args:

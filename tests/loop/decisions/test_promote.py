@@ -20,7 +20,7 @@ from evenshard.loop.decisions.promotion import (
     compare_models,
     decide,
 )
-from evenshard.loop.sharder_comparison import QUIET
+from evenshard.loop.sharder_comparison import UNKNOWN_NOISE
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
@@ -41,7 +41,7 @@ NOISY = Noise(2.0, None, None, num_controls=2, num_runs=1)
 def decided(
     candidate: list[float],
     champion: list[float],
-    noise: Noise = QUIET,
+    noise: Noise = UNKNOWN_NOISE,
     learned: tuple[int, int] = (100, 100),
     same: int = 0,
 ) -> Decision:

@@ -26,8 +26,8 @@ QUANTITIES = {
     "pooling_factor": "lookups per sample",
     "reuse": "lookups per index",
 }
-NEAR = 1.6  # two tables are similar in a quantity within this factor
-RARE = 0.005  # a table is rare if fewer than this share of the training tables are similar to it
+SIMILAR_FACTOR = 1.6  # two tables are similar in a quantity within this factor
+RARE_SHARE = 0.005  # a table is rare if fewer than this share of the training tables are similar to it
 _WIDTH = 110  # minimum width of the printed table, characters
 
 
@@ -81,7 +81,7 @@ def compute_drift(
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)  # shares; all tables may have no lookups
-    checked = [_check_figure(name, seen, tables, batch_size, loads) for name in QUANTITIES]
+    checked = [_check_quantity(name, seen, tables, batch_size, loads) for name in QUANTITIES]
     other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
     outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
     outside_load_pct = 100 * float(loads[outside].sum())
@@ -124,15 +124,15 @@ def _reuse_line(reuse: QuantityDrift) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _QuantityCheck:
     drift: QuantityDrift
     outside: np.ndarray
     rare: np.ndarray | None
 
 
-def _check_figure(
+def _check_quantity(
     name: str, seen: TrainingDomain, tables: Sequence[Table], batch_size: int, loads: np.ndarray
-) -> _Checked:
+) -> _QuantityCheck:
     values = [_value(name, table, batch_size) for table in tables]
     known = [value for value in values if value is not None]
     quantiles: tuple[float, ...] = getattr(seen, f"{name}_quantiles")
@@ -143,7 +143,9 @@ def _check_figure(
     )
     rare = None
     if quantiles:
-        rare = np.array([value is not None and _share_like(value, quantiles) < RARE for value in values]) & ~outside
+        rare = (
+            np.array([value is not None and _share_like(value, quantiles) < RARE_SHARE for value in values]) & ~outside
+        )
     middle = quantiles[QUANTILES.index(0.5)] if quantiles else None
     drift = QuantityDrift(
         name=name,
@@ -153,7 +155,7 @@ def _check_figure(
         outside_load_pct=100 * float(loads[outside].sum()),
         num_rare=None if rare is None else int(rare.sum()),
     )
-    return _Checked(drift, outside, rare)
+    return _QuantityCheck(drift, outside, rare)
 
 
 def _value(name: str, table: Table, batch_size: int) -> float | None:
@@ -164,9 +166,9 @@ def _value(name: str, table: Table, batch_size: int) -> float | None:
 
 
 def _share_like(value: float, quantiles: Sequence[float]) -> float:
-    """Return the share of training tables within a factor ``NEAR``, by log-linear interpolation of quantiles."""
+    """Return the share of training tables within ``SIMILAR_FACTOR``, by log-linear interpolation of quantiles."""
     logs = np.log(np.maximum(quantiles, 1e-9))  # a quantity may be 0
-    ends = np.log(max(value, 1e-9)) + np.log(NEAR) * np.array([-1.0, 1.0])
+    ends = np.log(max(value, 1e-9)) + np.log(SIMILAR_FACTOR) * np.array([-1.0, 1.0])
     below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
     return above - below
 
