@@ -112,7 +112,7 @@ def test_without_a_journal_a_failed_benchmark_goes_on_where_it_was(
     assert not Path("costs.parquet").exists() and Path(".costs.parquet.journal").exists()
     with caplog.at_level(logging.INFO):
         assert main([*BENCHMARK, *SIMULATED]) == 0
-    assert "9 timings of an earlier run" in caplog.text
+    assert "9 measurements of an earlier run" in caplog.text
     assert len(calls) == 2 * (4 + 8) + 1
     assert not Path(".costs.parquet.journal").exists()
 

@@ -153,7 +153,7 @@ def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
     (workdir / "in_use/placement.json").rename("placement.json")
     assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline watch")) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Replan: the new placement pays over 10,000,000 steps.\n")
+    assert out.startswith("Replan: the move pays back within 10,000,000 steps.\n")
     folder = the_run(workdir, "watch") / "watch"
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.parent.name}/watch/placement/placement.json\n")
     assert load_answer(folder / "placement/placement.json").predicted_ms < in_use.predicted_ms

@@ -17,7 +17,7 @@ from evenshard_components.record_outcome.component import record_outcome
 from support.own_run_server import OWN_TOKEN, Answers, as_asked, kubeflow, kubernetes
 
 STAGES = ("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate")
-NOT_NOTED = "Kubeflow Pipelines has not noted how the tasks ended"
+NOT_RECORDED = "Kubeflow Pipelines has not recorded how the tasks ended"
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_the_outcome_is_that_of_the_recorded_run(
 def test_a_run_in_two_parts_has_more_nodes_than_are_noted(answering: Callable[..., Answers]) -> None:
     asked = answering(as_asked("parts2"))
     seen = query_run("id-7")
-    assert (seen.state, seen.problem) == ("UNKNOWN", NOT_NOTED)
+    assert (seen.state, seen.problem) == ("UNKNOWN", NOT_RECORDED)
     assert len(asked.asked) == 1 + len(run_outcome.PAUSES_S)
 
 
@@ -98,7 +98,7 @@ def test_for_a_pipeline_on_this_machine_nobody_is_asked(
 def test_an_api_that_refuses_is_named(answering: Callable[..., Answers], answer: int, why: str) -> None:
     answering(answer)
     seen = query_run("id-7")
-    assert seen.state == "UNKNOWN" and "could not be asked for the run: " + why in seen.problem
+    assert seen.state == "UNKNOWN" and "did not report the run: " + why in seen.problem
 
 
 def test_kubernetes_gives_the_pod_a_token_for_kubeflow(
@@ -138,12 +138,12 @@ def test_a_kubeflow_without_users_needs_no_token(
     [
         ("evictrun", "RUNNING", "FAILED", "train-cost failed; from the cache: generate-tables"),
         ("termrun", "RUNNING", "CANCELED", "benchmark was stopped; from the cache: generate-tables"),
-        ("parts2", "COMPLETE", "SUCCEEDED", f"{NOT_NOTED}; the exit handler is told COMPLETE"),
+        ("parts2", "COMPLETE", "SUCCEEDED", f"{NOT_RECORDED}; the exit handler received COMPLETE"),
         (
             "parts2",
             "RUNNING",
             "UNKNOWN",
-            f"{NOT_NOTED}; the exit handler is told RUNNING, which a success may read like too",
+            f"{NOT_RECORDED}; the exit handler received RUNNING, which can also mean success",
         ),
     ],
 )

@@ -251,7 +251,7 @@ def test_the_table_says_how_noisy_the_measurements_were_and_what_is_called_equal
     line = standings_text(STANDINGS, 48, NOISE, CPU).splitlines()[-1]
     assert (
         "3.0 % within a run and 8.0 % between runs (4.0 % relative to each other)" in line
-        and "below 0.5 % are called equal" in line
+        and "below 0.5 % count as equal" in line
     )
     once = Noise(3.0, None, None, num_controls=2, num_runs=1)
     assert "between" not in standings_text(STANDINGS, 48, once, CPU).splitlines()[-1]

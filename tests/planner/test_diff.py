@@ -587,7 +587,7 @@ def test_without_its_model_the_files_figures_stand(files: Path, capsys: pytest.C
     assert main(command(files)) == 0
     shown = capsys.readouterr()
     (line,) = shown.err.splitlines()
-    assert line.startswith("evenshard diff: warning: the model that the file names cannot be loaded")
+    assert line.startswith("evenshard diff: warning: the file's model cannot be loaded")
     assert OWN_FIGURES in " ".join(shown.out.split())
     assert main(command(files, "--model", str(files / "elsewhere"))) == 0
     assert "elsewhere" in capsys.readouterr().out.replace("\n", "")

@@ -112,7 +112,7 @@ def test_a_range_that_one_table_made_covers_little() -> None:
     found = drift(wide, seen)
     assert found.quantities[1].num_outside == 0 and found.outside_load_pct < 5
     assert found.rare_pct == pytest.approx(100, abs=3) and found.quantities[1].num_rare == 200
-    assert found.retrain_due and any("like hardly any table" in reason for reason in found.reasons)
+    assert found.retrain_due and any("hardly any similar table" in reason for reason in found.reasons)
     unexpected = drift(wide, replace(seen, embedding_dim_quantiles=()))
     assert unexpected.quantities[1].num_rare is None and not unexpected.retrain_due
 
