@@ -344,7 +344,7 @@ def test_a_pod_that_does_not_start_is_told(
     assert "done: importer; waiting: place\n" in out and "minutes" not in out
     fake.running = ("place_failed", "04:17:25", 360.0)
     note = "place has not started for 6 minutes: its pod may fit no node, or its image is still being pulled."
-    note += " Look with `kubectl -n team-a get events --field-selector type=Warning`"
+    note += " Check with `kubectl -n team-a get events --field-selector type=Warning`"
     assert run(fake, STATUS) == 0
     assert f"\n{note}\n" in capsys.readouterr().out
     fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
@@ -532,7 +532,7 @@ def test_a_pod_that_kueue_holds_is_explained(
     cluster.status.update(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", **blocked}])
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
     for gate, why in (
-        ("kueue.x-k8s.io/admission", "Kueue has not admitted it: `kubectl describe workloads` says why"),
+        ("kueue.x-k8s.io/admission", "Kueue has not admitted it: see `kubectl describe workloads`"),
         ("example.com/other", "held by the scheduling gate example.com/other"),
     ):
         cluster.spec = {"schedulingGates": [{"name": gate}]}

@@ -152,7 +152,7 @@ def test_without_a_privileged_sharder_the_table_has_no_footnote_about_it() -> No
 def test_simulated_times_are_not_called_measured() -> None:
     for hardware, word, other in ((CPU, "measured", "simulated"), (H200, "simulated", "measured")):
         text = standings_text(STANDINGS, 48, NOISE, hardware)
-        assert f"mean {word} ms" in text and f"it has {word} every table" in text and other not in text
+        assert f"mean {word} ms" in text and f"was {word} alone" in text and other not in text
 
 
 def test_the_table_says_what_confirms_a_simulated_device() -> None:
