@@ -124,6 +124,7 @@ def _parser(command: str = "") -> OneLineParser:
         help="print the shell script that completes commands, flags and files",
     )
     module_of = {name: module for group in GROUPS.values() for name, module in group.items()}
+    # a known command imports only its own module, because importing all of them takes longer than most commands
     modules = [module_of[command]] if command in module_of else dict.fromkeys(module_of.values())
     commands = Commands(parser)
     for module in modules:
@@ -151,9 +152,9 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     except (BadInput, InfeasibleTask) as error:
         lines = error.lines if isinstance(error, BadRecords) else (str(error),)
         print(f"{parser.prog} {args.command}: " + "\n  ".join(lines), file=sys.stderr)
-        return 2
+        return 2  # bad input, or no placement can exist
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does; all files are saved before
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
     except (EvenshardError, OSError) as error:
         print(f"{parser.prog} {args.command} failed: {one_line(str(error))}", file=sys.stderr)
         return 1

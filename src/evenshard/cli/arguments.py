@@ -57,7 +57,7 @@ class LinkSource(Source):
         return (Path(value),) if str(value).endswith((".yaml", ".yml")) else ()
 
 
-PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}  # argparse's settings of a flag for a local input
 SOURCE, A_MODEL, HARDWARE_NAME, LINK_NAME = Source(), Source(*MODEL_PARTS), HardwareSource(), LinkSource()
 
 
@@ -90,6 +90,7 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
 
 
 COMMAND = "COMMAND"  # placeholder for a command in a parser's help and messages
+# argparse's message for a word that is not one of the choices
 _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
 
 
@@ -160,7 +161,7 @@ class Commands:
         return sub
 
 
-PARAMS = Path("params.yaml")
+PARAMS = Path("params.yaml")  # default of --params; may be missing for commands that need no settings
 
 
 def add_params_flag(sub: argparse.ArgumentParser) -> None:
@@ -205,11 +206,11 @@ def _read(text: str, kind: Any, form: str) -> Any:
     """Parse a flag's text by the setting's type: N, N,N for a list, or TABLE=... for a mapping."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Mapping:
-        name, equals, value = text.rpartition("=")
+        name, equals, value = text.rpartition("=")  # the name of a table may contain "="
         if not (name and equals):
             raise argparse.ArgumentTypeError(f"{brief(text)} is not {form}")
         return {name: _read(value, parts[1], form)}
-    if origin is UnionType:
+    if origin is UnionType:  # int | Sequence[int]: one value, or one value per device
         several = _read(text, parts[1], form)
         return several[0] if len(several) == 1 else several
     if origin is Sequence:
@@ -231,7 +232,7 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest, None) or {}), **values})
 
 
-REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
+REPEATED: Mapping[str, Any] = {"action": "append", "default": []}  # a flag that can be given several times
 # Flag declarations by argument type, except for numbers.
 _KINDS: Mapping[Any, Mapping[str, Any]] = {
     bool: {"action": "store_true"},
@@ -281,11 +282,11 @@ def add_flag(
         of_section: section of params.yaml that the flag overrides, if any.
     """
     how = dict(settings or _settings_of(knob))
-    is_several = str(knob.kind).startswith("tuple")
+    is_several = str(knob.kind).startswith("tuple")  # tuple[Path, ...]: several values after one flag
     meaning, default = knob.help.replace("%", "%%"), knob.default
     if set_by := of_section or knob.section:
         meaning = f"{meaning.partition(' (default: ')[0]} (default: {set_by}.{knob.name} of the settings)"
-        default = None
+        default = None  # params.yaml sets the value if the flag is not given
     elif isinstance(default, str | int | float | Path) and not isinstance(default, bool) and default != "":
         meaning += f" (default: {default:g})" if isinstance(default, int | float) else f" (default: {default})"
     if is_several:
@@ -324,7 +325,7 @@ def _flagged(knobs: type | Iterable[Knob], of_section: str) -> list[Knob]:
 
 
 def _attribute(knob: Knob) -> str:
-    return knob.flag_name.lstrip("-").replace("-", "_").lower()
+    return knob.flag_name.lstrip("-").replace("-", "_").lower()  # as argparse names it
 
 
 def _settings_of(knob: Knob) -> Mapping[str, Any]:

@@ -47,7 +47,7 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps({**description, "files": others}, indent=1))
     else:
         print("\n\n".join([*map(file_text, others), *([text(description)] if costs else [])]))
-    spread_pct = description["noise"]["within_run_pct"] if costs else None
+    spread_pct = description["noise"]["within_run_pct"] if costs else None  # None without repeated measurements
     if args.max_noise is not None and (spread_pct or 0.0) > args.max_noise:
         raise DatasetRefused(
             f"repeated measurements of a placement spread by {spread_pct:.1f} %, more than {args.max_noise:g} %. "
@@ -90,7 +90,7 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.distributed import collective
 
     measure = section(load_params_file(args), "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
-    if collective.is_follower():
+    if collective.is_follower():  # only rank 0 fits and writes; the other ranks measure what it requests
         collective.serve(measure)
         return {}
     for path, fit in calibrate_link(measure, args.out, args.max_mb).items():

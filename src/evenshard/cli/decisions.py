@@ -62,7 +62,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     params = load_params_file(args)
     measure = section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     evaluate = section(params, "evaluate", EvaluateConfig)
-    if collective.is_follower():
+    if collective.is_follower():  # only rank 0 decides; the other ranks measure what it requests
         collective.serve(measure)
         return {}
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
@@ -99,6 +99,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     model = learned_model_of(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
     asked = DriftRequest(**flag_values(args, DriftRequest))
+    # batch_size[1] is the largest batch size in the training data
     batch_size = asked.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
     tables = tables_from(
         args.tables,
@@ -117,7 +118,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         from evenshard.loop.decisions.watch import replan
 
         try:
-            new = replan(old, tables, model, batch_size, tables_from=str(args.tables))
+            new = replan(old, tables, model, batch_size, tables_from=str(args.tables))  # with the old devices and rules
             difference = diff(old, new, model, args.link_gb_s)
             if args.out is not None:
                 save_answer(new, args.out)

@@ -91,7 +91,7 @@ def _trained_on(trained_on: Mapping[str, Any]) -> dict[str, str]:
         return {}
     hashes = tuple(trained_on.get("costs_sha256") or ())
     files = [path for folder in DATASETS for path in folder.rglob("*.parquet") if path.is_file()] if hashes else []
-    found = {sha256_of(path): str(path) for path in sorted(files, reverse=True)}
+    found = {sha256_of(path): str(path) for path in sorted(files, reverse=True)}  # of equal files, the first is named
     costs = [f"{found.get(one, 'not in data/ or work/ (try dvc pull)')} (sha256 {one[:12]})" for one in hashes]
     return {
         "learned from": f"{trained_on.get('num_measured', UNKNOWN)} measured placements",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
 
 log = logging.getLogger(__name__)
-_PIPELINES = ("train", "retrain", "place", "watch")
+_PIPELINES = ("train", "retrain", "place", "watch")  # repeated from pipelines/build.py, which is imported late
 _RUNNERS = ("subprocess", "container")
 # Required parameters of each pipeline, with their meanings.
 REQUIRED_PARAMETERS = {
@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     folder = run_locally(pipeline, values, args.runner, args.out, RESULT_FILES[args.pipeline])
     for text in (folder / name for name in PRINTED_FILES):
         if text.exists() and (text.name != "difference" or values.get("in_use")):
-            print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))
+            print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))  # Markdown is for Kubeflow's UI
     for path in sorted(folder.glob(RESULT_FILES[args.pipeline])):
         print(f"saved: {path}")
     return {}
@@ -84,7 +84,7 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
     print(f"run: {status.run_id}\n{status.url}", flush=True)
     if args.wait:
         patience_s = None if args.patience_minutes is None else 60 * args.patience_minutes
-        retries = max(one.retries for one in cluster.stages.values())
+        retries = max(one.retries for one in cluster.stages.values())  # an eviction can hit the pod of any stage
         _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _ProgressLog(), retries))
     return {}
 
@@ -186,7 +186,7 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
     pipeline, values = _build_pipeline(args, cluster)
     with scratch_folder() as folder:
         package = folder / "pipeline.yaml"
-        compile_to(pipeline, package, {})
+        compile_to(pipeline, package, {})  # without defaults, because the run gets the values
         yield package, values
 
 
@@ -208,7 +208,7 @@ class _Setting(Source):
         if not (name and equals):
             raise argparse.ArgumentTypeError(f"{brief(text)} is not NAME=VALUE")
         try:
-            return name, load_yaml(value) if value[:1] in "{[" and value else value
+            return name, load_yaml(value) if value[:1] in "{[" and value else value  # a mapping or list is YAML
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{brief(value)} is not valid YAML: {error}") from None
 

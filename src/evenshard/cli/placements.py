@@ -54,7 +54,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     try:
         model = _model(args, new)
     except BadInput as error:
-        if args.model is not None:
+        if args.model is not None:  # only the file's own model is optional
             raise
         model = None  # bytes to move need no model, and the comparison names the models of its times
         print(f"evenshard diff: warning: {error}", file=sys.stderr)

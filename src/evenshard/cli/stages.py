@@ -18,7 +18,7 @@ from evenshard.measure.config import MeasureConfig
 def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.loop.runner import run_stage
 
-    missing = args.params == PARAMS and not args.params.exists()
+    missing = args.params == PARAMS and not args.params.exists()  # a file that the user names must exist
     params = {} if missing and not stage.needs_params else load_params(args.params)
     overrides = {stage.name: flag_values(args, stage.config, stage.name)}
     if stage.measures:
@@ -27,7 +27,7 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     of_loop = {}
     if (names := loop_settings(stage.inputs)) and (params or stage.needs_params):
         loop = section(params, "loop", LoopConfig)
-        of_loop = {name: max(getattr(loop, name), args.round) for name in names}
+        of_loop = {name: max(getattr(loop, name), args.round) for name in names}  # an extra round extends the loop
     given = {name: value for name, value in flag_values(args, stage.inputs).items() if value is not None}
     inputs = stage.inputs(**{**read_inputs(params, stage.inputs), **given, **of_loop})
     outcome = run_stage(stage, settings, inputs, stage.outputs(**flag_values(args, stage.outputs)), params)

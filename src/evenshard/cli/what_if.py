@@ -40,7 +40,7 @@ class PerHardware(Source):
             return self._kind(text)
         found = {}
         for part in text.split(","):
-            name, equals, value = part.rpartition("=")
+            name, equals, value = part.rpartition("=")  # a path in the name may contain "="
             if not (name and equals) or name in found:
                 raise argparse.ArgumentTypeError(f"{text!r} is neither one value nor NAME=VALUE,NAME=VALUE")
             found[name] = self._kind(value)
