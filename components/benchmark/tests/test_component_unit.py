@@ -132,6 +132,6 @@ def test_gpus_get_a_new_process_for_another_try(
         benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=1)
     assert len(processes.commands) == 3
     processes.exit_codes = [1, 1]
-    with pytest.raises(MeasurementFailed, match="4 GPUs ended with exit code 1"):
+    with pytest.raises(MeasurementFailed, match="4 GPUs failed: exit code 1"):
         benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=4)
     assert len(processes.commands) == 5

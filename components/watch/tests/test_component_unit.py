@@ -31,7 +31,7 @@ def test_a_job_whose_tables_lie_badly_is_to_move(tmp_path: Path, made: Artifacts
     assert new.predicted_ms < in_use.predicted_ms and len({part.device for part in new.parts}) == 2
     text = Path(outputs["summary"].path).read_text()
     assert text.startswith("```text\nReplan: the move pays back within 10,000,000 steps.\n")
-    assert "times as long as predicted" in text and "Pays back after" in text
+    assert "times the predicted time" in text and "Pays back after" in text
     found = json.loads(Path(outputs["observation"].path, "observation.json").read_text())
     assert found["pays"] and outputs["metrics"].metadata["pays"] == 1.0
     assert outputs["metrics"].metadata["observed_ms"] == pytest.approx(found["comparison"]["observed_ms"])
@@ -56,7 +56,7 @@ def test_a_job_whose_placement_is_the_best_has_no_move_to_pay_back(tmp_path: Pat
     again = made(*OUTPUTS)
     assert not watch.python_func(request={"steps": 10**7, "restart_minutes": 1.0}, **inputs(tmp_path), **again)
     text = Path(again["summary"].path).read_text()
-    assert "Stay: no better placement was found." in text and "the two placements are equal" in text
+    assert "Stay: no better placement was found." in text and "placements are equal" in text
     assert "restart" not in text and "pay back after" not in text
     assert json.loads(Path(again["observation"].path, "observation.json").read_text())["payback"] is None
     assert again["metrics"].metadata["gained_seconds"] == 0.0
