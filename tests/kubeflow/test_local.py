@@ -104,7 +104,7 @@ def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys:
     (line,) = [line for line in captured.err.splitlines() if line.startswith("evenshard pipeline failed: ")]
     assert "Inner task failed: 'benchmark'" in line and "\x1b" not in captured.err
     folder = the_run(workdir, "train")
-    assert f"{folder.name}/log.txt, says why." in line and (folder / "log.txt").exists()
+    assert f"{folder.name}/log.txt." in line and (folder / "log.txt").exists()
     assert "No train task fits its devices." in captured.err and '"executor_input"' not in captured.err
     assert (folder / "generate-tables/tasks").exists()
     assert not list(folder.glob("train-cost*/cost_net"))

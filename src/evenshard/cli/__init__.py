@@ -55,13 +55,13 @@ class GroupedCommands(argparse.HelpFormatter):
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
             return super()._format_action(action)
-        known = {one.dest: one for one in action._choices_actions}  # argparse has no public name for them
+        known = {action.dest: action for action in action._choices_actions}  # argparse has no public name for them
         grouped = {name for names in self._groups.values() for name in names}
         others = [name for name in known if name not in grouped]
         blocks = []
         self._indent()
         for heading, names in self._groups.items():
-            listed = [one for name in names for one in (others if name == STAGE_COMMANDS else (name,))]
+            listed = [command for name in names for command in (others if name == STAGE_COMMANDS else (name,))]
             lines = "".join(super(GroupedCommands, self)._format_action(known[name]) for name in listed)
             blocks.append(f"  {heading}:\n{lines}")
         self._dedent()

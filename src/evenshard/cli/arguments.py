@@ -123,7 +123,7 @@ def _rephrase(message: str) -> str:
     found = _CHOICE.fullmatch(message)
     if found is None:
         return re.sub(r"^argument (\S+): is ", r"\1 is ", message)
-    known = [one.strip().strip("'\"") for one in found["known"].split(",")]
+    known = [word.strip().strip("'\"") for word in found["known"].split(",")]
     given = found["given"].strip("'\"")
     meant = did_you_mean(given, known)
     if found["name"] == COMMAND:
@@ -215,7 +215,7 @@ def _read(text: str, kind: Any, form: str) -> Any:
         return several[0] if len(several) == 1 else several
     if origin is Sequence:
         several = text.split(",") if get_origin(parts[0]) is None else [text]
-        return [_read(one, parts[0], form) for one in several]
+        return [_read(value, parts[0], form) for value in several]
     return text if kind is str else number(text, kind)
 
 
@@ -224,7 +224,7 @@ def _read_columns(text: str) -> Mapping[str, str]:
     if not all("=" in part for part in parts):  # a column name contains a comma
         parts = [text]
     read = (_read(part, Mapping[str, str], "THEIRS=OURS") for part in parts)
-    return {name: ours for one in read for name, ours in one.items()}
+    return {name: ours for columns in read for name, ours in columns.items()}
 
 
 class _Joined(argparse.Action):
@@ -268,8 +268,8 @@ def add_flags(
 
     ``settings`` are further arguments of ``add_argument``.
     """
-    for one in _flagged(knobs, of_section):
-        add_flag(sub, one, {**_settings_of(one), **settings}, of_section)
+    for knob in _flagged(knobs, of_section):
+        add_flag(sub, knob, {**_settings_of(knob), **settings}, of_section)
 
 
 def add_flag(
@@ -303,7 +303,7 @@ def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_secti
 
     Omit flags that were declared without a default and are not given.
     """
-    flags = {one.name: _attribute(one) for one in _flagged(knobs, of_section)}
+    flags = {knob.name: _attribute(knob) for knob in _flagged(knobs, of_section)}
     values = {name: getattr(args, flag) for name, flag in flags.items() if hasattr(args, flag)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
@@ -321,7 +321,7 @@ def join_rules(values: Mapping[str, Any], *of_files: Rules) -> dict[str, Any]:
 
 def _flagged(knobs: type | Iterable[Knob], of_section: str) -> list[Knob]:
     every = knobs_of(knobs) if isinstance(knobs, type) else knobs
-    return [one for one in every if one.flag is not None and (one.flag or not of_section)]
+    return [knob for knob in every if knob.flag is not None and (knob.flag or not of_section)]
 
 
 def _attribute(knob: Knob) -> str:

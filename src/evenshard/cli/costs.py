@@ -68,8 +68,8 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
     elif args.name is None:
         print(json.dumps(inventory(), indent=1) if args.json else inventory_text())
     else:
-        one = known_hardware(args.name)
-        print(json.dumps(asdict(one), indent=1) if args.json else hardware_text(one))
+        hardware = known_hardware(args.name)
+        print(json.dumps(asdict(hardware), indent=1) if args.json else hardware_text(hardware))
     return {}
 
 

@@ -92,7 +92,7 @@ def _trained_on(trained_on: Mapping[str, Any]) -> dict[str, str]:
     hashes = tuple(trained_on.get("costs_sha256") or ())
     files = [path for folder in DATASETS for path in folder.rglob("*.parquet") if path.is_file()] if hashes else []
     found = {sha256_of(path): str(path) for path in sorted(files, reverse=True)}  # of equal files, the first is named
-    costs = [f"{found.get(one, 'not in data/ or work/ (try dvc pull)')} (sha256 {one[:12]})" for one in hashes]
+    costs = [f"{found.get(sha256, 'not in data/ or work/ (try dvc pull)')} (sha256 {sha256[:12]})" for sha256 in hashes]
     return {
         "learned from": f"{trained_on.get('num_measured', UNKNOWN)} measured placements",
         "hardware": str(trained_on.get("hardware", UNKNOWN)),
@@ -110,7 +110,7 @@ def _journal(path: Path) -> dict[str, str]:
     return {
         "kind": "journal",
         "visits": f"{len(visits)} of {len({visit.job for visit in visits})} jobs",
-        "hardware": "; ".join(sorted({one.hardware for one in origins})) or UNKNOWN,
-        "versions": "; ".join(sorted({one.versions for one in origins})) or UNKNOWN,
+        "hardware": "; ".join(sorted({origin.hardware for origin in origins})) or UNKNOWN,
+        "versions": "; ".join(sorted({origin.versions for origin in origins})) or UNKNOWN,
         "measured": f"{utc_text(times[0])} to {utc_text(times[-1])}" if times else "nothing",
     }

@@ -84,7 +84,7 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
     print(f"run: {status.run_id}\n{status.url}", flush=True)
     if args.wait:
         patience_s = None if args.patience_minutes is None else 60 * args.patience_minutes
-        retries = max(one.retries for one in cluster.stages.values())  # an eviction can hit the pod of any stage
+        retries = max(stage.retries for stage in cluster.stages.values())  # an eviction can hit the pod of any stage
         _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _ProgressLog(), retries))
     return {}
 

@@ -91,14 +91,14 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     weights, state = size_text(delta.weight_bytes), size_text(delta.state_bytes)
     count = count_text(len(delta.tables), "table")
     console.print(f"{args.out}: {count} to move, {weights} of weights and {state} of optimizer state", soft_wrap=True)
-    inexact = [name for name, one in delta.tables.items() if not one.state_is_exact]
+    inexact = [name for name, table in delta.tables.items() if not table.state_is_exact]
     if inexact:
         console.print(
             f"row-wise Adagrad: a part of {cut(', '.join(inexact))} is split, and each new part starts with its state",
             soft_wrap=True,
         )
-    for one in diff(old, new).reordered:
-        print(f"evenshard diff: warning: {printable(one.text)} {READ_BY_POSITION}", file=sys.stderr)
+    for note in diff(old, new).reordered:
+        print(f"evenshard diff: warning: {printable(note.text)} {READ_BY_POSITION}", file=sys.stderr)
     for reason in reasons_of(delta.left):
         console.print(f"not moved: {reason}", soft_wrap=True)
     return {}

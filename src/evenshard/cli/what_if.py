@@ -49,7 +49,7 @@ class PerHardware(Source):
     def paths(self, value: Any) -> tuple[Path, ...]:
         """Return the values that can be files: links and models."""
         named = value.values() if isinstance(value, Mapping) else (value,)
-        return tuple(Path(one) for one in named if isinstance(one, str) and one)
+        return tuple(Path(value) for value in named if isinstance(value, str) and value)
 
 
 def _numbers(text: str) -> Sequence[int]:
@@ -104,7 +104,7 @@ def add_commands(commands: Commands) -> None:
     add("tables", type=SOURCE, metavar="TABLES", help="table file, public set or traffic, as for `evenshard place`")
     add("-o", "--out", **OUTPUT, help="JSON file to write")
     add("--json", action="store_true", help="print JSON instead of the table")
-    for one in knobs_of(WhatIf):
-        add_flag(sub, one, FLAG_SETTINGS.get(one.name))
+    for knob in knobs_of(WhatIf):
+        add_flag(sub, knob, FLAG_SETTINGS.get(knob.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
     add_flags(arguments, shared_knobs())

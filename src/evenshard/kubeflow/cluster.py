@@ -76,7 +76,7 @@ class StageResources:
     @property
     def pauses_s(self) -> tuple[int, ...]:
         """Return the pauses before each retry within a pod, seconds."""
-        first, most = (int(one.removesuffix("s")) for one in (self.backoff, self.max_backoff))
+        first, most = (int(pause.removesuffix("s")) for pause in (self.backoff, self.max_backoff))
         return tuple(min(first * BACKOFF_FACTOR**number, most) for number in range(self.retries))
 
 
@@ -139,7 +139,7 @@ class Cluster:
 
     def for_one_machine(self) -> Cluster:
         """Drop parts, retries and GPUs, for a run on this machine."""
-        stages = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
+        stages = {name: replace(resources, retries=0, gpus=0) for name, resources in self.stages.items()}
         return replace(self, num_parts=1, stages=stages)
 
 

@@ -72,7 +72,7 @@ def require_readable(address: str) -> None:
 def is_accumulated(name: str) -> bool:
     """Return True if an artifact is a folder with one file per round so far, all of which later stages read."""
     every = [uses_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
-    return any(one is not None and one.of is WhichRound.SO_FAR for one in every)
+    return any(use is not None and use.of is WhichRound.SO_FAR for use in every)
 
 
 def input_name(stage: Stage, name: str) -> str:

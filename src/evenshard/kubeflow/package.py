@@ -52,7 +52,7 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read package and platform spec of a compiled pipeline; raise BadFile for a missing or other file."""
     remedy = "Write it with `evenshard pipeline compile`."
-    documents = [one for one in read_yaml(path, remedy, remedy, most=100) if isinstance(one, dict)]
+    documents = [document for document in read_yaml(path, remedy, remedy, most=100) if isinstance(document, dict)]
     if not documents or "deploymentSpec" not in documents[0]:
         raise BadFile(path, "is not a compiled pipeline", remedy)
     return documents[0], documents[1] if len(documents) > 1 else {}
@@ -103,7 +103,7 @@ def _importer_parameters(spec: Mapping[str, Any]) -> set[str]:
     """Return the parameters of a compiled pipeline whose values are addresses for Kubeflow's importer."""
     components, executors = spec["components"], spec["deploymentSpec"]["executors"]
     importers = [name for name, one in components.items() if "importer" in executors.get(one.get("executorLabel"), {})]
-    dags = [one["dag"] for one in (spec["root"], *components.values()) if "dag" in one]
+    dags = [component["dag"] for component in (spec["root"], *components.values()) if "dag" in component]
     tasks = [task for dag in dags for task in dag["tasks"].values() if task["componentRef"]["name"] in importers]
     found = {task["inputs"]["parameters"]["uri"].get("componentInputParameter", "") for task in tasks}
     return {name.removeprefix("pipelinechannel--") for name in found}

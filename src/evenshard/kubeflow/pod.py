@@ -41,13 +41,13 @@ def run_in_pod(name: str, **arguments: Any) -> None:
 
     log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows all libraries' logs, and FBGEMM logs a lot
-    (stage,) = (one for one in STAGES if one.name == name)
+    (stage,) = (stage for stage in STAGES if stage.name == name)
     own = component.find_file_setting(stage)
     overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
     sections = dict(zip(stage.sections, (arguments["config"], arguments.get("measure")), strict=False))
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
-    params = {section: asdict(one) for section, one in settings.items()}
+    params = {section: asdict(values) for section, values in settings.items()}
     with carry_backlog(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
         if num_gpus := arguments.get(component.NUM_GPUS, 0):
             metrics = with_retries(_run_command)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
@@ -89,14 +89,14 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
+    return {name: arguments[name] for name, use in uses_of(stage.outputs, Writes).items() if use.artifact}
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     """Return the artifacts that carry a stage's backlog in and out; of parallel parts, only the first reads one."""
     read = [path_of(arguments[input_name(stage, name)]) for name in uses_of(stage.inputs, Reads)]
     is_first = arguments.get("part", 1) == 1
-    written = [Path(one.path) for one in _written(stage, arguments).values()]
+    written = [Path(artifact.path) for artifact in _written(stage, arguments).values()]
     return [path for path in read if path is not None and is_first], written
 
 

@@ -109,7 +109,7 @@ def _download_earlier(address: str, scratch: Path) -> list[Path]:
     except EvenshardError as error:
         log.warning("%s The measurements of earlier attempts of this task are repeated.", error)
         return []
-    return [_join_parts(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+    return [_join_parts(parts) for parts in sorted(folder.iterdir()) if parts.is_dir()]
 
 
 def _join_parts(parts: Path) -> Path:

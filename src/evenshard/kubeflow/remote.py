@@ -134,8 +134,8 @@ class Remote:
         if not force:
             if str(found.status) != "DISABLED":
                 time.sleep(LISTED_AFTER_S)  # it may have started a run just before the pause
-            runs = [one for one in self._all("runs", found.experiment_id) if one.recurring_run_id == number]
-            if going := [one.run_id for one in runs if one.state not in FINISHED]:
+            runs = [run for run in self._all("runs", found.experiment_id) if run.recurring_run_id == number]
+            if going := [run.run_id for run in runs if run.state not in FINISHED]:
                 raise PipelineFailed(
                     f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress. "
                     "Unschedule it again after that run, or stop that run first, or kill it with --force."
@@ -151,10 +151,10 @@ class Remote:
             namespace=self._endpoint.namespace,
             filter=json.dumps({"predicates": [by_name]}),
         ).experiments
-        known = [run for one in experiments or () for run in self._all("recurring_runs", one.experiment_id)]
-        found = [one for one in known if name in (one.recurring_run_id, one.display_name)]
+        known = [run for group in experiments or () for run in self._all("recurring_runs", group.experiment_id)]
+        found = [run for run in known if name in (run.recurring_run_id, run.display_name)]
         if len(found) != 1:
-            listed = ", ".join(sorted(f"{one.display_name} ({one.recurring_run_id})" for one in known)) or "none"
+            listed = ", ".join(sorted(f"{run.display_name} ({run.recurring_run_id})" for run in known)) or "none"
             raise BadConfig(
                 f"{len(found) or 'no'} recurring runs in experiment {experiment} are called {brief(name)}; it has "
                 f"{listed}. Use an id, or name another experiment with --experiment."
@@ -218,7 +218,7 @@ class Remote:
 
     def _retry_run(self, status: RunStatus) -> bool:
         """Retry a run from its failed tasks; log a warning and return False if the server rejects it."""
-        why = ". ".join(f"{one.name} lost its pod ({one.reason})" for one in status.failed)
+        why = ". ".join(f"{task.name} lost its pod ({task.reason})" for task in status.failed)
         try:
             retry = self._client._run_api.run_service_retry_run  # kfp.Client has no method for it
             self._call(f"retrying run {status.run_id}", retry, status.run_id)
@@ -286,7 +286,7 @@ class Remote:
         whose = f"the token in {self._token_file}" if self._token_file else "a call without a token"
         happened, remedy = {
             401: (f"{url} does not accept {whose}", "Get a new token and name its file with --token-file."),
-            403: (f"not allowed in namespace {self._endpoint.namespace}", "Request access, or use another one."),
+            403: (f"not allowed in namespace {self._endpoint.namespace}", "Request access, or use another namespace."),
             404: (f"not found at {url}", "Check the id and --endpoint."),
         }.get(status, (f"{url} rejects the call", "Correct the value that it names."))
         return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")

@@ -132,8 +132,8 @@ def _get_run(address: str, run_id: str) -> Any:
 
 def _summarize_run(run: Any) -> RunReport:
     details = run.run_details.task_details or () if run.run_details else ()
-    tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
-    ended = [one.state for one in details if _HANDLER_GROUP.fullmatch(one.display_name or "")]
+    tasks = [task for task in tasks_of(details) if not task.name.startswith(_HANDLER) and not task.prepares_a_group]
+    ended = [node.state for node in details if _HANDLER_GROUP.fullmatch(node.display_name or "")]
     state = CANCELED if run.state in ("CANCELING", CANCELED) else str(next(iter(ended), UNKNOWN))
     known = state in (CANCELED, SUCCEEDED, FAILED)
     return RunReport(
@@ -146,7 +146,7 @@ def _summarize_run(run: Any) -> RunReport:
 
 
 def _names(tasks: Sequence[TaskStatus], state: str, cached: bool) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.name for one in tasks if (one.state, one.cached) == (state, cached)))
+    return tuple(dict.fromkeys(task.name for task in tasks if (task.state, task.cached) == (state, cached)))
 
 
 def _token() -> str | None:

@@ -103,17 +103,17 @@ class RunStatus:
     @property
     def is_settling(self) -> bool:
         """Return True if it has ended, but the end of a task is not recorded yet."""
-        return self.is_finished and self.recorded_until is None and any(one.state in OPEN for one in self.tasks)
+        return self.is_finished and self.recorded_until is None and any(task.state in OPEN for task in self.tasks)
 
     @property
     def was_evicted(self) -> bool:
         """Return True if it failed, and Kubernetes reports that the cluster ended the pods of all failed tasks."""
-        return self.state == FAILED and bool(self.failed) and all(one.evicted for one in self.failed)
+        return self.state == FAILED and bool(self.failed) and all(task.evicted for task in self.failed)
 
     @property
     def failed(self) -> list[TaskStatus]:
         """Return the failed tasks."""
-        return [one for one in self.tasks if one.state == FAILED]
+        return [task for task in self.tasks if task.state == FAILED]
 
 
 def status_of(run: Any, namespace: str, url: str) -> RunStatus:
@@ -133,13 +133,13 @@ def status_of(run: Any, namespace: str, url: str) -> RunStatus:
 
 def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
     """Find the started tasks in the ``task_details`` of a run, ordered by start."""
-    nodes = sorted((one for one in details if one.display_name and one.state), key=lambda one: one.start_time)
-    ids = [child.pod_name for one in nodes for child in one.child_tasks or ()]
+    nodes = sorted((node for node in details if node.display_name and node.state), key=lambda node: node.start_time)
+    ids = [child.pod_name for node in nodes for child in node.child_tasks or ()]
     if not ids:
         return ()
     workflow = min(ids).rpartition("-")[0]
-    executors = [one for one in nodes if one.display_name == "executor"]
-    waiting = [one for one in nodes if one.display_name.startswith("executor") and one.state == PENDING]
+    executors = [node for node in nodes if node.display_name == "executor"]
+    waiting = [node for node in nodes if node.display_name.startswith("executor") and node.state == PENDING]
     found = []
     for node in reversed(nodes):  # latest first, because the pods that wait belong to the latest tasks
         name, state, since = node.display_name, node.state, node.start_time
@@ -153,20 +153,20 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
                 state = PENDING
                 name = name if _GROUP.fullmatch(name.removesuffix(DRIVER)) else name.removesuffix(DRIVER)
         else:
-            if state in OPEN and (mine := [one for one in waiting if one.start_time >= since]):
+            if state in OPEN and (mine := [node for node in waiting if node.start_time >= since]):
                 waiting.remove(mine[-1])
                 state, since = PENDING, mine[-1].start_time
             if not _IMPORTER.fullmatch(name) and (executor := _executor_of(node.start_time, state, executors)):
                 executors.remove(executor)
                 pods, cached = executor, (node.state, executor.state) == (SUCCEEDED, SKIPPED)
-        tries = () if cached else tuple(one.pod_name for one in pods.child_tasks or ())
+        tries = () if cached else tuple(child.pod_name for child in pods.child_tasks or ())
         found.append(TaskStatus(name, state, since, tries, cached))
     return tuple(reversed(found))
 
 
 def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
-    later = [one for one in executors if one.start_time >= begun]
-    return min(later, key=lambda one: (one.state not in (state, SKIPPED), one.start_time), default=None)
+    later = [node for node in executors if node.start_time >= begun]
+    return min(later, key=lambda node: (node.state not in (state, SKIPPED), node.start_time), default=None)
 
 
 def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
@@ -177,18 +177,18 @@ def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: d
     Args:
         finished_at: end of the run; None for a run in progress.
     """
-    last = max((state.update_time for one in details for state in one.state_history or ()), default=None)
+    last = max((state.update_time for node in details for state in node.state_history or ()), default=None)
     if last is None:
         return None
-    events = [time for one in details if not one.state for time in (one.start_time, one.end_time) if time]
-    if finished_at is not None and any(one.state in OPEN for one in details):
+    events = [time for node in details if not node.state for time in (node.start_time, node.end_time) if time]
+    if finished_at is not None and any(node.state in OPEN for node in details):
         events.append(finished_at)
     return last if any(last < time < now - RECORDED_WITHIN for time in events) else None
 
 
 def was_stopped(run: Any) -> bool:
     """Return True if a run was terminated through the API and not retried."""
-    before = [one.state for one in run.state_history or () if one.state not in (None, run.state)]
+    before = [past.state for past in run.state_history or () if past.state not in (None, run.state)]
     return run.state == FAILED and before[-1:] == ["CANCELING"]
 
 
@@ -226,7 +226,7 @@ def explain_failure(status: RunStatus) -> str:
     failed = {task.name: task for task in status.failed}
     logs = [_failure_text(task, status.namespace) for task in failed.values()]
     more = f" And {len(logs) - MAX_SHOWN} more." if len(logs) > MAX_SHOWN else ""
-    tasks = "".join(f" {one}." for one in (logs or [*list_notes(status)])[:MAX_SHOWN])
+    tasks = "".join(f" {text}." for text in (logs or [*list_notes(status)])[:MAX_SHOWN])
     return f"run {status.run_id} ended as {status.state}.{tasks}{more} See {status.url}"
 
 
@@ -318,7 +318,7 @@ def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
 def _list_pods(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
     label = f"workflows.argoproj.io/workflow={workflow}"
     found = api.list_namespaced_pod(namespace, label_selector=label, _request_timeout=TIMEOUT_S).items
-    pods = (Pod(one.metadata.name, str(one.status.phase), _reason(one), _is_evicted(one.status)) for one in found)
+    pods = (Pod(pod.metadata.name, str(pod.status.phase), _reason(pod), _is_evicted(pod.status)) for pod in found)
     return {pod.name.rpartition("-")[2]: pod for pod in pods}
 
 
@@ -353,20 +353,20 @@ def _is_evicted(status: Any) -> bool:
 
 
 def _reason(pod: Any) -> str:
-    status, gates = pod.status, [one.name for one in pod.spec.scheduling_gates or ()]
-    said = [_GATES.get(one, f"held by the scheduling gate {one}") for one in gates]
+    status, gates = pod.status, [gate.name for gate in pod.spec.scheduling_gates or ()]
+    said = [_GATES.get(gate, f"held by the scheduling gate {gate}") for gate in gates]
     said += [_reason_text(status.reason, status.message)]  # such as Evicted, DeadlineExceeded
     said += [
-        _reason_text(one.reason, one.message)  # such as Unschedulable
-        for one in status.conditions or ()
-        if one.type == "PodScheduled" and one.status == "False"
+        _reason_text(condition.reason, condition.message)  # such as Unschedulable
+        for condition in status.conditions or ()
+        if condition.type == "PodScheduled" and condition.status == "False"
     ]
     for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
         if one.state.waiting and one.state.waiting.reason not in STARTING:
             said.append(_reason_text(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
         if one.state.terminated and one.state.terminated.exit_code:
             said.append(f"{one.state.terminated.reason}, exit code {one.state.terminated.exit_code}")  # OOMKilled
-    return next((shorten_message(one) for one in said if one), "")
+    return next((shorten_message(text) for text in said if text), "")
 
 
 def shorten_message(text: str) -> str:
@@ -375,4 +375,4 @@ def shorten_message(text: str) -> str:
 
 
 def _reason_text(reason: str | None, message: str | None) -> str:
-    return ": ".join(one for one in (reason, message) if one)
+    return ": ".join(part for part in (reason, message) if part)

@@ -123,15 +123,15 @@ def _measure(
 
 
 def _summarize(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
-    measured = [one for one in found if one.task.is_whole]
+    measured = [placement for placement in found if placement.task.is_whole]
     placements = [one for one in measured if not one.is_control and one.proposed_by != RANDOM_SHARD]
-    costs = [one.cost.max_device_ms for one in placements if one.cost.fits]
+    costs = [placement.cost.max_device_ms for placement in placements if placement.cost.fits]
     metrics = {
         "num_placements": float(len(placements)),
-        "num_searched": float(sum(one.proposed_by == EvenshardSharder.name for one in placements)),
-        "num_shards": float(sum(one.proposed_by == RANDOM_SHARD for one in measured)),
+        "num_searched": float(sum(placement.proposed_by == EvenshardSharder.name for placement in placements)),
+        "num_shards": float(sum(placement.proposed_by == RANDOM_SHARD for placement in measured)),
         "num_sharded": float(len(found) - len(measured)),
-        "num_out_of_memory": float(sum(not one.cost.fits for one in found)),
+        "num_out_of_memory": float(sum(not placement.cost.fits for placement in found)),
         "kernel_share_of_wall_time": share.kernel_share,
         "wall_s": share.wall_s,
     }

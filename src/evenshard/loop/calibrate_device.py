@@ -19,7 +19,7 @@ def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
     """
     start = gpu_profile(profile)
     pool = load_tables(tables)
-    calibration = fit_profile(start, [one for path in costs for one in load_costs(path, pool)])
+    calibration = fit_profile(start, [shard for path in costs for shard in load_costs(path, pool)])
     calibration.save(profile, out)
     title = (
         f"Fitted to {calibration.num_fitted} shards of {calibration.hardware}; errors on {calibration.num_held_out} "

@@ -85,8 +85,8 @@ def run(
             cost_model=model,
             search=search,
         )
-        takes_part = [one for one in SHARDERS if one.in_loop and one.can_use(resources)]
-        sharders: list[Sharder] = [one.build(resources) for one in takes_part]
+        takes_part = [entry for entry in SHARDERS if entry.in_loop and entry.can_use(resources)]
+        sharders: list[Sharder] = [entry.build(resources) for entry in takes_part]
         with one_thread():
             answers = [
                 _add_prediction(ask(sharder, task), policy.predicted_ms) for task in split.test for sharder in sharders
@@ -97,7 +97,7 @@ def run(
         by_id = {f"evaluate-{number:05d}": answer for number, answer in enumerate(answers)}
         measured = measure_answers(by_id, split.train, hardware, measure, journal, "evaluate")
         origin, device_error = _describe_hardware(hardware, measured), hardware.provenance.device_error
-    found = {one.measurement_id: one for one in measured}
+    found = {placement.measurement_id: placement for placement in measured}
     results = [Result(answer, found.get(name)) for name, answer in by_id.items()]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
     ranking, accuracy = standings(results, noise), network_accuracy(results)
@@ -106,7 +106,7 @@ def run(
     folder = outputs.report
     report.write_csv(results, folder / "evaluation.csv")
     save_costs(measured, folder / "evaluation_costs.parquet", lineage)
-    tried = [one for run in rounds for one in run]
+    tried = [placement for run in rounds for placement in run]
     report.write_plot_data(results, ranking, tried, folder)
     report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
     report.plot_cost_per_round(tried, folder / "cost_per_round.png")
@@ -129,7 +129,7 @@ def run(
 
 
 def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    of_sharders = {f"{name}.mean_measured_ms": one["mean_measured_ms"] for name, one in metrics["sharders"].items()}
+    of_sharders = {f"{name}.mean_measured_ms": found["mean_measured_ms"] for name, found in metrics["sharders"].items()}
     others = {
         prefix + key: value
         for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."), ("noise", "noise."))
@@ -151,7 +151,7 @@ def _measure_single_tables(
     once = replace(measure, visits=1)
     show = partial(progress, description="single tables")
     measured = measure_jobs(hardware, jobs, once, journal, track=show)
-    return {name: one.cost.max_device_ms for name, one in zip(tables, measured, strict=True)}
+    return {name: placement.cost.max_device_ms for name, placement in zip(tables, measured, strict=True)}
 
 
 def _add_prediction(answer: Answer, predicted_ms: Callable[[ShardingTask, Placement], float]) -> Answer:
@@ -165,7 +165,7 @@ def _predict_with(model: CostModel, results: Sequence[Result]) -> list[Result]:
         (predicted,) = predict_whole(model, [(task, placement)])
         return predicted.predicted_ms
 
-    return [replace(one, answer=_add_prediction(one.answer, predicted_ms)) for one in results]
+    return [replace(result, answer=_add_prediction(result.answer, predicted_ms)) for result in results]
 
 
 def _describe_hardware(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _describe_hardware(hardware: Hardware, measured: Sequence[MeasuredPlacement]
         "driver": hardware.provenance.driver,
         "versions": hardware.provenance.versions,
         "device_error": None if hardware.provenance.device_error is None else asdict(hardware.provenance.device_error),
-        "all_to_all": sorted({one.cost.all_to_all for one in measured}),
+        "all_to_all": sorted({placement.cost.all_to_all for placement in measured}),
         "link": hardware.provenance.link,
         "kernel_share_of_wall_time": round(hardware.time_share.kernel_share, 3),
     }

@@ -47,7 +47,7 @@ def run(
 ) -> dict[str, float]:
     """Write the shards (``read_shards``) as a cost dataset, and its tables; return metrics."""
     measured = read_shards(shards, tables, config, columns)
-    named = distinct_tables([one.task for one in measured])
+    named = distinct_tables([shard.task for shard in measured])
     save_tables(named, tables_out)
     save_costs(measured, costs_out, Lineage(git_commit()))
     return {"num_shards": float(len(measured)), "num_tables": float(len(named))}

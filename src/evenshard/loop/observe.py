@@ -244,7 +244,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
     if observation.missing_ranks:
         missing = ", ".join(map(str, observation.missing_ranks))
         raise BadConfig(f"costs need the traces of all {observation.world_size} ranks. Add those of ranks {missing}.")
-    if observation.world_size > 1 and any(one.waiting_ms is None for one in observation.ranks):
+    if observation.world_size > 1 and any(rank.waiting_ms is None for rank in observation.ranks):
         raise BadConfig("the ranks recorded different collectives. Record all ranks with one profiler schedule.")
     if observation.unseen:
         raise BadConfig(f"costs need whole steps, but the traces lack {', '.join(observation.unseen)}.")
@@ -282,7 +282,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
             versions="unknown",
             link=observation.backend or "none",
             seed=0,
-            repeats=min(one.num_steps for one in observation.ranks),
+            repeats=min(rank.num_steps for rank in observation.ranks),
             optimizer=observation.optimizer,
         ),
         measured_at=observation.started_at,
@@ -327,7 +327,7 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
 def _title(observation: ObservedTraining) -> str:
     ranks, first = observation.ranks, observation.ranks[0]
     given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
-    kinds = ", ".join(dict.fromkeys(one.gpu or "CPU" for one in ranks))
+    kinds = ", ".join(dict.fromkeys(rank.gpu or "CPU" for rank in ranks))
     return (
         f"{given} on {kinds}, {observation.step_ms:.2f} ms per step. Times in ms (share of the step), medians of "
         f"{first.num_steps} step{'s' * (first.num_steps > 1)}:"
@@ -335,10 +335,10 @@ def _title(observation: ObservedTraining) -> str:
 
 
 def _row(rank: RankTimes) -> list[str]:
-    cells = [_share(one, rank.step_ms) for one in (*rank.phases_ms, rank.exchange_ms["other"])]
+    cells = [_share(ms, rank.step_ms) for ms in (*rank.phases_ms, rank.exchange_ms["other"])]
     if rank.num_tables == 0:
         cells[1] = cells[4] = "none"
-    with_waiting = rank.waiting_ms is None and any(one is not None for one in rank.exchange_ms.values())
+    with_waiting = rank.waiting_ms is None and any(ms is not None for ms in rank.exchange_ms.values())
     waiting = "in them" if with_waiting else _share(rank.all_waiting_ms, rank.step_ms)
     return [str(rank.rank), *cells, waiting, f"{rank.step_ms:.2f}"]
 
@@ -352,12 +352,12 @@ def _time(time_ms: float | None) -> str:
 
 
 def _waiting_lines(observation: ObservedTraining) -> list[str]:
-    waiting = {one.rank: one.all_waiting_ms or 0.0 for one in observation.ranks}
+    waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
     last = observation.waits_for
     if last is None:
         return []
     others = fmean(ms for rank, ms in waiting.items() if rank != last)
-    slowest = max(observation.ranks, key=lambda one: one.compute_ms)
+    slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
     return [
         f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms, the other ranks {others:.3f} ms on average. "
         f"Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for forward and backward."
@@ -380,8 +380,8 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     rows = [[*_HEADS, "together"]]
     totals = [device.predicted_total_ms for device in comparison.devices]
     predicted_D6 = np.array([*predicted_phases(comparison.devices), totals]).T
-    for one, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
-        rows.append([str(one.rank), *map(_pair, (*one.phases_ms, together_ms), predicted_D6[one.rank].tolist())])
+    for rank, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
+        rows.append([str(rank.rank), *map(_pair, (*rank.phases_ms, together_ms), predicted_D6[rank.rank].tolist())])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),

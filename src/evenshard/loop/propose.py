@@ -253,9 +253,9 @@ def measure_answers(
 ) -> list[MeasuredPlacement]:
     """Measure the placements of sharders' answers (by measurement id), mixed with controls of the train tasks."""
     jobs = [
-        Job(name, one.task, one.placement.parts(one.task.tables), 0, one.sharder, one.task.task_id)
-        for name, one in answers.items()
-        if one.placement is not None
+        Job(name, answer.task, answer.placement.parts(answer.task.tables), 0, answer.sharder, answer.task.task_id)
+        for name, answer in answers.items()
+        if answer.placement is not None
     ]
     log.info("measuring %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
     show = partial(progress, description=description)

@@ -9,7 +9,7 @@ from evenshard.loop.loop import STAGES
 from evenshard.loop.stage import Reads, Stage, WhichRound, Writes, uses_of
 
 # The stage that writes each artifact.
-WRITERS = {name: stage for stage in STAGES for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
+WRITERS = {name: stage for stage in STAGES for name, use in uses_of(stage.outputs, Writes).items() if use.artifact}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LoopStep:
     @property
     def reads(self) -> Mapping[str, tuple[Artifact, ...]]:
         """Return the artifacts of each input: none, one, or one for each round so far."""
-        return {name: self._list_artifacts(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
+        return {name: self._list_artifacts(name, use.of) for name, use in uses_of(self.stage.inputs, Reads).items()}
 
     @property
     def writes(self) -> tuple[Artifact, ...]:

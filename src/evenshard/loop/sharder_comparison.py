@@ -17,7 +17,7 @@ from evenshard.price.costs import MeasuredPlacement
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.learned import Sharder
 
-PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
+PRIVILEGED = frozenset(entry.name for entry in SHARDERS if entry.is_privileged)
 UNKNOWN_NOISE = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown noise, of a run without controls
 
 
@@ -76,7 +76,7 @@ class Interval:
     @staticmethod
     def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
         """Return the interval of the paired differences, times ``scale``; negative if faster than the base."""
-        return Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
+        return Interval.of([(ours - other) * scale for ours, other in zip(own, base, strict=True)])
 
     @staticmethod
     def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
@@ -186,7 +186,7 @@ class NetworkAccuracy:
 def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
     """Compare predictions with measurements over all measured placements."""
     pairs_of: dict[str, list[tuple[float, float]]] = {}
-    for one in results:
-        if math.isfinite(one.measured_ms):
-            pairs_of.setdefault(one.answer.task.task_id, []).append((one.answer.predicted_ms, one.measured_ms))
+    for result in results:
+        if math.isfinite(result.measured_ms):
+            pairs_of.setdefault(result.answer.task.task_id, []).append((result.answer.predicted_ms, result.measured_ms))
     return NetworkAccuracy.of(pairs_of.values())

@@ -62,24 +62,24 @@ def writes(default: Any, help: str, flag: str, output: Output | None = None, **u
 
 def uses_of(of: type, use: type[Use]) -> Mapping[str, Use]:
     """Return the fields of a dataclass that are declared as ``use`` (Reads or Writes), by name."""
-    return {one.name: one.use for one in knobs_of(of) if isinstance(one.use, use)}
+    return {declared.name: declared.use for declared in knobs_of(of) if isinstance(declared.use, use)}
 
 
 def flags(of: type) -> dict[str, str]:
     """Return the flags of a dataclass's fields, by name."""
-    return {one.name: one.flag_name for one in knobs_of(of) if one.flag is not None}
+    return {declared.name: declared.flag_name for declared in knobs_of(of) if declared.flag is not None}
 
 
 def plain_inputs(of: type) -> Mapping[str, Knob]:
     """Return the inputs of a stage that are neither files nor folders, by name."""
-    return {one.name: one for one in knobs_of(of) if one.use is None}
+    return {declared.name: declared for declared in knobs_of(of) if declared.use is None}
 
 
 def read_inputs(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
     """Return the inputs of a stage that params.yaml sets explicitly, except for ``num_rounds``."""
     found = {}
-    for name, one in plain_inputs(inputs).items():
-        of_section = params.get(one.section) if one.flag is not None and one.section else None
+    for name, declared in plain_inputs(inputs).items():
+        of_section = params.get(declared.section) if declared.flag is not None and declared.section else None
         if isinstance(of_section, Mapping) and name in of_section:
             found[name] = of_section[name]
     return found
@@ -87,7 +87,7 @@ def read_inputs(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
 
 def loop_settings(inputs: type) -> tuple[str, ...]:
     """Return the names of a stage's inputs that only section ``loop`` of params.yaml sets."""
-    return tuple(name for name, one in plain_inputs(inputs).items() if one.flag is None)
+    return tuple(name for name, declared in plain_inputs(inputs).items() if declared.flag is None)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def run(
     if outputs.cost_net is not None and inputs.tasks is None:
         raise BadConfig("the cost network needs tasks. Add --tasks, or omit --out to fit only the cost model.")
     method, pool = load_learned_sharder(inputs.method), load_tables(inputs.tables)
-    ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
+    ran = [placement for path in inputs.costs for placement in load_costs(path, pool) if placement.cost.fits]
     optimizer_of(ran)  # raises for several optimizers, before training
     lineage, outcome = lineage or Lineage(), Outcome({})
     if outputs.cost_net is not None and inputs.tasks is not None:
@@ -62,7 +62,7 @@ def run(
     if outputs.cost_model is None:
         return outcome
     _require(ran, inputs, "Measure some.")
-    uncontrolled = [one for one in ran if not one.is_control]
+    uncontrolled = [placement for placement in ran if not placement.is_control]
     more = _fit_cost_model(config, inputs, outputs.cost_model, uncontrolled, lineage)
     return Outcome({**outcome.metrics, **more}, outcome.curve)
 

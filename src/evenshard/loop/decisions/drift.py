@@ -83,9 +83,9 @@ def compute_drift(
     loads /= max(loads.sum(), 1e-300)  # shares; all tables may have no lookups
     checked = [_check_quantity(name, seen, tables, batch_size, loads) for name in QUANTITIES]
     other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
-    outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
+    outside = np.any([other_bits, *(check.outside for check in checked)], axis=0)
     outside_load_pct = 100 * float(loads[outside].sum())
-    rare = [one.rare for one in checked if one.rare is not None]
+    rare = [check.rare for check in checked if check.rare is not None]
     rare_pct = 100 * float((np.any(rare, axis=0) & ~outside).mean()) if rare else None
 
     of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
@@ -111,7 +111,7 @@ def compute_drift(
         num_tables=len(tables),
         outside_load_pct=outside_load_pct,
         rare_pct=rare_pct,
-        quantities=tuple(one.drift for one in checked),
+        quantities=tuple(check.drift for check in checked),
     )
 
 
@@ -205,18 +205,18 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
     grid.add_column("")
     for head in ("trained on", "now", "outside", "of the load", "rare"):
         grid.add_column(head, justify="right")
-    for one in drift.quantities:
-        grid.add_row(QUANTITIES[one.name], *_cells(one))
+    for quantity in drift.quantities:
+        grid.add_row(QUANTITIES[quantity.name], *_cells(quantity))
     console.print(grid)
 
 
-def _cells(one: QuantityDrift) -> tuple[str, ...]:
+def _cells(quantity: QuantityDrift) -> tuple[str, ...]:
     return (
-        _spread(one.trained_on),
-        _spread(one.now),
-        "-" if one.trained_on is None else f"{one.num_outside:,}",
-        "-" if one.trained_on is None else f"{one.outside_load_pct:.1f} %",
-        "-" if one.num_rare is None else f"{one.num_rare:,}",
+        _spread(quantity.trained_on),
+        _spread(quantity.now),
+        "-" if quantity.trained_on is None else f"{quantity.num_outside:,}",
+        "-" if quantity.trained_on is None else f"{quantity.outside_load_pct:.1f} %",
+        "-" if quantity.num_rare is None else f"{quantity.num_rare:,}",
     )
 
 

@@ -208,7 +208,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
         "decision": None if promotion.decision is None else asdict(promotion.decision),
         "noise": None if comparison is None else asdict(comparison.noise),
         "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,
-        "tasks": [] if comparison is None else [asdict(one) for one in comparison.tasks],
+        "tasks": [] if comparison is None else [asdict(task) for task in comparison.tasks],
     }
     cleaned: dict[str, Any] = replace_non_finite(content)
     return cleaned

@@ -87,13 +87,13 @@ def compare_models(
         first, second = f"{_CANDIDATE}-{number:05d}", f"{_CHAMPION}-{number:05d}"
         ids.append((first, first if _group_alike(own, other) else second))
         answers |= {first: own, **({} if _group_alike(own, other) else {second: other})}
-    if all(one.placement is None for one in answers.values()):
+    if all(answer.placement is None for answer in answers.values()):
         raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
     measured = measure_answers(answers, split.train, hardware, measure, journal, "promote")
-    cost_ms = {one.measurement_id: one.cost.max_device_ms for one in measured}
+    cost_ms = {placement.measurement_id: placement.cost.max_device_ms for placement in measured}
     tasks = tuple(
-        PairedTask(one.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
-        for one, (first, second) in zip(ours, ids, strict=True)
+        PairedTask(answer.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
+        for answer, (first, second) in zip(ours, ids, strict=True)
     )
     return ModelComparison(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
 
@@ -146,23 +146,23 @@ def decide(
         candidate_measured, champion_measured: number of measured placements that each model was trained on.
         tolerance_pct: largest slowdown, %, that counts as equally fast with 95 % confidence.
     """
-    common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
+    common = [task for task in tasks if math.isfinite(task.candidate_ms) and math.isfinite(task.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
     only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
-    num_same = sum(one.same_placement for one in common)
+    num_same = sum(task.same_placement for task in common)
     difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
     found = Decision(
         promote=False,
         verdict=_verdict(difference_pct, noise_pct, tolerance_pct),
         reason="",
-        candidate_ms=fmean(one.candidate_ms for one in common) if common else math.nan,
-        champion_ms=fmean(one.champion_ms for one in common) if common else math.nan,
+        candidate_ms=fmean(task.candidate_ms for task in common) if common else math.nan,
+        champion_ms=fmean(task.champion_ms for task in common) if common else math.nan,
         difference_pct=difference_pct,
         noise_pct=noise_pct,
         num_common=len(common),
         num_same=num_same,
-        num_candidate_missed=sum(math.isinf(one.candidate_ms) for one in tasks),
-        num_champion_missed=sum(math.isinf(one.champion_ms) for one in tasks),
+        num_candidate_missed=sum(math.isinf(task.candidate_ms) for task in tasks),
+        num_champion_missed=sum(math.isinf(task.champion_ms) for task in tasks),
         only_candidate=only_candidate,
         only_champion=only_champion,
         candidate_measured=candidate_measured,
@@ -175,9 +175,9 @@ def decide(
 def _difference_pct(common: Sequence[PairedTask]) -> Interval:
     if not common:
         return Interval(math.nan, math.nan, math.nan)
-    if all(one.same_placement for one in common):  # no uncertainty
+    if all(task.same_placement for task in common):  # no uncertainty
         return Interval(0.0, 0.0, 0.0)
-    return Interval.of_difference_pct([one.candidate_ms for one in common], [one.champion_ms for one in common])
+    return Interval.of_difference_pct([task.candidate_ms for task in common], [task.champion_ms for task in common])
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:

@@ -127,7 +127,7 @@ def update_request(old: PlacementRequest, tables: TableSet, batch_size: int) -> 
 
 def find_traces(path: Path) -> tuple[Path, ...]:
     """Return the traces in a folder, or the one file; raise BadConfig if there is none."""
-    found = tuple(sorted(one for kind in _TRACES for one in path.glob(kind))) if path.is_dir() else (path,)
+    found = tuple(sorted(trace for kind in _TRACES for trace in path.glob(kind))) if path.is_dir() else (path,)
     if not found:
         raise BadConfig(
             f"{path} contains no trace ({', '.join(_TRACES)}). Record one per rank (see `evenshard observe -h`)."
