@@ -70,7 +70,7 @@ def test_placements_of_parts_take_tasks_in_turn_and_fit() -> None:
 
 
 def test_types_and_nodes_that_cannot_be_are_one_line() -> None:
-    with pytest.raises(BadConfig, match="'rows'. Choose from table_wise, column_wise"):
+    with pytest.raises(BadConfig, match=r"'rows'\. Choose from table_wise, column_wise"):
         jobs_of_parts(types=("row_wise", "rows"))
     with pytest.raises(BadConfig, match="task train-000: 4 devices cannot be split into nodes of 3"):
         jobs_of_parts(per_node=3)
