@@ -106,7 +106,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error as one line and exit; see ``argparse``."""
-        text = one_line(_rephrase(message))
+        text = one_line(_rephrase(message))  # argparse prints the usage, too, and several lines
         self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
 
 

@@ -40,7 +40,7 @@ def describe_file(path: Path) -> dict[str, str]:
 
 def file_text(facts: Mapping[str, str]) -> str:
     """Format the description for a terminal."""
-    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]
+    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]  # the longest label has 13
     return "\n".join([facts["file"], *lines])
 
 

@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
         if not values.get(name):
             raise BadConfig(f"pipeline {args.pipeline} needs {what}. Name it with --set {name}=FILE.")
     folder = run_locally(pipeline, values, args.runner, args.out, RESULT_FILES[args.pipeline])
-    for text in (folder / name for name in PRINTED_FILES):
+    for text in (folder / name for name in PRINTED_FILES):  # without in_use, the difference is only a placeholder
         if text.exists() and (text.name != "difference" or values.get("in_use")):
             print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))  # Markdown is for Kubeflow's UI
     for path in sorted(folder.glob(RESULT_FILES[args.pipeline])):
@@ -134,7 +134,7 @@ def _stop(args: argparse.Namespace) -> Mapping[str, Any]:
 def _status(args: argparse.Namespace) -> Mapping[str, Any]:
     status = _remote(args).status(args.run_id)
     if args.json:
-        print(json.dumps(asdict(status), indent=1, default=datetime.isoformat))
+        print(json.dumps(asdict(status), indent=1, default=datetime.isoformat))  # JSON has no type for times
     _report(status, silent=args.json)
     return {}
 
