@@ -182,15 +182,15 @@ def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pyt
     assert set(fake.recurring) == {"rr2", "rr3", "rr4"}
     assert run(fake, [*unschedule, "daily"]) == 2
     assert (
-        "2 recurring runs in the experiment evenshard are called 'daily'; it has daily (rr2), daily (rr3). Name"
+        "2 recurring runs in experiment evenshard are called 'daily'; it has daily (rr2), daily (rr3). Use an id"
         in the_line(capsys)
     )
     assert run(fake, [*unschedule, "rr3"]) == 0
     assert set(fake.recurring) == {"rr2", "rr4"}
     assert run(fake, [*unschedule, "weekly"]) == 2
-    assert "no recurring runs in the experiment evenshard are called 'weekly'; it has daily (rr2)." in the_line(capsys)
+    assert "no recurring runs in experiment evenshard are called 'weekly'; it has daily (rr2)." in the_line(capsys)
     assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
-    assert "in the experiment another are called 'weekly'; it has none." in the_line(capsys)
+    assert "in experiment another are called 'weekly'; it has none." in the_line(capsys)
     assert "another" not in {one["display_name"] for one in fake.experiments.values()}
 
 
@@ -372,7 +372,7 @@ def test_a_record_that_ends_is_told(
     assert run(fake, STATUS) == 0
     out = capsys.readouterr().out
     assert "Kubeflow Pipelines stopped recording tasks at " in out
-    assert "seen to start" not in out  # it may have
+    assert "has not started" not in out  # it may have
     nodes = nodes_of("train_succeeded")
     monkeypatch.setattr(kfp_server, "nodes_of", lambda run: nodes)
     fake.states = ["SUCCEEDED"]
@@ -767,7 +767,7 @@ def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.Capture
     fake.failures["POST /runs"] = [0]
     assert run(fake, SUBMIT, "--timeout-seconds", "2") == 1
     line = the_line(capsys)
-    assert "did not answer in time. It may have been done" in line
+    assert "did not answer in time. The call may have succeeded" in line
     assert len(fake.asked("POST", "/runs")) == 1
     fake.failures["GET /runs/r1"] = [0]
     assert run(fake, STATUS, "--timeout-seconds", "2") == 0

@@ -178,7 +178,7 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 0
     shown = capsys.readouterr().out
-    assert "is promoted" in shown and "% faster" in shown and "All times are simulated, on simulated: h200." in shown
+    assert "is promoted" in shown and "% faster" in shown and "All times are simulated on simulated: h200." in shown
     assert "mean simulated ms" in shown and "measured" not in shown
     assert champion() == "models:/evenshard-cost/2"
     assert report()["outcome"] == "promoted" and report()["champion"] == "models:/evenshard-cost/1"
