@@ -1,7 +1,6 @@
-"""The text of the components of the loop's stages, and of every component's README.md; ``make generate`` writes them.
+"""Generator of the components of the loop's stages, and of every component's README.md (``make generate``).
 
-A component that is no stage of the loop (place, drift, merge_costs, record_outcome) is written by hand, but its
-README.md is not.
+The other components (drift, merge_costs, place, record_outcome, watch) are written by hand, except for their README.md.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from evenshard.kubeflow.component import (
     EARLIER,
     METRICS,
     NUM_GPUS,
-    accumulates,
+    find_file_setting,
     input_name,
-    own_file,
+    is_accumulated,
 )
 from evenshard.loop.loop import STAGES
 from evenshard.loop.rounds import WRITERS
@@ -75,23 +74,17 @@ lastVerified: 2026-11-21T00:00:00Z
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a component.
-
-    Attributes:
-        kind: Input, Output or "" for a value.
-        type: kind of artifact, such as Dataset, or a Python type.
-        default: default as Python source; None for a required one.
-    """
+    """One argument of a component."""
 
     name: str
-    kind: str
-    type: str
+    kind: str  # Input, Output or "" for a value
+    type: str  # artifact type such as Dataset, or a Python type
     help: str
-    default: str | None = None
+    default: str | None = None  # default as Python source; None if required
 
 
 def written_files() -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of each file. Write each before the next: a README.md comes from its component.py."""
+    """Yield the path and the text of each file; write each before the next, because README.md reads component.py."""
     for stage in STAGES:
         yield HERE / stage.name / "__init__.py", ""
         yield HERE / stage.name / "component.py", component_of(stage)
@@ -101,17 +94,17 @@ def written_files() -> Iterator[tuple[Path, str]]:
 
 
 def component_names() -> list[str]:
-    """The folders of components, in the order of their names."""
+    """List the names of all components, sorted."""
     return sorted(path.parent.name for path in HERE.glob("*/component.py"))
 
 
 def component(name: str) -> Any:
-    """The component in a folder."""
+    """Import a component."""
     return getattr(importlib.import_module(f"evenshard_components.{name}.component"), name)
 
 
 def component_of(stage: Stage) -> str:
-    """The text of a stage's component.py."""
+    """Return the text of a stage's component.py."""
     found = parameters(stage)
     about = [_fill(stage.about, 4)] if stage.about else []
     arguments = ["    Args:", *(_fill(f"{one.name}: {_end_sentence(one.help)}", 8, 12) for one in found)]
@@ -126,7 +119,7 @@ def component_of(stage: Stage) -> str:
 
 
 def parameters(stage: Stage) -> list[Parameter]:
-    """All arguments of a stage's component: artifacts and required values first, as Python wants it."""
+    """List the arguments of a stage's component, required ones first, as Python demands."""
     found = []
     for one in knobs_of(stage.inputs):
         if isinstance(one.use, Reads):
@@ -136,9 +129,9 @@ def parameters(stage: Stage) -> list[Parameter]:
     for one in knobs_of(stage.outputs):
         if one.use.artifact:
             found.append(Parameter(one.name, "Output", one.use.artifact, _about(one.name, one.help)))
-            if accumulates(one.name):
+            if is_accumulated(one.name):
                 found.append(
-                    Parameter(EARLIER, "Input", DATASET, f"{one.name} of the rounds before, which go along", "None")
+                    Parameter(EARLIER, "Input", DATASET, f"{one.name} of earlier rounds, copied to the output", "None")
                 )
     found.append(Parameter(METRICS, "Output", "Metrics", stage.metrics))
     for number, section in enumerate(stage.sections):
@@ -151,25 +144,25 @@ def parameters(stage: Stage) -> list[Parameter]:
             about = one.help.partition(" (default")[0]
             found.append(Parameter(one.parameter, "", one.kind.__name__, about, default))
     if stage.measures:
-        text = "GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once"
+        text = "GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under torchrun"
         found.append(Parameter(NUM_GPUS, "", "int", text, "0"))
-    if own := own_file(stage):
+    if own := find_file_setting(stage):
         found += [
-            Parameter(own, "Input", DATASET, f'your own file, in place of ``config["{own}"]``', "None"),
+            Parameter(own, "Input", DATASET, f'your own file, instead of ``config["{own}"]``', "None"),
             Parameter(
                 f"{own}_address",
                 "",
                 "str",
-                f"address of that file, such as ``s3://bucket/tables.parquet``, in place of ``{own}``: the task "
-                "reads it itself, with the endpoint and the keys in its environment",
+                f"address of your file, such as ``s3://bucket/tables.parquet``, instead of ``{own}``; the pod reads it "
+                "with the S3 endpoint and keys of its environment",
                 '""',
             ),
             Parameter(
                 "data_hash",
                 "",
                 "str",
-                "hash of that file. Nothing reads it: it keeps the cache from giving the result of a file that has "
-                "changed since under the same name",
+                "hash of your file; it only prevents Kubeflow from reusing the cached result of an earlier file with "
+                "the same name",
                 '""',
             ),
         ]
@@ -177,23 +170,23 @@ def parameters(stage: Stage) -> list[Parameter]:
 
 
 def _about(name: str, help: str) -> str:
-    files = "round_001.parquet`` and so on" if accumulates(name) else "tables.parquet``" if name == "tables" else ""
+    files = "round_001.parquet`` and so on" if is_accumulated(name) else "tables.parquet``" if name == "tables" else ""
     return f"{help.partition(' (')[0]}: a folder with ``{files}" if files else help
 
 
 def metadata_of(stage: Stage) -> str:
-    """The text of a stage's metadata.yaml."""
+    """Return the text of a stage's metadata.yaml."""
     tags = "\n".join(f"  - {tag}" for tag in ("recommender", "embedding-tables", *stage.tags))
     return METADATA.format(mark=MARK, name=stage.name, tags=tags)
 
 
 def readme_of(name: str) -> str:
-    """The text of a component's README.md."""
+    """Return the text of a component's README.md."""
     of = component(name)
     docstring = parse(of.python_func.__doc__)
     about = {one.arg_name: " ".join((one.description or "").split()) for one in docstring.params}
     if docstring.returns is not None:
-        about["Output"] = docstring.returns.description or ""  # as KFP calls what a component returns
+        about["Output"] = docstring.returns.description or ""  # KFP's name of a return value
     paragraphs = [docstring.short_description, docstring.long_description]
     inputs = [
         f"| `{key}` | `{_kind(one)}` | {'no' if one.optional else 'yes'} | {_sentence(about[key])} |"
@@ -211,13 +204,13 @@ def readme_of(name: str) -> str:
             "",
             "## Inputs",
             "",
-            "| name | type | required | what it is |",
+            "| name | type | required | description |",
             "|---|---|---|---|",
             *(inputs or ["| none | | | |"]),
             "",
             "## Outputs",
             "",
-            "| name | type | what it is |",
+            "| name | type | description |",
             "|---|---|---|",
             *outputs,
             "",

@@ -1,5 +1,5 @@
-"""The stages, wired: ``train``, the loop on Kubeflow Pipelines; ``place``; ``retrain``; and the loop in dvc.yaml.
+"""Pipelines ``train``, ``retrain``, ``place`` and ``watch`` for Kubeflow Pipelines, and the loop in dvc.yaml.
 
-An installation calls this folder ``evenshard_pipelines`` (pyproject.toml, ``package-dir``). Its modules import each
-other by relative names, which type checkers follow.
+This folder is installed as ``evenshard_pipelines`` (pyproject.toml, ``package-dir``). Its modules import each other by
+relative names, which type checkers follow.
 """

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline that read what is at an address, by themselves or through Kubeflow's importer."""
+"""Inputs at an address, which a task reads itself or through Kubeflow's importer."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from kfp import dsl
 from evenshard.kubeflow.component import is_imported
 
 
-def read(name: str, address: Any, compiled_with: str) -> dict[str, Any]:
-    """The inputs of a task that reads an address: the address itself, or what Kubeflow's importer brings from there.
+def read_address(name: str, address: Any, compiled_with: str) -> dict[str, Any]:
+    """Return the argument of a task for an address: the address itself, or an artifact from Kubeflow's importer.
 
     Args:
         name: name of the task's input: tables, source, model, in_use or traces.
         address: a parameter of the pipeline.
-        compiled_with: its value when the pipeline is compiled, which decides who reads; "" if there is none yet.
+        compiled_with: its value when the pipeline is compiled, which selects the reader; "" if not known yet.
     """
     if not is_imported(compiled_with):
         return {f"{name}_address": address}

@@ -1,4 +1,4 @@
-"""The loop of params.yaml as dvc.yaml, rounds unrolled: round k's benchmark reads round k-1's policy."""
+"""Generator of dvc.yaml: the loop of params.yaml with its rounds unrolled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import yaml
 from evenshard.base.outputs import HARDWARE_FILE, REPORTS, FilesInside
 from evenshard.base.typed import section
 from evenshard.loop.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
-from evenshard.loop.rounds import Artifact, LoopStep, steps
-from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of
+from evenshard.loop.rounds import Artifact, LoopStep, unroll_loop
+from evenshard.loop.stage import Writes, flags, loop_settings, plain_inputs, read_inputs, uses_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
@@ -20,15 +20,15 @@ from evenshard.tables.sources import BATCH_SUFFIXES
 HEADER = """\
 # Written by `make generate` from params.yaml (rounds, input files); do not edit by hand.
 #
-# A stage depends on each file that its command reads, and on its sections of params.yaml. The code is no dependency:
-# after a change of it, `dvc repro --force` runs all stages.
+# A stage depends on the files that its command reads, and on its sections of params.yaml. The code is not a dependency:
+# after a change of the code, `dvc repro --force` runs all stages.
 #
-# Stage hardware runs each time and takes seconds: where it finds another machine, GPU or library than last time, the
-# loop measures again. DVC's cache has what the stages write; git has what says `cache: false`: metrics, the data of
-# plots, the table and the hardware, which with dvc.lock are the result to commit.
+# Stage hardware runs every time, within seconds. If it finds another machine, GPU or library than last time, the loop
+# measures again. Outputs with `cache: false` (metrics, data of plots, the table and the hardware) are committed to git
+# together with dvc.lock; DVC's cache stores all other outputs.
 """
 METRICS = "summary.json"
-# What `dvc plots` draws of the report.
+# Plots of the report for `dvc plots`.
 PLOTS: dict[str, dict[str, Any]] = {
     "sharders.csv": {
         "title": "Mean cost of a step by sharder, held-out tasks",
@@ -53,7 +53,7 @@ PLOTS: dict[str, dict[str, Any]] = {
         "y_label": "ms per step",
     },
 }
-# The stage that pods have no use for: where they run is part of what a pipeline is told.
+# The only stage of dvc.yaml that is not in the loop: it reruns the measurements on another machine.
 HARDWARE: dict[str, Any] = {
     "cmd": f"evenshard hardware --here {HARDWARE_FILE}",
     "always_changed": True,
@@ -65,14 +65,14 @@ def _files(*candidates: str | None) -> list[str]:
     return [name for name in candidates if name and name.endswith((*TABLE_SUFFIXES, *BATCH_SUFFIXES))]
 
 
-def measured_with(params: dict[str, Any]) -> list[str]:
-    """The files that the settings of measuring name: a recorded batch, a link, a device profile."""
+def list_measure_files(params: dict[str, Any]) -> list[str]:
+    """List the files that section ``measure`` names: a recorded batch, a link, a device profile."""
     measure = section(params, "measure", MeasureConfig)
     return _files(measure.recorded_batch, measure.link, measure.hardware_name.device)
 
 
-def sources(params: dict[str, Any]) -> list[str]:
-    """The file that the tables come from, if they come from one."""
+def list_source_files(params: dict[str, Any]) -> list[str]:
+    """List the files that section ``generate_tables`` names: the source of the tables, if it is a file."""
     return _files(section(params, "generate_tables", GenerateTablesConfig).source)
 
 
@@ -83,8 +83,8 @@ def dvc_yaml(params: dict[str, Any]) -> str:
 
 def unroll(params: dict[str, Any]) -> dict[str, Any]:
     """Return the stages of the loop that params.yaml describes, as dvc.yaml has them."""
-    files_of = {"generate_tables": sources(params), "measure": measured_with(params)}
-    loop = steps(section(params, "loop", LoopConfig).num_rounds)
+    files_of = {"generate_tables": list_source_files(params), "measure": list_measure_files(params)}
+    loop = unroll_loop(section(params, "loop", LoopConfig).num_rounds)
     stages = {step.name: _stage(step, files_of, params) for step in loop}
     plots = [{f"{REPORTS}/{name}": how} for name, how in PLOTS.items()]
     return {"stages": {"hardware": HARDWARE, **stages}, "plots": plots}
@@ -98,7 +98,7 @@ def _stage(step: LoopStep, files_of: dict[str, list[str]], params: dict[str, Any
     deps = [path for name in sections for path in files_of.get(name, [])]
     deps += [HARDWARE_FILE] if stage.measures else []
     deps += [artifact.path for artifacts in step.reads.values() for artifact in artifacts]
-    settings = [*sections, *(f"{others[name].section}.{name}" for name in set_by(params, stage.inputs))]
+    settings = [*sections, *(f"{others[name].section}.{name}" for name in read_inputs(params, stage.inputs))]
     found = {"cmd": _command(step), "deps": deps, "params": settings, **_write(step)}
     return {key: value for key, value in found.items() if value}
 
@@ -144,5 +144,5 @@ def _paths(artifact: Artifact) -> list[str]:
 
 
 def paths(outputs: Sequence[Any]) -> list[str]:
-    """The paths in a list of outputs or plots of dvc.yaml, where each is a path or one with its settings."""
+    """Return the paths in a list of outputs or plots of dvc.yaml, whose entries are a path or a path with settings."""
     return [path for one in outputs for path in (one if isinstance(one, dict) else [one])]

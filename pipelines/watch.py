@@ -1,38 +1,37 @@
-"""A training that runs, watched on Kubeflow Pipelines: to be run every day, on the traces that it leaves."""
+"""Pipeline ``watch``: decides from traces if a running training should move; to schedule daily."""
 
 from typing import Any
 
 from kfp import dsl
 
 from evenshard.base.typed import section
-from evenshard.kubeflow.cluster import Cluster, on_cluster
+from evenshard.kubeflow.cluster import Cluster, configure_task
 from evenshard.loop.commands import WatchConfig
 from evenshard_components.watch.component import watch
 
-from .addresses import read
+from .addresses import read_address
 
 
 def watch_pipeline(
     params: dict[str, Any], cluster: Cluster, traces_at: str = "", in_use_at: str = "", tables_at: str = ""
 ) -> Any:
-    """The pipeline ``watch``, ready to be compiled.
+    """Return the pipeline ``watch``, whose output is True if a move pays.
 
-    Its parameters: ``traces``, the address of the traces of the training's ranks; ``in_use``, that of the
-    placement.json that it runs with; ``tables``, that of today's table file, or empty; ``model_uri``, the model that
-    predicts, or empty for the one that made the placement; ``watch_request``, fields of ``WatchConfig``. Its output
-    says whether a move pays.
+    Its parameters are ``traces``, the address of the traces of the training's ranks; ``in_use``, the address of its
+    current placement.json; ``tables``, the address of today's table file, or empty; ``model_uri``, the model for
+    predictions, or empty for the model that made the placement; and ``watch_request``, fields of ``WatchConfig``.
 
     Args:
-        params: sections; ``watch`` becomes the default of ``watch_request``.
-        traces_at, in_use_at, tables_at: the addresses that are known already; see ``evenshard.kubeflow.component``.
+        params: sections of params.yaml; ``watch`` becomes the default of ``watch_request``.
+        traces_at, in_use_at, tables_at: addresses, as far as they are known; see ``evenshard.kubeflow.component``.
 
     Raises:
-        BadConfig: if the section makes no sense.
+        BadConfig: if the section is invalid.
     """
     section(params, "watch", WatchConfig)
     request_of = dict(params.get("watch") or {})
 
-    @dsl.pipeline(name="evenshard-watch", description="Says whether a training should move to another placement.")
+    @dsl.pipeline(name="evenshard-watch", description="Decide if a training should move to another placement.")
     def watch_job(
         traces: str,
         in_use: str,
@@ -40,9 +39,9 @@ def watch_pipeline(
         model_uri: str = "",
         watch_request: dict = request_of,  # type: ignore[type-arg]
     ) -> bool:
-        given = {**read("traces", traces, traces_at), **read("in_use", in_use, in_use_at)}
-        given |= read("tables", tables, tables_at)
-        asked = on_cluster(watch(request=watch_request, model_uri=model_uri, **given), "watch", cluster)
+        given = {**read_address("traces", traces, traces_at), **read_address("in_use", in_use, in_use_at)}
+        given |= read_address("tables", tables, tables_at)
+        asked = configure_task(watch(request=watch_request, model_uri=model_uri, **given), "watch", cluster)
         return asked.outputs["Output"]  # type: ignore[no-any-return]  # a channel of kfp's
 
     return watch_job

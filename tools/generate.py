@@ -1,4 +1,4 @@
-"""Write every generated file: the components, dvc.yaml, and the drawing of the packages in docs/architecture.md.
+"""Write every generated file: the components, dvc.yaml, and the list of packages in docs/architecture.md.
 
 python tools/generate.py            writes them: make generate
 python tools/generate.py --check    exits 1 if a file differs from its source
@@ -31,7 +31,7 @@ def generated_files() -> Iterator[tuple[Path, str]]:
 
 
 def packages() -> str:
-    """Return a drawing of both halves, packages in the order of imports, each with its first sentence."""
+    """Return the list of packages in the order of imports, each with the first sentence of its docstring."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
@@ -50,7 +50,7 @@ def packages() -> str:
 
 
 def update(files: Iterable[tuple[Path, str]], check: bool) -> int:
-    """Write the files that differ from their text, or with ``check`` name them and return 1."""
+    """Write the files whose text differs, or with ``check`` name them; return the exit code."""
     code = 0
     for path, text in files:
         if path.exists() and path.read_text(encoding="utf-8") == text:

@@ -1,4 +1,4 @@
-"""Prints where MLflow shows the loop that ran last in this folder: make run ends with it."""
+"""Print the MLflow address of the loop that ran last in this folder, at the end of `make run`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ PORT = 5000  # of `mlflow ui`
 
 
 def lines() -> list[str]:
-    """Return the address of the loop's run, below the command that serves it where the runs are in a file.
+    """Return the address of the loop's run, preceded by the command that serves it if MLflow's runs are in a file.
 
     Raises:
         TrackingFailed: if MLflow does not answer.
     """
     parent = current_parent()
     if parent is None:
-        return ["No stage of a loop has run here, so MLflow has no run to show."]
+        return ["No stage of the loop has run in this folder, so MLflow has no run to show."]
     at = client.address()
     with client.ask_mlflow(client.tracking_uri(), "did not answer", "Set MLFLOW_TRACKING_URI."):
         mlflow = client.connect()
@@ -26,7 +26,7 @@ def lines() -> list[str]:
         experiment = "" if found is None else found.experiment_id
         run = experiment and (parent.run_id or find_by_tag(mlflow, experiment, parent.tag, parent.key))
     if not run:
-        return [f"MLflow has no run of this loop yet: {at} did not answer its stages."]
+        return [f"MLflow has no run of this loop, because {at} did not answer its stages."]
     page = f"#/experiments/{experiment}/runs/{run}"
     if at.startswith("http"):
         return ["The run in MLflow:", f"    {at.rstrip('/')}/{page}"]
@@ -40,5 +40,5 @@ def lines() -> list[str]:
 if __name__ == "__main__":
     try:
         print(*lines(), sep="\n")
-    except TrackingFailed as error:  # the loop itself is done
+    except TrackingFailed as error:  # no failure of `make run`: the loop itself has finished
         print(error)

@@ -1,6 +1,6 @@
-"""A release in dist/, ready to push: sdist, wheel, images, bills of materials, checksums. It pushes nothing.
+"""Build a release in dist/, ready to push: sdist, wheel, images, bills of materials, checksums. Nothing is pushed.
 
-make release runs it. What it makes comes from the last commit alone. A step that fails leaves nothing behind.
+`make release` runs it. The release is built from the last commit only. A failed step leaves no files behind.
 """
 
 from __future__ import annotations
@@ -27,43 +27,36 @@ LINK = re.compile(r"(!?\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
 
 
 class Refused(Exception):
-    """Why there is no release, on one line."""
+    """A release that cannot be made; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is released: the last commit of a checkout.
-
-    Attributes:
-        tree: its files, in a folder of their own.
-        out: the folder that becomes dist/.
-        image: name of the images, without the tag.
-        targets: the Dockerfile's targets.
-        draft: a try, which nobody should push.
-        offline: packages are those of this environment; none is fetched to install the wheel.
-    """
+    """A release of the last commit of a checkout."""
 
     version: str
     repository: str
     revision: str
-    seconds: int
-    tree: Path
-    out: Path
-    image: str
-    targets: tuple[str, ...]
-    draft: bool
-    offline: bool
+    seconds: int  # time of the commit, Unix seconds
+    tree: Path  # folder with the files of the commit
+    out: Path  # folder that becomes dist/
+    image: str  # name of the images, without the tag
+    targets: tuple[str, ...]  # targets of the Dockerfile
+    draft: bool  # True for a test release, which must not be pushed
+    offline: bool  # True to test the wheel with the packages of this environment, without downloads
 
     def tag(self, target: str) -> str:
         return f"{self.image}:{self.version}-{target}"
 
 
 def main(words: list[str] | None = None) -> int:
-    """0: dist/ holds a release; 1: a step failed; 2: this commit is none."""
+    """Build the release; return 0, 1 if a step failed, or 2 if this commit cannot be released."""
     parser = argparse.ArgumentParser(prog="make release", description=__doc__.partition("\n")[0])
-    parser.add_argument("--draft", action="store_true", help="of any commit, without make check, and not to be pushed")
-    parser.add_argument("--offline", action="store_true", help="try the wheel beside the packages that are here")
-    parser.add_argument("--no-images", action="store_true", help="leave the images out where podman is there, too")
+    parser.add_argument(
+        "--draft", action="store_true", help="build from any commit, without make check; do not push it"
+    )
+    parser.add_argument("--offline", action="store_true", help="test the wheel with the packages of this environment")
+    parser.add_argument("--no-images", action="store_true", help="build no images, even if podman is installed")
     flags = parser.parse_args(words)
     image = os.environ.get("IMAGE") or "localhost/evenshard"
     targets = tuple((os.environ.get("TARGETS") or "cpu mlflow").split())
@@ -97,41 +90,41 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _declared(draft: bool) -> tuple[str, str]:
-    """Version and address, if what git and CHANGELOG.md say agrees with them."""
+    """Return version and repository address; raise Refused if git or CHANGELOG.md disagree with them."""
     found = re.search(r'__version__ = "(.+)"', (ROOT / "src/evenshard/version.py").read_text())
     assert found is not None
     version = found[1]
     repository = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"])
     dist = ROOT / "dist"
     if dist.exists() and not (dist / SUMS).exists():
-        raise Refused(f"dist/ holds something other than a release, as it has no {SUMS}. Move it away.")
+        raise Refused(f"dist/ is not a release, because it has no {SUMS}. Move it away.")
     if draft:
         return version, repository
     if _git("status", "--porcelain"):
-        raise Refused("there are changes that no commit has. Commit them, or try it with FLAGS=--draft.")
+        raise Refused("there are uncommitted changes. Commit them, or build a draft with FLAGS=--draft.")
     newest = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     if newest.split(" ")[0] != version:
-        raise Refused(f"CHANGELOG.md begins with {newest!r}, version.py says {version}. Give the section its version.")
+        raise Refused(f"CHANGELOG.md begins with {newest!r}, but the version is {version}. Rename that section.")
     return version, repository
 
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A temporary folder beside dist/, so that what is made moves there in one step."""
+    """Create a temporary folder beside dist/, so that a finished release is moved there in one step."""
     with tempfile.TemporaryDirectory(prefix=".release-", dir=ROOT) as name:
         (Path(name) / "dist").mkdir()
         yield Path(name)
 
 
 def _export(release: Release) -> None:
-    """The files of the commit; README.md's links lead to the repository, as an index has none of its files."""
+    """Export the files of the commit, and point README.md's links to the repository, because an index has no files."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(release.tree, filter="data")
     readme, base = release.tree / "README.md", release.repository
 
     def to_repository(link: re.Match[str]) -> str:
-        kind = "raw" if link[1].startswith("!") else "blob"  # a page about a picture is no picture
+        kind = "raw" if link[1].startswith("!") else "blob"  # "blob" of an image is an HTML page
         return f"{link[1]}({base}/{kind}/v{release.version}/{link[2]})"
 
     readme.write_text(LINK.sub(to_repository, readme.read_text()))
@@ -153,7 +146,7 @@ def _build(release: Release) -> None:
 
 
 def _try(release: Release) -> None:
-    """Installs the wheel into a new environment, which places tables; what that holds is the bill of materials."""
+    """Install the wheel into a new environment, place tables with it, and write its bill of materials."""
     home = release.tree.parent / "environment"
     _run(sys.executable, "-m", "venv", "--without-pip", home)
     (wheel,) = release.out.glob("*.whl")
@@ -166,7 +159,7 @@ def _try(release: Release) -> None:
     place = ["place", "criteo_kaggle", "--devices", "2", "-o", home / "placement.json"]
     _run(home / "bin/evenshard", *place, folder=home, quiet=True)
     bill = release.out / f"evenshard-{release.version}.cdx.json"
-    # To validate the bill of a whole environment for development, which a try offline sees, takes half a minute.
+    # validating the bill of a whole development environment (offline) takes half a minute
     unchecked = ["--no-validate"] if release.offline else []
     _run(*_CYCLONEDX, *unchecked, "--output-file", bill, home / "bin/python", folder=home)
 
@@ -175,7 +168,7 @@ _CYCLONEDX = (sys.executable, "-m", "cyclonedx_py", "environment", "--output-rep
 
 
 def _images(release: Release) -> None:
-    """Images stay in podman's store, under their tags; their bills of materials come along."""
+    """Build the images into podman's store, and copy their bills of materials."""
     made = []
     try:
         for target in release.targets:
@@ -199,7 +192,7 @@ def _checksums(release: Release) -> None:
 
 
 def _publish(release: Release) -> None:
-    """Puts the folder in the place of dist/, whose earlier release goes."""
+    """Replace dist/ by the new release."""
     dist = ROOT / "dist"
     if dist.exists():
         dist.rename(release.out.parent / "earlier")
@@ -209,7 +202,7 @@ def _publish(release: Release) -> None:
 def _next_steps(release: Release) -> str:
     made = "dist/ has\n" + "".join(f"  {file.name}\n" for file in sorted((ROOT / "dist").iterdir()))
     if release.draft:
-        return f"{made}A draft of {release.revision[:12]}: not to be pushed."
+        return f"{made}This is a draft of {release.revision[:12]}. Do not push it."
     name, version = release.image.replace("localhost/", "registry.example.com/"), release.version
     images = [f"  podman push {release.tag(one)} {name}:{version}-{one}\n" for one in release.targets]
     return (
@@ -217,12 +210,12 @@ def _next_steps(release: Release) -> str:
         f"  git tag --annotate v{version} --message v{version} {release.revision} && git push origin v{version}\n"
         f"  twine upload dist/*.whl dist/evenshard-{version}.tar.gz\n"
         f"{''.join(images)}"
-        "Or push the tag alone: .github/workflows/release.yml does the rest."
+        "Or push only the tag: .github/workflows/release.yml publishes the rest."
     )
 
 
 def _run(*words: object, folder: Path = ROOT, epoch: int | None = None, quiet: bool = False) -> None:
-    """Runs a step, without this checkout on its Python path. It speaks on stderr; a quiet one only if it fails."""
+    """Run a command, without this checkout on its Python path; print its output to stderr, if quiet only on failure."""
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS")}
     variables |= {"TZ": "UTC"} | ({"SOURCE_DATE_EPOCH": str(epoch)} if epoch is not None else {})
     command = [str(word) for word in words]

@@ -1,14 +1,17 @@
-"""Count the lines of src, the files that one command executes code from, and cycles of imports between files.
+"""Check src: its number of lines, files that one command executes, cycles of imports, and first words of docstrings.
 
-A file counts where a function or the body of a class runs, on import or later. A file that only imports others, or
-declares constants, does not count. Imports for type checkers count as imports, but for those of the package root, which
-looks its names up when they are used. Exit code 1 above a limit. The limits only go down.
+A file counts as executed if one of its functions or class bodies runs, on import or later, but not if it only imports
+other files or declares constants. Imports for type checkers count as imports, except for those of the package root,
+which looks up its names when they are used. Exit code 1 above a limit, for a cycle, or for a docstring that begins with
+a question word. The limits only go down.
 """
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,6 +22,8 @@ SOURCE = ROOT / "src/evenshard"
 COMMAND = ("place", "mlperf_dlrm_v2", "--devices", "8", "--hardware", "h100")
 MOST_LINES = 51_400
 MOST_FILES = 77
+# A docstring that begins with one of these asks what the code does, instead of saying it.
+QUESTION_WORDS = frozenset({"what", "how", "whether", "which", "where", "who", "why"})
 
 # Every module, class body and function that runs is a call; none of their lines is traced.
 _TRACED = """
@@ -37,12 +42,23 @@ sys.exit(code)
 """
 
 
-def lines_of_source() -> int:
+def list_source_files() -> list[Path]:
+    """List the Python files of src that git tracks."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=SOURCE, capture_output=True, text=True, check=True).stdout
-    return sum(len(path.read_bytes().splitlines()) for line in listed.splitlines() if (path := SOURCE / line).exists())
+    return [path for line in listed.splitlines() if (path := SOURCE / line).exists()]
 
 
-def executed_files() -> set[Path]:
+def find_question_docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the first word of each docstring in a module that begins with a question word."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            word = (ast.get_docstring(node) or "").partition(" ")[0].strip("`\"'.,:")
+            if word.lower() in QUESTION_WORDS:
+                yield node.body[0].lineno, word
+
+
+def find_executed_files() -> set[Path]:
+    """Run ``COMMAND`` and return the files of src whose functions or class bodies it executes."""
     done = subprocess.run(
         [sys.executable, "-c", _TRACED, *COMMAND], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -54,8 +70,8 @@ def executed_files() -> set[Path]:
     return found
 
 
-def cycle_of_imports() -> list[str]:
-    """Return the modules of one cycle, the first one again at the end; empty if there is none."""
+def find_import_cycle() -> list[str]:
+    """Return the modules of one cycle, with the first module repeated at the end; empty if there is no cycle."""
     graph = grimp.build_graph("evenshard", exclude_type_checking_imports=False, cache_dir=None)
     graph.remove_module("evenshard")
     sorter = TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules})
@@ -68,15 +84,23 @@ def cycle_of_imports() -> list[str]:
 
 
 def main() -> int:
+    """Print all counts and return the exit code."""
+    files = list_source_files()
     counts = (
-        ("lines in src/evenshard", lines_of_source(), MOST_LINES),
-        (f"files that `evenshard {' '.join(COMMAND)}` executes", len(executed_files()), MOST_FILES),
+        ("lines in src/evenshard", sum(len(path.read_bytes().splitlines()) for path in files), MOST_LINES),
+        (f"files that `evenshard {' '.join(COMMAND)}` executes", len(find_executed_files()), MOST_FILES),
     )
     for what, count, most in counts:
         print(f"{what}: {count:,} of at most {most:,}")
-    cycle = cycle_of_imports()
+    cycle = find_import_cycle()
     print(f"cycles of imports: {' <- '.join(cycle) or 'none'}")
-    return int(bool(cycle) or any(count > most for _, count, most in counts))
+    questions = [
+        f"{path.relative_to(ROOT)}:{line} ({word})"
+        for path in files
+        for line, word in find_question_docstrings(path.read_text(encoding="utf-8"))
+    ]
+    print(f"docstrings that begin with a question word: {', '.join(questions) or 'none'}")
+    return int(bool(cycle or questions) or any(count > most for _, count, most in counts))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Runs TorchRec's own tests of its planner with ``EvenshardPlanner`` in its place: make test-torchrec-planner.
+"""Run TorchRec's tests of its planner with ``EvenshardPlanner`` instead: make test-torchrec-planner.
 
-The tests are not in TorchRec's wheel: they come from a checkout of TorchRec, whose code shadows the installed one.
-The cases that do not pass, each with its reason, are the table in docs/torchrec_planner.md below ``HEADING``: any other
-that fails, and any of them that passes, fails this program. All cases run twice, without ``fallback`` and with it.
+TorchRec's wheel does not contain its tests, so they come from a checkout, whose code shadows the installed TorchRec.
+docs/torchrec_planner.md lists the cases that do not pass, with reasons, below ``HEADING``. This program fails if
+another case fails, or if a listed case passes. All cases run twice, without and with ``fallback``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,11 @@ THEIRS = "EmbeddingShardingPlanner"
 
 @dataclass
 class Swap:
-    """A pytest plugin that puts another planner into the modules of the tests.
+    """A pytest plugin that replaces the planner in the modules of the tests."""
 
-    Attributes:
-        fallback: whether TorchRec's planner plans where evenshard cannot.
-        outcomes: of each case, by its class and name.
-        asked: the cases that made a planner.
-    """
-
-    fallback: bool
-    outcomes: dict[str, str] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    fallback: bool  # True if TorchRec's planner plans where evenshard cannot
+    outcomes: dict[str, str] = field(default_factory=dict)  # by class and name of the case
+    asked: set[str] = field(default_factory=set)  # cases that construct a planner
     _now: str = ""
 
     def pytest_collection_modifyitems(self, items: Sequence[Any]) -> None:
@@ -71,12 +65,12 @@ class Swap:
 
 
 def _case(nodeid: str) -> str:
-    """A case by its class and name."""
+    """Return class and name of a case."""
     return nodeid.partition("::")[2]
 
 
 def find_tests(checkout: Path | None) -> Path | None:
-    """The folder of the tests: of the checkout, or of the installed TorchRec; None where there are none."""
+    """Return the folder of the tests, in the checkout or the installed TorchRec; None if there is none."""
     if checkout is not None:
         return checkout / TESTS if (checkout / TESTS / FILES[0]).is_file() else None
     installed = importlib.util.find_spec("torchrec")
@@ -87,24 +81,24 @@ def find_tests(checkout: Path | None) -> Path | None:
 
 
 def listed_cases(docs: str) -> frozenset[str]:
-    """The cases that the docs list: the first column of the table below the heading, without the files' names."""
+    """Return the cases in the first column of the docs' table below ``HEADING``."""
     table = docs.partition(f"\n{HEADING}\n")[2].partition("\n#")[0]
     return frozenset(re.findall(r"^\| `(\w+::\w+)` \|", table, flags=re.MULTILINE))
 
 
 def problems(outcomes: Mapping[str, str], listed: frozenset[str]) -> Iterator[str]:
-    """Cases that are not as the docs have them, a line each."""
+    """Yield one line for each case whose outcome differs from the docs."""
     for case, outcome in outcomes.items():
         if outcome == "failed" and case not in listed:
             yield f"{case} fails, and docs/torchrec_planner.md does not list it"
         elif outcome == "passed" and case in listed:
-            yield f"{case} passes: take it out of docs/torchrec_planner.md"
+            yield f"{case} passes: remove it from docs/torchrec_planner.md"
     for case in sorted(listed - outcomes.keys()):
-        yield f"{case} is listed in docs/torchrec_planner.md, and this TorchRec has no such case"
+        yield f"{case} is listed in docs/torchrec_planner.md, but this TorchRec does not have it"
 
 
 def summary(version: str, outcomes: Mapping[str, str], asked: set[str]) -> str:
-    """The counts in a line, as the docs have them."""
+    """Return the line with counts that the docs contain."""
     passed = {case for case, outcome in outcomes.items() if outcome == "passed"}
     return (
         f"TorchRec {version}: {len(passed & asked)} of the {len(asked)} cases that make a planner pass, "
@@ -113,9 +107,9 @@ def summary(version: str, outcomes: Mapping[str, str], asked: set[str]) -> str:
 
 
 def run(folder: Path, fallback: bool) -> tuple[dict[str, str], set[str]]:
-    """The outcomes of all cases, and those that made a planner."""
+    """Run all cases; return their outcomes, and the cases that construct a planner."""
     swap = Swap(fallback)
-    for name in FILES:  # Hypothesis runs no case of a class that was collected before
+    for name in FILES:  # Hypothesis does not run cases of a class that was collected before
         sys.modules.pop(Path(name).stem, None)
     quiet = ["-q", "--tb=no", "--no-header", "--no-summary", "--show-capture=no", "-W", "ignore"]
     alone = ["-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
@@ -125,7 +119,7 @@ def run(folder: Path, fallback: bool) -> tuple[dict[str, str], set[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkout", type=Path, help="of TorchRec; its code shadows the installed one")
+    parser.add_argument("--checkout", type=Path, help="checkout of TorchRec, which shadows the installed TorchRec")
     parser.add_argument("--shadowed", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     folder = find_tests(asked.checkout)
@@ -149,13 +143,13 @@ def main() -> int:
         print(f"{line} (fallback={fallback})", flush=True)
         found += [f"{problem} (fallback={fallback})" for problem in problems(outcomes, listed_cases(docs))]
         if f"TorchRec {version}: " in docs and line not in docs:
-            found.append(f"docs/torchrec_planner.md has other counts of TorchRec {version} (fallback={fallback})")
-    print("\n".join(found) or "The others are those that docs/torchrec_planner.md lists.")
+            found.append(f"docs/torchrec_planner.md has other counts for TorchRec {version} (fallback={fallback})")
+    print("\n".join(found) or "All other cases are listed in docs/torchrec_planner.md.")
     return 1 if found else 0
 
 
 def _version(folder: Path) -> str:
-    """The version of a checkout's file, or of the installed package."""
+    """Return the version of a checkout, or of the installed package."""
     stated = folder.parents[len(TESTS.parts) - 1] / "version.txt"
     return stated.read_text().strip() if stated.is_file() else importlib.metadata.version("torchrec")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from evenshard.base.console import progress
-from evenshard.loop.propose import among_controls
+from evenshard.loop.propose import mix_controls
 from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware, TimeShare
@@ -81,7 +81,7 @@ class Meter:
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs), None
         numbered = self._number(jobs)
-        measured = self._measure_jobs(among_controls(numbered, train_tasks, self._measure), self._measure)
+        measured = self._measure_jobs(mix_controls(numbered, train_tasks, self._measure), self._measure)
         by_id = {one.measurement_id: one.cost for one in measured}
         return [by_id[job.measurement_id] for job in numbered], noise_of([controls_of(measured)])
 

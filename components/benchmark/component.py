@@ -25,26 +25,27 @@ def benchmark(
     num_parts: int = 1,
     num_gpus: int = 0,
 ) -> None:
-    """Time placements of the train tasks, and random shards.
+    """Measure placements of train tasks and random shards.
 
-    Round 1 places at random; then the previous round's policy proposes, and a search with its cost model proposes its
-    share (benchmark.searched_share).
+    Round 1 measures random placements. Later rounds measure placements of the previous round's policy, and a share
+    (benchmark.searched_share) from a search with its cost model.
 
     Args:
-        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
-        tasks: train and test tasks, as generate-tables writes them.
+        tables: table pool written by generate-tables: a folder with ``tables.parquet``.
+        tasks: train and test tasks written by generate-tables.
         costs: cost dataset to write: a folder with ``round_001.parquet`` and so on.
-        metrics: number of placements, their mean cost, the noise, and the share of time in kernels.
+        metrics: number of placements, their mean cost, measurement noise, and the share of time spent in kernels.
         config: section ``benchmark`` of params.yaml.
         measure: section ``measure`` of params.yaml.
-        round_number: round of the loop.
+        round_number: round of the loop, from 1.
         cost_net: cost network of the previous round.
         policy: policy of the previous round.
         cost_model: evenshard's cost model of the previous round.
-        earlier: costs of the rounds before, which go along.
-        part: measure only part I of N; `evenshard merge-costs` merges them.
-        num_parts: parts that several machines measure side by side, each with all controls.
-        num_gpus: GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
+        earlier: costs of earlier rounds, copied to the output.
+        part: measure only part I of N; merge them with `evenshard merge-costs`.
+        num_parts: parts N of the round, measured in parallel on several machines; each measures all controls.
+        num_gpus: GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under
+            torchrun.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

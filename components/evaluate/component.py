@@ -25,25 +25,26 @@ def evaluate(
     cost_model: dsl.Input[dsl.Model] = None,
     num_gpus: int = 0,
 ) -> None:
-    """Compare all sharders on the held-out tasks and report.
+    """Compare all sharders on the held-out tasks and write a report.
 
-    Writes metrics.json, evaluation.csv, pictures and their data, and prints the table.
+    Writes metrics.json, evaluation.csv, plots and their data, and prints the comparison table.
 
     Args:
-        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
-        tasks: train and test tasks, as generate-tables writes them.
+        tables: table pool written by generate-tables: a folder with ``tables.parquet``.
+        tasks: train and test tasks written by generate-tables.
         costs: cost datasets of all rounds: a folder with ``round_001.parquet`` and so on.
         cost_net: cost network of the last round.
         policy: policy of the last round.
-        report: report folder to write into.
-        model: also put the networks into one folder, as `evenshard place --model` takes it.
-        page: also write table and pictures as one page (.html).
+        report: folder to write the report to.
+        model: also copy the networks into one folder, for `evenshard place --model`.
+        page: also write the table and plots as one page (.html).
         summary: also write the table as Markdown.
-        metrics: mean cost of each sharder, and how well the networks predict.
+        metrics: mean cost of each sharder, and the prediction accuracy of the networks.
         config: section ``evaluate`` of params.yaml.
         measure: section ``measure`` of params.yaml.
-        cost_model: evenshard's cost model of the last round; evenshard then takes part.
-        num_gpus: GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
+        cost_model: evenshard's cost model of the last round; required to compare evenshard.
+        num_gpus: GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under
+            torchrun.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

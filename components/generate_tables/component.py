@@ -26,13 +26,13 @@ def generate_tables(
     Args:
         tables: table pool to write: a folder with ``tables.parquet``.
         tasks: tasks to write (.json).
-        metrics: number of tables, their mean pooling factor and their size.
+        metrics: number of tables, their mean pooling factor and total size.
         config: section ``generate_tables`` of params.yaml.
-        source: your own file, in place of ``config["source"]``.
-        source_address: address of that file, such as ``s3://bucket/tables.parquet``, in place of ``source``: the task
-            reads it itself, with the endpoint and the keys in its environment.
-        data_hash: hash of that file. Nothing reads it: it keeps the cache from giving the result of a file that has
-            changed since under the same name.
+        source: your own file, instead of ``config["source"]``.
+        source_address: address of your file, such as ``s3://bucket/tables.parquet``, instead of ``source``; the pod
+            reads it with the S3 endpoint and keys of its environment.
+        data_hash: hash of your file; it only prevents Kubeflow from reusing the cached result of an earlier file with
+            the same name.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

@@ -1,6 +1,6 @@
-"""Stage 2b on Kubeflow Pipelines."""
+"""``evenshard merge-costs`` on Kubeflow Pipelines."""
 
-from typing import List  # noqa: UP035 -- Kubeflow takes no list[...] of artifacts
+from typing import List  # noqa: UP035 -- Kubeflow does not support list[...] of artifacts
 
 from kfp import dsl
 
@@ -15,22 +15,22 @@ def merge_costs(
     round_number: int,
     earlier: dsl.Input[dsl.Dataset] = None,
 ) -> None:
-    """Makes one cost dataset of the parts of a round, and puts it beside those of the rounds before.
+    """Merge the parts of a round into one cost dataset, and add those of earlier rounds.
 
     Args:
-        parts: folders of the parts, as benchmark writes them.
-        costs: folder with ``round_001.parquet`` and so on: one cost dataset for each round so far.
+        parts: folders of the parts, written by benchmark.
+        costs: folder with one cost dataset per round so far: ``round_001.parquet`` and so on.
         metrics: number of placements and of parts.
         round_number: round of the loop, from 1.
-        earlier: the folder of the round before.
+        earlier: folder with the cost datasets of earlier rounds.
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import add_round, backlog_of, log_metrics, path_of, round_path
+    from evenshard.kubeflow.pod import add_round, carry_backlog, log_metrics, path_of, round_path
     from evenshard.loop.import_costs import merge_parts
 
     folders = [Path(part.path) for part in parts]
     of_round = [round_path(folder, round_number) for folder in folders]
-    with backlog_of(folders, [Path(costs.path)]):
+    with carry_backlog(folders, [Path(costs.path)]):
         target = add_round(Path(costs.path), round_number, path_of(earlier))
         log_metrics(metrics, merge_parts(of_round, target))

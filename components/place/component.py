@@ -23,26 +23,26 @@ def place(
     model_address: str = "",
     in_use_address: str = "",
 ) -> None:
-    """Places your own tables with a model.
+    """Place your own tables.
 
     Args:
         placement: folder with ``placement.json``.
-        plan: folder with ``plan.json``, the same for TorchRec: ``evenshard.torchrec.load_plan`` takes it.
-        page: the answer as a self-contained page.
-        difference: what changes against the plan in use, what moves, and what that saves.
-        metrics: predicted cost of a step, and a lower bound.
-        request: arguments of ``evenshard.place``, such as num_devices and memory_cap_gb; max_move_gb bounds what moves
-            from the plan in use.
+        plan: folder with ``plan.json``, the TorchRec plan for ``evenshard.torchrec.load_plan``.
+        page: the answer as a self-contained HTML page.
+        difference: changes from the current plan, the tables that move, and the time saved.
+        metrics: predicted step time, and a lower bound, ms.
+        request: arguments of ``evenshard.place``, such as num_devices and memory_cap_gb; max_move_gb limits the GB that
+            move from the current plan.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
-        model_uri: a registered model, such as ``models:/evenshard-cost@champion``; empty for the device model
-            of the hardware that the request names.
-        model: a model's folder, in place of ``model_uri``.
-        in_use: the plan that the training runs with: placement.json, or to compare alone evenshard's plan for TorchRec,
-            or the folder that an earlier run left.
-        tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task
-            reads them itself, with the endpoint and the keys in its environment.
-        model_address: address of a model's folder, in place of ``model``.
-        in_use_address: address of the plan in use, in place of ``in_use``.
+        model_uri: registered model, such as ``models:/evenshard-cost@champion``; empty for the device model of the
+            requested hardware.
+        model: model folder, instead of ``model_uri``.
+        in_use: current plan of the training: placement.json, the folder of an earlier run, or only for a comparison,
+            a TorchRec plan of evenshard.
+        tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, instead of ``tables``; the pod
+            reads them with the S3 endpoint and keys of its environment.
+        model_address: address of a model folder, instead of ``model``.
+        in_use_address: address of the current plan, instead of ``in_use``.
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How a run ended, on Kubeflow Pipelines."""
+"""Exit handler of the pipelines on Kubeflow Pipelines."""
 
 from kfp import dsl
 
@@ -12,21 +12,22 @@ def record_outcome(
     summary: dsl.Output[dsl.Markdown],
     run_id: str,
 ) -> None:
-    """Says how a run ended, whatever happened: the exit handler of the pipelines.
+    """Record the outcome of a run, as the exit handler of the pipelines.
 
-    Kubeflow Pipelines gives an exit handler no message, and tells it the same state of a success, of a run that was
-    stopped and of one that has lost a pod. So it asks the API how its run stands and which tasks have failed; their
-    logs say why. Where the API cannot be asked, the outcome says so, and what the handler is told decides.
+    Kubeflow Pipelines passes no message to an exit handler, and the same state for a successful run, a stopped run and
+    a run that lost a pod. Therefore the handler asks the API for the state of the run and its failed tasks. If the API
+    does not answer, the outcome contains the error and the state that Kubeflow Pipelines passed.
 
     Args:
-        status: status of everything before, filled in by Kubeflow Pipelines.
-        outcome: JSON: state, what Kubeflow Pipelines said, its API too, name and page of the run, when it ended.
-        summary: the same in one line.
+        status: status of all earlier tasks, passed by Kubeflow Pipelines.
+        outcome: JSON with the state, the reports of Kubeflow Pipelines and its API, name and page of the run, and the
+            time of its end.
+        summary: the outcome in one line.
         run_id: id of the run: ``dsl.PIPELINE_JOB_ID_PLACEHOLDER``.
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.run_outcome import look, page_of, record_end
+    from evenshard.kubeflow.run_outcome import find_run_page, query_run, write_outcome
 
-    page, run = page_of(run_id), status.pipeline_job_resource_name
-    record_end(status.state, run, page, look(run_id), Path(outcome.path), Path(summary.path))
+    page, run = find_run_page(run_id), status.pipeline_job_resource_name
+    write_outcome(status.state, run, page, query_run(run_id), Path(outcome.path), Path(summary.path))

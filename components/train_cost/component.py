@@ -23,23 +23,24 @@ def train_cost(
     previous_cost_model: dsl.Input[dsl.Model] = None,
     method: str = "dreamshard",
 ) -> None:
-    """Fit the cost network and the cost model to the costs of `evenshard benchmark`.
+    """Fit the cost network and evenshard's cost model to measured costs.
 
-    The policy of train_policy.method is trained against the cost network; evenshard searches with the model.
+    The cost network trains the policy of train_policy.method; evenshard's search uses the cost model.
 
     Args:
-        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
-        costs: cost datasets of rounds 1 to this one: a folder with ``round_001.parquet`` and so on.
-        cost_net: folder of the network to write (default: none is fitted).
-        cost_model: folder of evenshard's cost model to write (default: none is fitted).
-        metrics: errors of both.
+        tables: table pool written by generate-tables: a folder with ``tables.parquet``.
+        costs: cost datasets of all rounds so far: a folder with ``round_001.parquet`` and so on.
+        cost_net: folder to write the cost network to (default: not fitted).
+        cost_model: folder to write evenshard's cost model to (default: not fitted).
+        metrics: prediction errors of both.
         config: section ``train_cost`` of params.yaml.
-        round_number: round of the loop.
-        num_rounds: rounds of the loop; the learning rate falls over them.
-        tasks: train and test tasks, as generate-tables writes them; only the cost network needs them.
-        previous_cost_net: cost network of the previous round, which this one goes on from.
-        previous_cost_model: evenshard's cost model of the previous round, whose errors widen the new one's intervals.
-        method: learned sharder whose cost network is fitted.
+        round_number: round of the loop, from 1.
+        num_rounds: number of rounds; the learning rate decays over them.
+        tasks: train and test tasks written by generate-tables; only the cost network needs them.
+        previous_cost_net: cost network of the previous round, to continue from.
+        previous_cost_model: evenshard's cost model of the previous round; its errors widen the intervals of the new
+            model.
+        method: learned sharder to fit the cost network for.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

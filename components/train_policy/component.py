@@ -25,15 +25,15 @@ def train_policy(
     Nothing is measured.
 
     Args:
-        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
-        tasks: train and test tasks, as generate-tables writes them.
+        tables: table pool written by generate-tables: a folder with ``tables.parquet``.
+        tasks: train and test tasks written by generate-tables.
         cost_net: cost network of this round.
-        policy: folder of the policy to write.
-        metrics: predicted cost, or reward, of sampled placements, before and after.
+        policy: folder to write the policy to.
+        metrics: predicted cost, or reward, of sampled placements before and after training.
         config: section ``train_policy`` of params.yaml.
-        round_number: round of the loop.
-        num_rounds: rounds of the loop; the learning rate falls over them.
-        previous_policy: policy of the previous round, which this one goes on from.
+        round_number: round of the loop, from 1.
+        num_rounds: number of rounds; the learning rate decays over them.
+        previous_policy: policy of the previous round, to continue from.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

@@ -1,4 +1,4 @@
-"""A training that runs, watched, on Kubeflow Pipelines."""
+"""Watch of a running training on Kubeflow Pipelines."""
 
 from typing import Any
 
@@ -24,28 +24,29 @@ def watch(
     in_use_address: str = "",
     tables_address: str = "",
 ) -> bool:
-    """Says whether a training should move to another placement, from its traces; a pipeline can branch on that.
+    """Decide from traces if a training should move to another placement; a pipeline can branch on the result.
 
     Args:
-        summary: the verdict, what the traces show beside what was predicted, what would move and when that pays back.
-        observation: folder with ``observation.json`` and, where the traces can be one, the cost dataset
-            ``costs.parquet``.
-        placement: folder with ``placement.json`` to go on with: the new one where the move pays, else the one in use.
-        plan: folder with ``plan.json``, the same for TorchRec.
-        page: the same as a self-contained page.
-        metrics: observed and predicted time of the slowest rank, what a step would save, and what is gained.
-        request: steps that are still to come, restart_minutes, link_gb_s and surely.
-        traces: a trace of every rank (.json, .json.gz), an archive of them, or a folder.
-        in_use: placement.json that the training runs with, or the folder that an earlier run left.
-        tables: today's table file; those of the placement where there is none.
-        model_uri: predicts, such as ``models:/evenshard-cost@champion``; empty for the model that made the placement.
-        traces_address: address of the traces, such as ``s3://bucket/job/traces``, in place of ``traces``: the task
-            reads them itself, with the endpoint and the keys in its environment.
-        in_use_address: address of the placement, in place of ``in_use``.
-        tables_address: address of the tables, in place of ``tables``.
+        summary: verdict, observed and predicted times, the tables that would move, and when the move pays back.
+        observation: folder with ``observation.json`` and, if the traces allow, the cost dataset ``costs.parquet``.
+        placement: folder with the ``placement.json`` to use from now on: the new placement if the move pays, else the
+            current one.
+        plan: folder with ``plan.json``, the TorchRec plan of that placement.
+        page: that placement as a self-contained HTML page.
+        metrics: observed and predicted time of the slowest rank, the saving per step, and the time gained in total.
+        request: steps (remaining), restart_minutes, link_gb_s and surely, as in ``WatchConfig``.
+        traces: a trace of each rank (.json, .json.gz), an archive of them, or a folder.
+        in_use: current placement.json of the training, or the folder of an earlier run.
+        tables: today's table file; without it, the tables of the placement.
+        model_uri: model for predictions, such as ``models:/evenshard-cost@champion``; empty for the model that made the
+            placement.
+        traces_address: address of the traces, such as ``s3://bucket/job/traces``, instead of ``traces``; the pod reads
+            them with the S3 endpoint and keys of its environment.
+        in_use_address: address of the placement, instead of ``in_use``.
+        tables_address: address of the tables, instead of ``tables``.
 
     Returns:
-        Whether the move pays.
+        True if the move pays.
     """
     from pathlib import Path
 

@@ -1,35 +1,35 @@
-"""evenshard learns where to put a recommender model's embedding tables.
+"""evenshard decides where to place the embedding tables of a recommender model.
 
 ::
 
     import evenshard
 
     answer = evenshard.place("tables.yaml", num_devices=8, memory_cap_gb=64)
-    answer.parts             # rows and columns of each table by device
-    answer.predicted_ms      # step time of the embeddings
+    answer.parts             # table parts (rows and columns) with their devices
+    answer.predicted_ms      # predicted step time of the embedding tables
     evenshard.save_answer(answer, "placement.json")
 
-The core answers a request; each package imports only from those before it (import-linter)::
+The core packages place tables; each package imports only from those before it (import-linter)::
 
-    base         errors, messages, atomic files, readers of foreign files, settings, S3
+    base         errors, messages, atomic files, readers of untrusted files, settings, S3
     tables       embedding tables, table files, public sets, traffic
-    placement    a task, its constraints, parts of tables, memory, and legal placements
-    price        the step time of a placement: device models, links, cost records
-    search       the search for the cheapest placement, and its lower bound
+    placement    tasks, sharding types, table parts, memory, and legal placements
+    price        step time of a placement: device models, links, cost records
+    search       search for the cheapest placement, and its lower bound
     sharders     random and greedy sharders, DreamShard, AutoShard, evenshard's cost model
-    planner      a request, its answer, and what follows from answers
-    report       an answer in the terminal, in Markdown and as a page
-    torchrec     the drop-in planner, plans, running jobs, TorchRec's planner as a baseline
+    planner      placement requests, answers, and comparisons of answers
+    report       an answer in the terminal, in Markdown and as an HTML page
+    torchrec     drop-in planner, plans, running jobs, TorchRec's planner as a baseline
 
-Operations measure and learn::
+The operational packages measure costs and train models::
 
     measure      kernels, ranks, journals, calibration, traces, cost datasets
     tracking     MLflow, and the team's cost datasets
-    loop         the stages of the loop, and the decisions after it
+    loop         stages of the training loop, and the decisions after it
     kubeflow     the loop on Kubeflow Pipelines
-    cli          the command line
+    cli          command line
 
-``api`` has ``place`` and ``what_if``. It is between the two halves, because it can measure candidates.
+``api`` has ``place`` and ``what_if``. It may import ``measure``, because it can measure candidates.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from evenshard.report.answer import PlacementAnswer, load_answer
     from evenshard.tables.table import Table
 
-# Imported on first use: importing torch takes more than a second, and `evenshard --help` does not need it.
+# Imported on first use, because importing torch takes more than a second, and `evenshard --help` does not need it.
 _HOMES = {
     "BadInput": "evenshard.base.errors",
     "EvenshardError": "evenshard.base.errors",
@@ -86,6 +86,7 @@ _HOMES = {
     "what_if": "evenshard.api",
 }
 
+# Functions of later packages that the core calls by name; see ``base.providers``.
 PROVIDERS |= {
     "registered_model": "evenshard.tracking.registry:registered_model",
     "torchrec_candidates": "evenshard.torchrec.baseline.candidates:torchrec_candidates",

@@ -57,7 +57,7 @@ def test_a_placement_says_whether_its_model_has_changed(model: Path, capsys: pyt
     write_model(model, seed=3)
     assert "CHANGED since" in described(capsys, "placement.json")["model"]
     shutil.rmtree(model)
-    assert described(capsys, "placement.json")["model"].endswith("whose folder is not here")
+    assert described(capsys, "placement.json")["model"].endswith("folder not found")
 
 
 @pytest.mark.slow

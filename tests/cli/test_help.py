@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.cli import GROUPS, OTHERS, main
+from evenshard.cli import GROUPS, STAGE_COMMANDS, main
 from evenshard.loop.loop import STAGES
 from evenshard.planner.knobs import groups
 
@@ -48,7 +48,9 @@ def printed_help(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_every_command_stands_in_one_group(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed_help("", capsys)
     stages = [stage.command for stage in STAGES]
-    names = [one for group in GROUPS.values() for name in group for one in (stages if name == OTHERS else [name])]
+    names = [
+        one for group in GROUPS.values() for name in group for one in (stages if name == STAGE_COMMANDS else [name])
+    ]
     listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line[4:5].isalpha()]
     assert listed == names and len(set(names)) == len(names)
     assert [line.strip(" :") for line in text.splitlines() if line.startswith("  ") and line.endswith(":")] == [*GROUPS]

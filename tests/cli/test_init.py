@@ -46,7 +46,7 @@ def test_nothing_is_overwritten(begun: Path, capsys: pytest.CaptureFixture[str])
         if name != "rules.yaml":
             Path(name).unlink()
     assert main(["init"]) == 2
-    assert "rules.yaml exists, and nothing is overwritten" in capsys.readouterr().err
+    assert "rules.yaml already exists" in capsys.readouterr().err
     assert [path.name for path in begun.iterdir()] == ["rules.yaml"] and Path("rules.yaml").read_text() == "mine"
 
 
@@ -84,7 +84,7 @@ def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--tables", "t.parquet", "--costs", "c.parquet"], "nothing is to be written"),
+        (["--tables", "t.parquet", "--costs", "c.parquet"], "no output is named"),
         (["--tables", "t.parquet", "--costs", "c.parquet", "--out", "net"], "the cost network needs tasks"),
         (["--tables", "t.parquet", "--costs", "c.parquet", "--params", "no.yaml"], "no.yaml: no such file"),
     ],

@@ -118,7 +118,7 @@ def test_watch_reads_what_a_job_wrote_there_file_by_file(at: str, s3: S3) -> Non
     for name in ("traces", "in_use"):
         put_one_by_one(s3, Path(name), f"{at}/job/{name}")
     pays, text = watching(at, steps=10**7, restart_minutes=1.0)
-    assert pays and text.startswith("```text\nReplan: the new placement pays over 10,000,000 steps.\n")
+    assert pays and text.startswith("```text\nReplan: the move pays back within 10,000,000 steps.\n")
 
 
 @pytest.mark.slow

@@ -28,10 +28,10 @@ def test_a_version_or_a_digest_is_an_image(name: str, monkeypatch: pytest.Monkey
     ("name", "why"),
     [
         ("r.example.com:5000/evenshard", "has no tag"),
-        ("evenshard:latest", "may mean another image tomorrow"),
-        ("evenshard:Main", "may mean another image tomorrow"),
-        ("evenshard@sha256:12", "is not the name"),
-        ("two words:1", "is not the name"),
+        ("evenshard:latest", "can move to another image"),
+        ("evenshard:Main", "can move to another image"),
+        ("evenshard@sha256:12", "is not a valid image name"),
+        ("two words:1", "is not a valid image name"),
     ],
 )
 def test_a_name_that_may_move_is_none(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) ->
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ({"stages": {"benhcmark": {"cpu": 1}}}, "stages has no 'benhcmark'"),
+        ({"stages": {"benhcmark": {"cpu": 1}}}, "'benhcmark' is not a stage"),
         ({"stages": {"default": {"cpu": 1, "memory": "two"}}}, "memory is 'two'"),
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "gpu": 1}}}, "'gpu' is unknown .did you mean gpus"),
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "gpus": -1}}}, "gpus is -1"),
@@ -93,7 +93,7 @@ def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) ->
             {"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"claim": "a", "journals": "/j"}},
             "journals is",
         ),
-        ({"hosts": [{"devices": 8}], "intra": "nvlink_h100"}, "a machine to place tables on"),
+        ({"hosts": [{"devices": 8}], "intra": "nvlink_h100"}, "is a machine file"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, content: dict[str, object], why: str) -> None:

@@ -159,4 +159,4 @@ def test_an_image_that_is_not_there_is_bad_input(here: Here, workdir: Path) -> N
     missing = {**here.environment, "EVENSHARD_IMAGE": "localhost/evenshard-test:none-1"}
     done = Here(missing, here.image).evenshard("pipeline", "run", "--runner", "container")
     assert done.returncode == 2
-    assert "is neither on this machine nor can it be pulled" in done.stderr.splitlines()[-1]
+    assert "is not on this machine and cannot be pulled" in done.stderr.splitlines()[-1]

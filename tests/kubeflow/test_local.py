@@ -104,7 +104,7 @@ def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys:
     (line,) = [line for line in captured.err.splitlines() if line.startswith("evenshard pipeline failed: ")]
     assert "Inner task failed: 'benchmark'" in line and "\x1b" not in captured.err
     folder = the_run(workdir, "train")
-    assert f"{folder.name}/log.txt, says why." in line and (folder / "log.txt").exists()
+    assert f"{folder.name}/log.txt." in line and (folder / "log.txt").exists()
     assert "No train task fits its devices." in captured.err and '"executor_input"' not in captured.err
     assert (folder / "generate-tables/tasks").exists()
     assert not list(folder.glob("train-cost*/cost_net"))
@@ -153,7 +153,7 @@ def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
     (workdir / "in_use/placement.json").rename("placement.json")
     assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline watch")) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Replan: the new placement pays over 10,000,000 steps.\n")
+    assert out.startswith("Replan: the move pays back within 10,000,000 steps.\n")
     folder = the_run(workdir, "watch") / "watch"
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.parent.name}/watch/placement/placement.json\n")
     assert load_answer(folder / "placement/placement.json").predicted_ms < in_use.predicted_ms
@@ -212,7 +212,7 @@ def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path, monkey
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     with http_server.serving(Docker) as url:
         monkeypatch.setenv("DOCKER_HOST", url.replace("http", "tcp"))
-        given = local.container_runner([str(tmp_path)]).container_run_args
+        given = local.make_container_runner([str(tmp_path)]).container_run_args
     assert given["mounts"] == [{"Target": str(tmp_path), "Source": str(tmp_path), "Type": "bind", "ReadOnly": True}]
     assert given["user"] == f"{os.getuid()}:{os.getgid()}" and given["environment"]["AWS_ACCESS_KEY_ID"] == "key"
 
@@ -222,7 +222,7 @@ def test_a_run_that_leaves_nothing_has_failed(workdir: Path) -> None:
         (workdir / "out/evenshard-train-1/evaluate").mkdir(parents=True)
 
     with pytest.raises(local.PipelineFailed, match="lacks evaluate/report/metrics"):
-        local.run_here(pipeline, {}, "subprocess", workdir / "out", "evaluate/report/metrics.json")
+        local.run_locally(pipeline, {}, "subprocess", workdir / "out", "evaluate/report/metrics.json")
 
 
 PRINTED = """15:01:50.256 - INFO - Executing task \x1b[96m'place'\x1b[0m

@@ -15,7 +15,7 @@ import yaml
 from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.kubeflow.component import DEFAULT_IMAGE
-from evenshard.kubeflow.package import data_hash, pipeline_documents, require_fits
+from evenshard.kubeflow.package import hash_source, pipeline_documents, require_fits
 from evenshard.tracking import LOOP_ID
 from evenshard_pipelines.build import PIPELINES, default_cluster
 from evenshard_pipelines.dvc_rounds import paths, unroll
@@ -272,7 +272,7 @@ def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folde
     assert given["source_address"] == {"componentInputParameter": "pipelinechannel--source"}
     assert given["data_hash"] == {"componentInputParameter": "pipelinechannel--data_hash"}
     defaults = pipeline_documents(package)[0]["root"]["inputDefinitions"]["parameters"]
-    assert defaults["data_hash"]["defaultValue"] == data_hash(str(own))
+    assert defaults["data_hash"]["defaultValue"] == hash_source(str(own))
     assert defaults["source"]["defaultValue"] == str(own)
     assert cached(package)["generate-tables"]
     generate["source"] = "s3://bucket/tables.parquet"  # its content today is unknown here
@@ -307,8 +307,8 @@ def test_kubeflow_brings_what_pods_cannot_read_themselves(
 def test_an_address_that_a_compiled_pipeline_cannot_take_is_refused(folder: Path) -> None:
     theirs, ours = ({"tables": address} for address in ("minio://b/t.csv", "s3://b/t.csv"))
     for given, other, why in (
-        (ours, theirs, "has to import this"),
-        (theirs, ours, "was compiled for tables that"),
+        (ours, theirs, "was not compiled to import"),
+        (theirs, ours, "was compiled to import tables"),
     ):
         package = compiled("place", folder / "params.yaml", folder / "given.yaml", **given)
         require_fits(package, {**given, "model_uri": "models:/m/1"})
@@ -352,12 +352,12 @@ def test_a_local_image_is_warned_of(workdir: Path, caplog: pytest.LogCaptureFixt
 def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> None:
     own = tmp_path / "own.csv"
     own.write_text("one")
-    first = data_hash(str(own))
+    first = hash_source(str(own))
     own.write_text("two")
-    assert first.startswith("sha256:") and data_hash(str(own)) != first
+    assert first.startswith("sha256:") and hash_source(str(own)) != first
     (tmp_path / "own.csv.dvc").write_text("outs:\n- md5: abc\n  path: own.csv\n")
-    assert data_hash(str(own)) == "md5:abc"
-    assert data_hash("minio://bucket/own.csv") == ""
+    assert hash_source(str(own)) == "md5:abc"
+    assert hash_source("minio://bucket/own.csv") == ""
 
 
 def refused(folder: Path, cluster: Any = None, name: str = "train", **changes: Any) -> str:

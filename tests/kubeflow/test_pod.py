@@ -9,7 +9,7 @@ import pytest
 from kfp import dsl
 
 from evenshard.kubeflow.pod import log_metrics, round_costs
-from evenshard.kubeflow.run_outcome import Seen, tell_mlflow
+from evenshard.kubeflow.run_outcome import RunReport, log_outcome
 from evenshard.tracking import BACKLOG, stage_run
 from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop
@@ -35,7 +35,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
             with stage_run(stage, LOOP, {}) as run:
                 run.metrics({"one": 1.0})
                 run.conclude({"evenshard.mean_measured_ms": 2.5})
-    tell_mlflow("FAILED", "http://kubeflow/#/runs/details/1", Seen(failed=("evaluate",)))
+    log_outcome("FAILED", "http://kubeflow/#/runs/details/1", RunReport(failed=("evaluate",)))
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
@@ -92,7 +92,7 @@ def test_the_exit_handler_logs_what_mlflow_has_missed(tmp_path: Path, monkeypatc
             run.metrics({"one": 1.0})
             run.conclude({"evenshard.mean_measured_ms": 2.5})
     assert len(list(tmp_path.glob("volume/*"))) == 1
-    tell_mlflow("SUCCEEDED", "http://kubeflow/#/runs/details/1", Seen())
+    log_outcome("SUCCEEDED", "http://kubeflow/#/runs/details/1", RunReport())
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
@@ -163,5 +163,5 @@ def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest
     names = ("tables", "tasks", "metrics")
     outputs = {name: dsl.Metrics(name=name, uri=str(tmp_path / "out" / name)) for name in names}
     generate_tables.python_func(config=CONFIG["generate_tables"], **outputs)
-    tell_mlflow("SUCCEEDED", "1", Seen())
+    log_outcome("SUCCEEDED", "1", RunReport())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -23,7 +23,7 @@ from evenshard.base.errors import MeasurementFailed, StorageFailed
 from evenshard.base.retry import PAUSES
 from evenshard.base.s3 import remove, s3_client
 from evenshard.kubeflow import pod_journal
-from evenshard.kubeflow.pod_journal import kept_journal
+from evenshard.kubeflow.pod_journal import keep_journal
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard_components.generate_tables.component import generate_tables
 from support import killable_pod
@@ -202,7 +202,7 @@ def test_a_finished_journal_is_removed_with_retries(
 
 @contextmanager
 def journal_of(task: str = "evaluate", output: str = "") -> Iterator[Journal]:
-    with kept_journal(task, output) as path:
+    with keep_journal(task, output) as path:
         assert path is not None
         with Journal(path) as journal:
             yield journal
@@ -245,7 +245,7 @@ def test_a_journal_that_cannot_be_read_is_measured_again(store: Store, caplog: p
         store.put(path, found)
     with journal_of() as journal:
         assert len(journal) == 3
-    assert "is not a journal" in caplog.text and "is measured again" in caplog.text
+    assert "is not a journal" in caplog.text and "measurements are repeated" in caplog.text
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_an_s3_that_is_away_stops_nothing(
     s3_client.cache_clear()
     with journal_of() as journal:
         journal.append(VISITS[0])
-    assert "does not answer" in caplog.text and "what was measured in these ten seconds is, too" in caplog.text
+    assert "does not answer" in caplog.text and "the measurements since the last upload are lost" in caplog.text
 
 
 def test_a_volume_that_cannot_be_written_stops_nothing(
@@ -286,9 +286,9 @@ def test_a_volume_that_cannot_be_written_stops_nothing(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(pod_journal.FOLDER, str(tmp_path / "file/journals"))
-    with kept_journal("evaluate", "") as path:
+    with keep_journal("evaluate", "") as path:
         assert path is None
-    assert "no journal can be kept there" in caplog.text
+    assert "cannot keep a journal" in caplog.text
 
 
 @pytest.mark.slow
@@ -306,8 +306,8 @@ def test_beside_an_output_on_s3_there_is_always_a_place(s3: S3, monkeypatch: pyt
         assert len(journal) == 1
     assert s3.keys("v2/artifacts/run-1") == []
     for other in ("minio://mlpipeline/v2/artifacts/run-1/costs", "/tmp/costs"):
-        with kept_journal("evaluate", other) as path:
+        with keep_journal("evaluate", other) as path:
             assert path is None
     monkeypatch.delenv("EVENSHARD_LOOP_ID")  # nothing would tell one run's from another's
-    with kept_journal("evaluate", output) as path:
+    with keep_journal("evaluate", output) as path:
         assert path is None

@@ -153,7 +153,7 @@ def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[
     fake.states = ["RUNNING"]
     words = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "0.001"]
     assert run(fake, SUBMIT, *words) == 1
-    assert "is RUNNING after 0.06 s. It goes on" in the_line(capsys)
+    assert "is still RUNNING after 0.06 s, and continues" in the_line(capsys)
 
 
 @pytest.mark.slow
@@ -182,15 +182,15 @@ def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pyt
     assert set(fake.recurring) == {"rr2", "rr3", "rr4"}
     assert run(fake, [*unschedule, "daily"]) == 2
     assert (
-        "2 recurring runs in the experiment evenshard are called 'daily'; it has daily (rr2), daily (rr3). Name"
+        "2 recurring runs in experiment evenshard are called 'daily'; it has daily (rr2), daily (rr3). Use an id"
         in the_line(capsys)
     )
     assert run(fake, [*unschedule, "rr3"]) == 0
     assert set(fake.recurring) == {"rr2", "rr4"}
     assert run(fake, [*unschedule, "weekly"]) == 2
-    assert "no recurring runs in the experiment evenshard are called 'weekly'; it has daily (rr2)." in the_line(capsys)
+    assert "no recurring runs in experiment evenshard are called 'weekly'; it has daily (rr2)." in the_line(capsys)
     assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
-    assert "in the experiment another are called 'weekly'; it has none." in the_line(capsys)
+    assert "in experiment another are called 'weekly'; it has none." in the_line(capsys)
     assert "another" not in {one["display_name"] for one in fake.experiments.values()}
 
 
@@ -204,9 +204,7 @@ def test_a_run_in_progress_outlives_its_schedule(fake: FakePipelines, capsys: py
         {"run_id": "r9", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "CANCELING"},
     ]
     assert run(fake, ["pipeline", "unschedule", *words]) == 1
-    assert "recurring run rr1 is paused, not deleted: its run r9 is in progress, and would be killed." in the_line(
-        capsys
-    )
+    assert "recurring run rr1 is paused, not deleted: its run r9 is in progress. Unschedule" in the_line(capsys)
     assert fake.recurring["rr1"]["status"] == "DISABLED"
     assert run(fake, ["pipeline", "resume", *words]) == 0
     assert capsys.readouterr().out == "resumed: recurring run rr1\n" and fake.recurring["rr1"]["status"] == "ENABLED"
@@ -237,10 +235,10 @@ def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixtur
     stop = ["pipeline", "stop", *STATUS[2:]]
     fake.states = ["RUNNING", "CANCELED"]
     assert run(fake, stop) == 0
-    assert capsys.readouterr().out == f"run r1 stops; it was RUNNING\n{fake.url}/#/runs/details/r1\n"
+    assert capsys.readouterr().out == f"run r1 is stopping; it was RUNNING\n{fake.url}/#/runs/details/r1\n"
     assert len(fake.asked("POST", "/runs/r1:terminate")) == 1
     assert run(fake, stop) == 0
-    assert capsys.readouterr().out.startswith("run r1 has ended before, as CANCELED\n")
+    assert capsys.readouterr().out.startswith("run r1 had already ended: CANCELED\n")
     assert len(fake.asked("POST", "/runs/r1:terminate")) == 1
     assert run(fake, [*stop[:2], "r9", *stop[3:]]) == 2
 
@@ -345,8 +343,8 @@ def test_a_pod_that_does_not_start_is_told(
     out = capsys.readouterr().out
     assert "done: importer; waiting: place\n" in out and "minutes" not in out
     fake.running = ("place_failed", "04:17:25", 360.0)
-    note = "place has not been seen to start for 6 minutes: its pod may fit no node, or its image is on its way."
-    note += " Look with `kubectl -n team-a get events --field-selector type=Warning`"
+    note = "place has not started for 6 minutes: its pod may fit no node, or its image is still being pulled."
+    note += " Check with `kubectl -n team-a get events --field-selector type=Warning`"
     assert run(fake, STATUS) == 0
     assert f"\n{note}\n" in capsys.readouterr().out
     fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
@@ -363,7 +361,7 @@ def test_what_prepares_a_group_is_named_only_if_it_does_not_start(
     assert "root" not in capsys.readouterr().out
     fake.running = ("place_failed", "04:16:25", 360.0)
     assert run(fake, STATUS) == 0
-    assert "waiting: root-driver\nroot-driver has not been seen to start for 6 minutes" in capsys.readouterr().out
+    assert "waiting: root-driver\nroot-driver has not started for 6 minutes" in capsys.readouterr().out
 
 
 def test_a_record_that_ends_is_told(
@@ -373,17 +371,17 @@ def test_a_record_that_ends_is_told(
     fake.states, fake.running = ["RUNNING"], ("train_succeeded", "04:46:30", 0.0)
     assert run(fake, STATUS) == 0
     out = capsys.readouterr().out
-    assert "Kubeflow Pipelines has noted nothing of the tasks since " in out
-    assert "seen to start" not in out  # it may have
+    assert "Kubeflow Pipelines stopped recording tasks at " in out
+    assert "has not started" not in out  # it may have
     nodes = nodes_of("train_succeeded")
     monkeypatch.setattr(kfp_server, "nodes_of", lambda run: nodes)
     fake.states = ["SUCCEEDED"]
     assert run(fake, STATUS) == 0
     out = capsys.readouterr().out
-    assert "merge-costs-2\nKubeflow Pipelines has noted nothing" in out and "minutes" not in out
+    assert "merge-costs-2\nKubeflow Pipelines stopped recording" in out and "minutes" not in out
     fake.states = ["FAILED"]
     assert run(fake, STATUS) == 1
-    assert "ended as FAILED. Kubeflow Pipelines has noted nothing of the tasks since" in the_line(capsys)
+    assert "ended as FAILED. Kubeflow Pipelines stopped recording tasks at" in the_line(capsys)
 
 
 @pytest.mark.slow
@@ -400,7 +398,7 @@ def test_the_last_answer_has_all_tasks(
         assert fake.ended == [later]
     fake.ended, fake.finished_at = [(*at_its_end, 60.0)], datetime.now(UTC) - timedelta(seconds=59.5)
     assert run(fake, STATUS) == 0  # nothing more comes
-    assert "Kubeflow Pipelines has noted nothing of the tasks since" in capsys.readouterr().out
+    assert "Kubeflow Pipelines stopped recording tasks at" in capsys.readouterr().out
 
 
 @dataclass
@@ -484,7 +482,7 @@ def test_a_pod_that_a_quota_refuses_is_explained(
     assert f"waiting: place\nplace has not started for 6 minutes, and has no pod: {QUOTA}\n" in said
     cluster.workflow = None
     assert run(fake, STATUS) == 0
-    assert "place has not been seen to start for 6 minutes" in capsys.readouterr().out
+    assert "place has not started for 6 minutes" in capsys.readouterr().out
 
 
 # The end of a log: Kubeflow's executor, its launcher, and Argo's executor write there.
@@ -509,7 +507,7 @@ BAD_INPUT = "s3://evenshard/data/none.csv: no such file. Check the path."
         (LOG.format(error="IndexError: list index out of range"), "IndexError: list index out of range"),
         (  # a stage that measures on a GPU runs in a process of its own
             f"evenshard benchmark: {BAD_INPUT}\n"
-            + LOG.format(error="evenshard.base.errors.BadConfig: benchmark: bad input. See above."),
+            + LOG.format(error="evenshard.base.errors.BadConfig: benchmark: bad input. See the log above."),
             BAD_INPUT[:-1],
         ),
         ("Error: exit status 1\n", "Error, exit code 1"),
@@ -534,7 +532,7 @@ def test_a_pod_that_kueue_holds_is_explained(
     cluster.status.update(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", **blocked}])
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
     for gate, why in (
-        ("kueue.x-k8s.io/admission", "Kueue has not admitted it: `kubectl describe workloads` says why"),
+        ("kueue.x-k8s.io/admission", "Kueue has not admitted it: see `kubectl describe workloads`"),
         ("example.com/other", "held by the scheduling gate example.com/other"),
     ):
         cluster.spec = {"schedulingGates": [{"name": gate}]}
@@ -614,10 +612,7 @@ def test_a_run_that_lost_a_pod_to_an_eviction_is_tried_again(
     fake.states = ["RUNNING", "FAILED", "SUCCEEDED"]
     assert run(fake, SUBMIT, *WAIT) == 0
     assert len(fake.asked("POST", "/runs/r1:retry")) == len(fake.asked("POST", "/runs")) == 1
-    assert (
-        f"place has lost its pod ({reason}: The node was low on resource: memory): the run is tried again"
-        in caplog.text
-    )
+    assert f"place lost its pod ({reason}: The node was low on resource: memory). The run is retried" in caplog.text
 
 
 def test_it_is_tried_again_as_often_as_a_pod_would_be(
@@ -704,7 +699,7 @@ def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: 
     assert len(fake.requests) == 2  # nothing was tried again
     (tmp_path / "two").write_text("not one\n")
     assert run(fake, STATUS, "--token-file", "two") == 2
-    assert "holds no token" in the_line(capsys) and len(fake.requests) == 2
+    assert "contains no token" in the_line(capsys) and len(fake.requests) == 2
 
 
 @pytest.mark.slow
@@ -716,7 +711,7 @@ def test_who_waits_does_not_mind_a_401_for_a_moment(
     fake.states, fake.failures["GET /runs/r1"] = ["RUNNING", "SUCCEEDED"], [401] * 5
     assert run(fake, wait) == 0
     assert "SUCCEEDED: a run" in capsys.readouterr().out
-    assert caplog.messages.count("Kubeflow Pipelines is in trouble (401); trying again") == 5
+    assert caplog.messages.count("Kubeflow Pipelines failed (401); retrying") == 5
     fake.failures["GET /runs/r1"] = [401] * 6
     assert run(fake, wait) == 2
     assert "does not accept a call without a token (401)" in the_line(capsys)
@@ -726,7 +721,7 @@ def test_who_waits_does_not_mind_a_401_for_a_moment(
 @pytest.mark.parametrize(
     ("status", "code", "why"),
     [
-        (400, 2, "refuses it (400): told to answer 400. Correct what it names"),
+        (400, 2, "rejects the call (400): told to answer 400. Correct the value"),
         (403, 2, "not allowed in namespace team-a (403)"),
         (404, 2, "not found at"),
     ],
@@ -751,7 +746,7 @@ def test_looking_is_tried_again(fake: FakePipelines, capsys: pytest.CaptureFixtu
     assert run(fake, STATUS) == 0
     fake.failures["GET /runs/r1"] = [status] * 6
     assert run(fake, STATUS) == 1
-    assert f"is in trouble ({status}): told to answer {status}" in the_line(capsys)
+    assert f"failed with status {status}: told to answer {status}" in the_line(capsys)
 
 
 def test_a_run_is_started_again_only_if_it_was_not_begun(
@@ -764,7 +759,7 @@ def test_a_run_is_started_again_only_if_it_was_not_begun(
     fake.failures["POST /runs"] = [500]
     assert run(fake, SUBMIT) == 1
     assert len(fake.asked("POST", "/runs")) == 7
-    assert "is in trouble (500)" in the_line(capsys)
+    assert "failed with status 500" in the_line(capsys)
 
 
 @pytest.mark.slow
@@ -772,7 +767,7 @@ def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.Capture
     fake.failures["POST /runs"] = [0]
     assert run(fake, SUBMIT, "--timeout-seconds", "2") == 1
     line = the_line(capsys)
-    assert "did not answer in time. It may have been done" in line
+    assert "did not answer in time. The call may have succeeded" in line
     assert len(fake.asked("POST", "/runs")) == 1
     fake.failures["GET /runs/r1"] = [0]
     assert run(fake, STATUS, "--timeout-seconds", "2") == 0
@@ -785,7 +780,7 @@ def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.Capture
 def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.login_page = True
     assert run(fake, SUBMIT) == 2
-    assert "answers, but not as Kubeflow Pipelines does" in the_line(capsys)
+    assert "does not answer like Kubeflow Pipelines" in the_line(capsys)
 
 
 def test_nobody_at_the_address(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
@@ -802,7 +797,7 @@ def test_nobody_at_the_address(fake: FakePipelines, capsys: pytest.CaptureFixtur
         (SUBMIT, "no endpoint"),
         ([*SUBMIT, "--endpoint", "kubeflow.example.com"], "is not an address"),
         ([*SUBMIT, "--endpoint", "http://h", "--token-file", "none"], "no token can be read"),
-        ([*SUBMIT, "--endpoint", "http://h", "--token-file", "pipeline.yaml"], "holds no token"),
+        ([*SUBMIT, "--endpoint", "http://h", "--token-file", "pipeline.yaml"], "contains no token"),
         ([*SUBMIT[:-1], "none.yaml", "--endpoint", "http://h"], "none.yaml: no such file"),
     ],
 )

@@ -12,12 +12,12 @@ from kfp import dsl
 from kubernetes.config import incluster_config
 
 from evenshard.kubeflow import run_outcome
-from evenshard.kubeflow.run_outcome import look
+from evenshard.kubeflow.run_outcome import query_run
 from evenshard_components.record_outcome.component import record_outcome
 from support.own_run_server import OWN_TOKEN, Answers, as_asked, kubeflow, kubernetes
 
 STAGES = ("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate")
-NOT_NOTED = "Kubeflow Pipelines has not noted how the tasks ended"
+NOT_RECORDED = "Kubeflow Pipelines has not recorded how the tasks ended"
 
 
 @pytest.fixture(autouse=True)
@@ -64,22 +64,22 @@ def test_the_outcome_is_that_of_the_recorded_run(
     answering: Callable[..., Answers], name: str, state: str, failed: Any, cached: Any, ran: Any
 ) -> None:
     answering(as_asked(name))
-    seen = look("id-7")
+    seen = query_run("id-7")
     assert (seen.state, seen.failed, seen.cached, seen.ran) == (state, failed, cached, ran)
     assert seen.problem == ""
 
 
 def test_a_run_in_two_parts_has_more_nodes_than_are_noted(answering: Callable[..., Answers]) -> None:
     asked = answering(as_asked("parts2"))
-    seen = look("id-7")
-    assert (seen.state, seen.problem) == ("UNKNOWN", NOT_NOTED)
+    seen = query_run("id-7")
+    assert (seen.state, seen.problem) == ("UNKNOWN", NOT_RECORDED)
     assert len(asked.asked) == 1 + len(run_outcome.PAUSES_S)
 
 
 def test_what_is_noted_a_moment_later_is_waited_for(answering: Callable[..., Answers]) -> None:
     early = {"run_id": "id-7", "state": "RUNNING"}
     answering(503, early, as_asked("evictrun"))
-    assert look("id-7").state == "FAILED"
+    assert query_run("id-7").state == "FAILED"
 
 
 @pytest.mark.parametrize("loop", [None, "local-1a2b"])
@@ -91,14 +91,14 @@ def test_for_a_pipeline_on_this_machine_nobody_is_asked(
     monkeypatch.delenv("EVENSHARD_LOOP_ID")
     if loop is not None:
         monkeypatch.setenv("EVENSHARD_LOOP_ID", loop)
-    assert look("id-7") == run_outcome.Seen() and answers.asked == []
+    assert query_run("id-7") == run_outcome.RunReport() and answers.asked == []
 
 
 @pytest.mark.parametrize(("answer", "why"), [(403, "403 Forbidden"), (401, "401 Unauthorized"), (500, "500")])
 def test_an_api_that_refuses_is_named(answering: Callable[..., Answers], answer: int, why: str) -> None:
     answering(answer)
-    seen = look("id-7")
-    assert seen.state == "UNKNOWN" and "could not be asked for the run: " + why in seen.problem
+    seen = query_run("id-7")
+    assert seen.state == "UNKNOWN" and "did not report the run: " + why in seen.problem
 
 
 def test_kubernetes_gives_the_pod_a_token_for_kubeflow(
@@ -108,7 +108,7 @@ def test_kubernetes_gives_the_pod_a_token_for_kubeflow(
     with kubernetes(tmp_path / "account") as (port, asked):
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        assert look("id-7").state == "CANCELED"
+        assert query_run("id-7").state == "CANCELED"
         assert asked == [
             (
                 "/api/v1/namespaces/team-a/serviceaccounts/evenshard-runner/token",
@@ -119,7 +119,7 @@ def test_kubernetes_gives_the_pod_a_token_for_kubeflow(
     (tmp_path / "projected").write_text("of a volume\n")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "projected"))
     answers.token = "of a volume"
-    assert look("id-7").state == "CANCELED"
+    assert query_run("id-7").state == "CANCELED"
 
 
 def test_a_kubeflow_without_users_needs_no_token(
@@ -129,7 +129,7 @@ def test_a_kubeflow_without_users_needs_no_token(
     with kubernetes(tmp_path / "account", allowed=False) as (port, asked):
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        assert look("id-7").state == "CANCELED"
+        assert query_run("id-7").state == "CANCELED"
     assert len(asked) == 1 and answers.asked == [None]
 
 
@@ -138,12 +138,12 @@ def test_a_kubeflow_without_users_needs_no_token(
     [
         ("evictrun", "RUNNING", "FAILED", "train-cost failed; from the cache: generate-tables"),
         ("termrun", "RUNNING", "CANCELED", "benchmark was stopped; from the cache: generate-tables"),
-        ("parts2", "COMPLETE", "SUCCEEDED", f"{NOT_NOTED}; the exit handler is told COMPLETE"),
+        ("parts2", "COMPLETE", "SUCCEEDED", f"{NOT_RECORDED}; the exit handler received COMPLETE"),
         (
             "parts2",
             "RUNNING",
             "UNKNOWN",
-            f"{NOT_NOTED}; the exit handler is told RUNNING, which a success may read like too",
+            f"{NOT_RECORDED}; the exit handler received RUNNING, which can also mean success",
         ),
     ],
 )

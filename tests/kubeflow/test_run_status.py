@@ -12,12 +12,12 @@ import pytest
 from kfp_server_api import ApiClient
 
 from evenshard.kubeflow.run_status import (
-    NOTED_WITHIN,
     OPEN,
+    RECORDED_WITHIN,
     RunStatus,
     TaskStatus,
-    failure_of,
-    record_ends,
+    explain_failure,
+    find_record_end,
     tasks_of,
     was_stopped,
 )
@@ -91,12 +91,12 @@ def test_a_driver_that_fails_is_named() -> None:
 
 def test_the_record_of_a_long_run_ends_before_it() -> None:
     now = datetime.now(UTC)
-    assert record_ends(details(nodes_of("place_failed")), now, now) is None
-    assert record_ends(details(nodes_of("train_succeeded")), now, now) is not None
-    assert record_ends(details(nodes_of("train_succeeded", "04:46:30")), None, now) is not None
+    assert find_record_end(details(nodes_of("place_failed")), now, now) is None
+    assert find_record_end(details(nodes_of("train_succeeded")), now, now) is not None
+    assert find_record_end(details(nodes_of("train_succeeded", "04:46:30")), None, now) is not None
     for clock in ("04:34:10", "04:37:10", "04:41:30", "04:43:40"):
-        assert record_ends(details(nodes_of("train_succeeded", clock)), None, now) is None
-    assert record_ends([], now, now) is None and tasks_of([]) == ()
+        assert find_record_end(details(nodes_of("train_succeeded", clock)), None, now) is None
+    assert find_record_end([], now, now) is None and tasks_of([]) == ()
 
 
 def hour(stamp: str) -> datetime:
@@ -136,20 +136,20 @@ def test_of_28_real_runs_the_record_of_two_ends() -> None:
     for name, run in (RUNS | more_runs()).items():
         last = max(hour(one["update_time"]) for node in run["tasks"] for one in node.get("state_history", ()))
         for moment, nodes, finished_at in moments(run):
-            until = record_ends(nodes, finished_at, moment)
+            until = find_record_end(nodes, finished_at, moment)
             assert until in (None, last), (name, moment)
             if until is not None:
                 said.setdefault(name, moment - last)
             if finished_at is not None and any(one.state in OPEN for one in nodes):
                 open_at_the_end.add(name)
     assert said.keys() == {"train_succeeded", "parts2"} < open_at_the_end
-    assert all(NOTED_WITHIN < after < 2 * NOTED_WITHIN for after in said.values())
+    assert all(RECORDED_WITHIN < after < 2 * RECORDED_WITHIN for after in said.values())
     assert len(open_at_the_end) == 12
 
 
 def test_a_failure_names_three_tasks_each_once() -> None:
     tasks = tuple(TaskStatus(name, "FAILED", datetime.now(UTC), ()) for name in "aabcde")
-    line = failure_of(RunStatus("r1", "a run", "team-a", "FAILED", tasks, None, "http://page"))
+    line = explain_failure(RunStatus("r1", "a run", "team-a", "FAILED", tasks, None, "http://page"))
     assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"
 
 

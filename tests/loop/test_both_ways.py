@@ -15,7 +15,7 @@ from evenshard.base.outputs import REPORT
 from evenshard.cli import main
 from evenshard.kubeflow.component import input_name
 from evenshard.loop.loop import BENCHMARK
-from evenshard.loop.rounds import steps
+from evenshard.loop.rounds import unroll_loop
 from evenshard.loop.stage import flags
 from evenshard.tracking.descriptions import NOTE
 from evenshard_components.generate import component, parameters
@@ -41,7 +41,7 @@ OF_TIME = ("wall_s", "kernel_share_of_wall_time")
 
 def by_command(folder: Path) -> None:
     """The loop of dvc.yaml, in a folder whose files lie as those of pods do."""
-    for step in steps(NUM_ROUNDS):
+    for step in unroll_loop(NUM_ROUNDS):
         words = [step.stage.command, "--metrics", f"{step.name}.json"]
         if step.stage.per_round:
             words += ["--round", str(step.round)]
@@ -61,7 +61,7 @@ def path_of(folder: Path, name: str, round_number: int) -> str:
 def by_component(folder: Path) -> None:
     """The same loop, each component called as a function on artifacts."""
     made: dict[Any, dsl.Artifact] = {}
-    for step in steps(NUM_ROUNDS):
+    for step in unroll_loop(NUM_ROUNDS):
         arguments: dict[str, Any] = {
             "config": SMALL_PARAMS.get(step.stage.name, {}),
             "measure": SMALL_PARAMS["measure"],
@@ -145,12 +145,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], M
 @pytest.mark.slow
 def test_both_ways_make_the_same_runs(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
     commands, components = both
-    assert commands.keys() == components.keys() == {*(step.name for step in steps(NUM_ROUNDS)), "loop", "registered"}
+    assert (
+        commands.keys() == components.keys() == {*(step.name for step in unroll_loop(NUM_ROUNDS)), "loop", "registered"}
+    )
     assert commands["registered"] == components["registered"] and len(commands["registered"]) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [step.name for step in steps(NUM_ROUNDS)] + ["loop"])
+@pytest.mark.parametrize("step", [step.name for step in unroll_loop(NUM_ROUNDS)] + ["loop"])
 @pytest.mark.parametrize("what", ["status", "params", "tags", "metrics", "points", "artifacts", "datasets"])
 def test_mlflow_holds_the_same(both: tuple[Mapping[str, Any], Mapping[str, Any]], step: str, what: str) -> None:
     command, of_component = (one[step][what] for one in both)

@@ -106,7 +106,7 @@ def test_a_policy_is_not_trained_against_another_ones_cost_network(
     words = ["train-policy", "--tables", "work/tables.parquet", "--tasks", "work/tasks.json", "--out", "other"]
     assert main([*words, "--cost-net", "work/round_1/cost_net", "--method", "dreamshard"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "train_policy.method is dreamshard, but work/round_1/cost_net holds a 'autoshard_cost_net'." in line
+    assert "train_policy.method is dreamshard, but work/round_1/cost_net contains a 'autoshard_cost_net'." in line
     assert not Path("other").exists()
 
 

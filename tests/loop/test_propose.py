@@ -11,7 +11,7 @@ from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.loop.propose import (
     SCORES_PER_TABLE,
     Proposers,
-    among_controls,
+    mix_controls,
     placement_jobs,
     shard_jobs,
     sharding_jobs,
@@ -70,7 +70,7 @@ def test_placements_of_parts_take_tasks_in_turn_and_fit() -> None:
 
 
 def test_types_and_nodes_that_cannot_be_are_one_line() -> None:
-    with pytest.raises(BadConfig, match="'rows', which is none of table_wise, column_wise"):
+    with pytest.raises(BadConfig, match=r"'rows'\. Choose from table_wise, column_wise"):
         jobs_of_parts(types=("row_wise", "rows"))
     with pytest.raises(BadConfig, match="task train-000: 4 devices cannot be split into nodes of 3"):
         jobs_of_parts(per_node=3)
@@ -179,15 +179,15 @@ def test_shards_stay_below_the_memory_cap() -> None:
 
 def test_the_controls_are_the_same_in_every_round() -> None:
     config = MeasureConfig(controls=2, control_repeats=3)
-    rounds = [among_controls(placement_jobs(TASKS, 20, k, seed=0), TASKS, config) for k in (1, 2)]
+    rounds = [mix_controls(placement_jobs(TASKS, 20, k, seed=0), TASKS, config) for k in (1, 2)]
     controls = [[job for job in jobs if job.proposed_by == CONTROL] for jobs in rounds]
     assert len(controls[0]) == 6 and len(rounds[0]) == 26
     assert [(job.task, job.placement) for job in controls[0]] == [(job.task, job.placement) for job in controls[1]]
     assert len({job.placement for job in controls[0]}) == 2
     assert len({job.measurement_id for job in rounds[0]}) == 26
-    assert among_controls([], TASKS, MeasureConfig(controls=0)) == []
+    assert mix_controls([], TASKS, MeasureConfig(controls=0)) == []
 
 
 def test_a_task_that_fits_nowhere_is_no_control() -> None:
-    jobs = among_controls([], [FULL, *TASKS], MeasureConfig(controls=2, control_repeats=1))
+    jobs = mix_controls([], [FULL, *TASKS], MeasureConfig(controls=2, control_repeats=1))
     assert [job.task.task_id for job in jobs] == ["train-000", "train-001"]

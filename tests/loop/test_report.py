@@ -24,7 +24,7 @@ from evenshard.loop.report import (
     write_csv,
     write_plot_data,
 )
-from evenshard.loop.sharder_comparison import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
+from evenshard.loop.sharder_comparison import UNKNOWN_NOISE, Answer, Interval, NetworkAccuracy, Result, Standing
 from evenshard.measure.noise import Noise
 from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
 from evenshard.price.evidence import DeviceError
@@ -124,7 +124,7 @@ def test_metrics_tell_the_two_predictors_apart() -> None:
 def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_them() -> None:
     nothing = Interval(math.nan, math.nan, math.nan)
     unknown = [Standing("a", False, False, Interval(5.0, -math.inf, math.inf), nothing, 1, 0.0)]
-    found = metrics(unknown, NetworkAccuracy(math.nan, math.nan), 1, 1, QUIET, {})
+    found = metrics(unknown, NetworkAccuracy(math.nan, math.nan), 1, 1, UNKNOWN_NOISE, {})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["sharders"]["a"]["ci95_ms"] == [None, None]
     assert found["sharders"]["a"]["difference_to_best_heuristic_pct"] is None
@@ -146,13 +146,13 @@ def test_the_table_ranks_by_measured_time_and_marks_who_was_privileged() -> None
 
 
 def test_without_a_privileged_sharder_the_table_has_no_footnote_about_it() -> None:
-    assert "privileged" not in standings_text([STANDINGS[0], STANDINGS[1]], 48, QUIET, CPU)
+    assert "privileged" not in standings_text([STANDINGS[0], STANDINGS[1]], 48, UNKNOWN_NOISE, CPU)
 
 
 def test_simulated_times_are_not_called_measured() -> None:
     for hardware, word, other in ((CPU, "measured", "simulated"), (H200, "simulated", "measured")):
         text = standings_text(STANDINGS, 48, NOISE, hardware)
-        assert f"mean {word} ms" in text and f"it has {word} every table" in text and other not in text
+        assert f"mean {word} ms" in text and f"was {word} alone" in text and other not in text
 
 
 def test_the_table_says_what_confirms_a_simulated_device() -> None:
@@ -251,11 +251,11 @@ def test_the_table_says_how_noisy_the_measurements_were_and_what_is_called_equal
     line = standings_text(STANDINGS, 48, NOISE, CPU).splitlines()[-1]
     assert (
         "3.0 % within a run and 8.0 % between runs (4.0 % relative to each other)" in line
-        and "below 0.5 % are called equal" in line
+        and "below 0.5 % count as equal" in line
     )
     once = Noise(3.0, None, None, num_controls=2, num_runs=1)
     assert "between" not in standings_text(STANDINGS, 48, once, CPU).splitlines()[-1]
-    assert "noise" not in standings_text(STANDINGS, 48, QUIET, CPU)
+    assert "noise" not in standings_text(STANDINGS, 48, UNKNOWN_NOISE, CPU)
 
 
 def test_metrics_hold_the_noise() -> None:

@@ -122,6 +122,6 @@ def test_a_noisy_dataset_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFi
     costs, _ = measure(tmp_path, noise=0.2)
     assert main(["describe", str(costs)]) == main(["describe", str(costs), "--max-noise", "30"]) == 0
     assert main(["describe", str(costs), "--max-noise", "15"]) == 1
-    assert "repeats of one placement spread by 2" in capsys.readouterr().err
+    assert "repeated measurements of a placement spread by 2" in capsys.readouterr().err
     (tmp_path / "placement.json").write_text("{}")
     assert main(["describe", str(tmp_path / "placement.json"), "--max-noise", "15"]) == 2

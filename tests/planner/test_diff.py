@@ -587,7 +587,7 @@ def test_without_its_model_the_files_figures_stand(files: Path, capsys: pytest.C
     assert main(command(files)) == 0
     shown = capsys.readouterr()
     (line,) = shown.err.splitlines()
-    assert line.startswith("evenshard diff: warning: the model that the file names cannot be loaded")
+    assert line.startswith("evenshard diff: warning: the file's model cannot be loaded")
     assert OWN_FIGURES in " ".join(shown.out.split())
     assert main(command(files, "--model", str(files / "elsewhere"))) == 0
     assert "elsewhere" in capsys.readouterr().out.replace("\n", "")
@@ -596,7 +596,7 @@ def test_without_its_model_the_files_figures_stand(files: Path, capsys: pytest.C
 
 def test_bad_input_is_told_in_one_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(files, "--link-gb-s", "0")) == 2
-    assert capsys.readouterr().err == "evenshard diff: --link-gb-s is 0.0. Give GB per second, above 0.\n"
+    assert capsys.readouterr().err == "evenshard diff: --link-gb-s is 0.0. Set a bandwidth above 0 GB/s.\n"
     (files / "old.json").write_text("{}")
     assert main(command(files)) == 2
     assert "old.json" in capsys.readouterr().err

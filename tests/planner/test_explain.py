@@ -242,7 +242,7 @@ def test_another_model_is_worth_a_warning(folder: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("lineage", "message"),
     [
-        ({"model": {"source": "gone", "sha256": "0"}}, "the model that the file names cannot be loaded: gone: no such"),
+        ({"model": {"source": "gone", "sha256": "0"}}, "the file's model cannot be loaded: gone: no such"),
         ({"model": {"source": "simulated:none", "sha256": "0"}}, "simulated device is 'none'"),
         ({}, "names no model. Name one (--model)"),
     ],

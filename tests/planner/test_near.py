@@ -141,6 +141,6 @@ def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> N
     from evenshard.tracking.pyfunc import served_parameters
 
     assert place_arguments({"max_move_gb": 1})["max_move_gb"] == 1
-    with pytest.raises(BadConfig, match=r"near is the pipeline's in_use\. Name the plan there"):
+    with pytest.raises(BadConfig, match=r"near is not supported\. Name the current plan"):
         place_arguments({"near": "s3://bucket/old.json"})
     assert not {"near", "max_move_gb"} & set(served_parameters())

@@ -157,7 +157,7 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     said = " ".join(out.split())
     assert "extrapolated from h100, h200: 90 % of times within a factor of 2.65" in said
-    assert "saved: gpu_profile.yaml (hardware: simulated:gpu_profile.yaml uses it)" in out
+    assert "saved: gpu_profile.yaml (use it as hardware: simulated:gpu_profile.yaml)" in out
     found = known_hardware("gpu_profile.yaml")
     assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"
     assert found.constants["num_sms"].source == "data sheet: its box"

@@ -65,9 +65,9 @@ def test_without_a_run_that_is_said(workdir: Path, database: str, monkeypatch: p
     other.mkdir()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(other)}")
     (line,) = lines()
-    assert line.startswith("MLflow has no run of this loop yet")
+    assert line.startswith("MLflow has no run of this loop, because")
     (workdir / "work" / "mlflow_parent.json").unlink()
-    assert lines() == ["No stage of a loop has run here, so MLflow has no run to show."]
+    assert lines() == ["No stage of the loop has run in this folder, so MLflow has no run to show."]
 
 
 def test_make_run_ends_with_it_and_installs_no_tests() -> None:

@@ -48,7 +48,7 @@ def test_a_draft_has_everything_that_is_published(clone: Path) -> None:
     assert (make, target) == ("make", "release")
     done = release(clone, *flags.removeprefix("FLAGS=").split())
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "not to be pushed" in done.stdout and leftovers(clone) == ["dist"]
+    assert "Do not push it" in done.stdout and leftovers(clone) == ["dist"]
     dist = clone / "dist"
     name = f"evenshard-{__version__}"
     files = {f"{name}-py3-none-any.whl", f"{name}.tar.gz", f"{name}.cdx.json"}
@@ -71,11 +71,11 @@ def test_a_draft_has_everything_that_is_published(clone: Path) -> None:
 def test_what_is_no_release_is_refused_on_one_line(clone: Path) -> None:
     changes = clone / "CHANGELOG.md"
     changes.write_text(f"# Changelog\n\n## Unreleased\n\n## {__version__}\n")
-    assert "there are changes that no commit has" in refused(clone)
+    assert "there are uncommitted changes" in refused(clone)
     git(clone, "commit", "--quiet", "--all", "--message", "changes")
     assert f"begins with 'Unreleased', version.py says {__version__}" in refused(clone)
     (clone / "dist").mkdir()
-    assert "dist/ holds something other than a release" in refused(clone, "--draft")
+    assert "dist/ is not a release" in refused(clone, "--draft")
     assert leftovers(clone) == ["dist"] and not list((clone / "dist").iterdir())
 
 

@@ -89,7 +89,7 @@ def test_the_documented_command_writes_a_delta(
     assert main(command("docs/torchrec.md", "evenshard diff old.json new.json --reshard-delta")) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "delta.json: 1 table to move, 160 bytes of weights and 40 bytes of optimizer state" in said
-    assert "of a a part is cut; its new parts each begin with its state" in said
+    assert "a part of a is split, and each new part starts with its state" in said
     assert read_delta("delta.json").tables["a"].new.ranks == (1, 0)
     record = json.loads(Path("delta.json").read_text())
     Path("delta.json").write_text(json.dumps({**record, "world_size": 0}))
@@ -107,7 +107,7 @@ def test_the_command_refuses_and_leaves(
     assert main(words) == 2 and not Path("delta.json").exists()
     assert "--partial" in capsys.readouterr().err
     assert main([*words, "--partial"]) == 0
-    assert "left where they are: replicated before or after" in " ".join(capsys.readouterr().out.split())
+    assert "not moved: replicated before or after" in " ".join(capsys.readouterr().out.split())
     assert main(["diff", "old.json", "new.json", "--reshard-delta"]) == 2
     assert "Add -o delta.json" in capsys.readouterr().err
 

@@ -126,7 +126,7 @@ def sharded_run(plan: ShardingPlan, optimizer: str, rank: int) -> dict[str, Any]
     return {"losses": losses, "lives": sorted(lives)}
 
 
-def failure_of(call: Callable[[], object]) -> Exception | None:
+def explain_failure(call: Callable[[], object]) -> Exception | None:
     try:
         call()
     except Exception as error:
@@ -156,9 +156,9 @@ def process(rank: int, out: Path) -> Any:
     small = EvenshardPlanner(
         sharder=GREEDY, compute_device="cpu", memory_cap_gb=gb(100), training_pipeline="", dense_gb=0.0
     )
-    notes["no_room"] = failure_of(lambda: small.collective_plan(model))
+    notes["no_room"] = explain_failure(lambda: small.collective_plan(model))
     wrong = EvenshardPlanner(sharder=GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
-    notes["wrong"] = failure_of(lambda: wrong.collective_plan(model))
+    notes["wrong"] = explain_failure(lambda: wrong.collective_plan(model))
     return notes
 
 

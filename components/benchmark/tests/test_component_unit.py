@@ -62,7 +62,7 @@ def test_a_failure_goes_on_from_the_journal(
         benchmark.python_func(**given("tables", "tasks"), **outputs, **SETTINGS, round_number=1)
     assert measured[3] == measured[2] and len(set(measured)) == len(measured) - 1  # nothing else was measured twice
     assert outputs["metrics"].metadata["num_placements"] == 6
-    assert "2 timings of an earlier run are on record" in caplog.text
+    assert "resuming with 2 measurements" in caplog.text
 
 
 class Processes:
@@ -128,10 +128,10 @@ def test_gpus_get_a_new_process_for_another_try(
     benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=1)
     assert len(processes.commands) == 2
     processes.exit_codes = [2]
-    with pytest.raises(BadConfig, match="See above"):
+    with pytest.raises(BadConfig, match="See the log above"):
         benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=1)
     assert len(processes.commands) == 3
     processes.exit_codes = [1, 1]
-    with pytest.raises(MeasurementFailed, match="4 GPUs ended with exit code 1"):
+    with pytest.raises(MeasurementFailed, match="4 GPUs failed: exit code 1"):
         benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=4)
     assert len(processes.commands) == 5

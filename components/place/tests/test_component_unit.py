@@ -34,7 +34,10 @@ def test_a_device_model_places_and_numbers_may_be_floats(tables: Any, made: Arti
     assert outputs["metrics"].metadata["predicted_ms"] == pytest.approx(answer.predicted_ms)
     assert "t5" in Path(outputs["page"].path).read_text()
     assert load_plan_parts(Path(outputs["plan"].path, "plan.json")) == (answer.parts, 2)
-    assert Path(outputs["difference"].path).read_text() == "No plan in use was named: nothing to compare with.\n"
+    assert (
+        Path(outputs["difference"].path).read_text()
+        == "No current plan was given, so there is nothing to compare with.\n"
+    )
 
 
 @pytest.mark.parametrize("left", ["placement", "placement/placement.json", "plan", "plan/plan.json"])

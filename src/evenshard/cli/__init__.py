@@ -1,7 +1,7 @@
-"""The command line, which parses and calls. One module per family of commands.
+"""Command-line interface, which parses arguments and calls the library. One module per family of commands.
 
-Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 a retrain is due; an integer that a command returns is one of
-these. Results go to stdout, everything else to stderr.
+Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 retraining is due. A command that returns an integer returns its
+exit code. Results go to stdout, messages and progress to stderr.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from evenshard.base.outputs import Output, write_text
 from evenshard.cli.arguments import SOURCE, Commands, OneLineParser, Source
 from evenshard.version import __version__
 
-# Marks the commands that no group of the help lists: the stages of the loop, by their declarations.
-OTHERS = "*"
-# The commands by group of the help, each with the module that declares it.
+STAGE_COMMANDS = "*"  # placeholder in GROUPS for the stages of the loop, which are declared in loop/loop.py
+# Commands by group of the help, each with the module that declares it.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "place": {
         "init": "init",
@@ -37,7 +36,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "hardware": "costs",
     },
     "the loop: measure and learn": {
-        OTHERS: "stages",
+        STAGE_COMMANDS: "stages",
         **dict.fromkeys(("import-costs", "merge-costs", "describe", "observe"), "costs"),
         **dict.fromkeys(("calibrate-link", "calibrate-device"), "costs"),
     },
@@ -47,7 +46,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 class GroupedCommands(argparse.HelpFormatter):
-    """Help formatter that groups the commands of a parser; ``OTHERS`` marks the commands without a group."""
+    """Help formatter that groups the commands of a parser; ``STAGE_COMMANDS`` stands for those in no group."""
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)
@@ -56,13 +55,13 @@ class GroupedCommands(argparse.HelpFormatter):
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
             return super()._format_action(action)
-        known = {one.dest: one for one in action._choices_actions}  # argparse has no public name for them
+        known = {action.dest: action for action in action._choices_actions}  # argparse has no public name for them
         grouped = {name for names in self._groups.values() for name in names}
         others = [name for name in known if name not in grouped]
         blocks = []
         self._indent()
         for heading, names in self._groups.items():
-            listed = [one for name in names for one in (others if name == OTHERS else (name,))]
+            listed = [command for name in names for command in (others if name == STAGE_COMMANDS else (name,))]
             lines = "".join(super(GroupedCommands, self)._format_action(known[name]) for name in listed)
             blocks.append(f"  {heading}:\n{lines}")
         self._dedent()
@@ -70,7 +69,7 @@ class GroupedCommands(argparse.HelpFormatter):
 
 
 SHELLS = ("bash", "zsh")
-_TABLES = "_evenshard_tables"
+_TABLES = "_evenshard_tables"  # bash function that completes a table file or a public set
 
 
 class PrintCompletion(argparse.Action):
@@ -86,7 +85,7 @@ class PrintCompletion(argparse.Action):
 
 
 def _completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return shtab's script: commands, flags, choices and files, and in bash also public sets of tables."""
+    """Return shtab's completion script: commands, flags, choices and files, and in bash also public table sets."""
     from evenshard.tables.sources import catalog_names
 
     require_package("shtab")
@@ -113,8 +112,8 @@ def _parser(command: str = "") -> OneLineParser:
     """Return the parser of all commands; a given command imports only its own module."""
     parser = OneLineParser(
         prog="evenshard",
-        description="Learns where to put a recommender model's embedding tables.",
-        epilog="Details: evenshard COMMAND --help. A first command: evenshard place mlperf_dlrm_v2 --devices 8",
+        description="Place the embedding tables of a recommender model.",
+        epilog="Help for a command: evenshard COMMAND --help. Example: evenshard place mlperf_dlrm_v2 --devices 8",
         formatter_class=lambda prog: GroupedCommands(prog, GROUPS),
     )
     parser.add_argument("--version", action="version", version=f"evenshard {__version__}")
@@ -122,9 +121,10 @@ def _parser(command: str = "") -> OneLineParser:
         "--print-completion",
         choices=SHELLS,
         action=PrintCompletion,
-        help="print the script that completes commands, flags and files in a shell",
+        help="print the shell script that completes commands, flags and files",
     )
     module_of = {name: module for group in GROUPS.values() for name, module in group.items()}
+    # a known command imports only its own module, because importing all of them takes longer than most commands
     modules = [module_of[command]] if command in module_of else dict.fromkeys(module_of.values())
     commands = Commands(parser)
     for module in modules:
@@ -143,7 +143,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     try:
-        with _others_dismissed(), name_missing_package():
+        with _dismiss_other_ranks(), name_missing_package():
             metrics = args.call(args)
         if isinstance(metrics, int):
             return metrics
@@ -152,21 +152,21 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     except (BadInput, InfeasibleTask) as error:
         lines = error.lines if isinstance(error, BadRecords) else (str(error),)
         print(f"{parser.prog} {args.command}: " + "\n  ".join(lines), file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader closed the pipe, as `| head` does; all files were saved before
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2  # bad input, or no placement can exist
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does; all files are saved before
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
     except (EvenshardError, OSError) as error:
         print(f"{parser.prog} {args.command} failed: {one_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
-        return 130
+        return 130  # 128 + SIGINT, as shells report it
     return 0
 
 
 @contextmanager
-def _others_dismissed() -> Iterator[None]:
-    """Release the other processes of torchrun if this one ends without opening the hardware."""
+def _dismiss_other_ranks() -> Iterator[None]:
+    """Release the other ranks of torchrun if this rank ends without opening the hardware."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Commands and their flags; flags of a declared setting are made from its name, type, default and help."""
+"""Commands and their flags; the flag of a setting is built from its name, type, default and description."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Argument type of an input that may not be a path: s3://bucket/key, models:/name/1, cpu.
+    """Argument type of an input that is a path or another name: s3://bucket/key, models:/name/1, cpu.
 
-    With ``parts``, only these files of a folder are read.
+    Args:
+        parts: the entries of a folder that are read; all if empty.
     """
 
     def __init__(self, *parts: str) -> None:
@@ -35,33 +36,33 @@ class Source:
         return text
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the local files or folders that the value may be."""
+        """Return the local files or folders that the value can mean."""
         path = Path(value)
         return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
 
 
 class HardwareSource(Source):
-    """Argument type of hardware, which may be the file of a profile."""
+    """Argument type of hardware, which can be a profile file."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the file of the profile, if it is one."""
+        """Return the profile file, if any."""
         return tuple(Path(name.device) for name in names_in(value) if name.device)
 
 
 class LinkSource(Source):
-    """Argument type of a link, which may be the file of a profile."""
+    """Argument type of a link, which can be a profile file."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the file of the profile, if it is one."""
+        """Return the profile file, if any."""
         return (Path(value),) if str(value).endswith((".yaml", ".yml")) else ()
 
 
-PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}  # argparse's settings of a flag for a local input
 SOURCE, A_MODEL, HARDWARE_NAME, LINK_NAME = Source(), Source(*MODEL_PARTS), HardwareSource(), LinkSource()
 
 
 def output_flag(kind: Output) -> dict[str, Any]:
-    """Return the declaration of a flag for an output."""
+    """Return argparse's settings of a flag for an output."""
     return {"type": kind, "metavar": "PATH"}
 
 
@@ -69,7 +70,7 @@ OUTPUT, OUTPUT_OR_STDOUT = output_flag(File()), output_flag(FileOrStdout())
 
 
 def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:
-    """Raise BadInput before the work if an output cannot be written, or would replace an input or another output."""
+    """Raise BadInput if an output cannot be written, or would overwrite an input or another output."""
     outputs: dict[str, tuple[Path, ...]] = {}
     inputs: dict[str, tuple[Path, ...]] = {}
     for action in actions:
@@ -88,41 +89,41 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
     check_distinct(outputs, inputs)
 
 
-# Placeholder for a command in a parser's help and messages.
-COMMAND = "COMMAND"
+COMMAND = "COMMAND"  # placeholder for a command in a parser's help and messages
+# argparse's message for a word that is not one of the choices
 _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser that rejects wrong flags with one line from the command they belong to, and exit code 2."""
+    """Parser that reports wrong flags in one line that names the command, with exit code 2."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Reject unparsed words here, not in the parser of all commands."""
+        """Reject unknown words in this command's parser, not in the parser of all commands."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(_unknown_words(rest, self._option_string_actions))
         return found, rest
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error as one line; see ``argparse``."""
-        text = one_line(_clearer(message))
+        """Print the error as one line and exit; see ``argparse``."""
+        text = one_line(_rephrase(message))  # argparse prints the usage, too, and several lines
         self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
 
 
 def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
-    """Return the first unknown flag among unused words of a parser with these flags, or else all words."""
+    """Describe the words that a parser with these flags did not use: the first unknown flag, or else all words."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if flag is None:
         return f"unexpected {', '.join(map(brief, words))}"
     return f"unknown flag {brief(flag)}.{did_you_mean(flag, flags)}"
 
 
-def _clearer(message: str) -> str:
-    """Rewrite a message of argparse in our words, with the choice that a mistyped word probably means."""
+def _rephrase(message: str) -> str:
+    """Rewrite a message of argparse in our style, and suggest the choice closest to a mistyped word."""
     found = _CHOICE.fullmatch(message)
     if found is None:
         return re.sub(r"^argument (\S+): is ", r"\1 is ", message)
-    known = [one.strip().strip("'\"") for one in found["known"].split(",")]
+    known = [word.strip().strip("'\"") for word in found["known"].split(",")]
     given = found["given"].strip("'\"")
     meant = did_you_mean(given, known)
     if found["name"] == COMMAND:
@@ -146,7 +147,13 @@ class Commands:
     def add(
         self, name: str, call: Callable[[argparse.Namespace], Any] | None, what: str, more: str
     ) -> argparse.ArgumentParser:
-        """Declare a command: a line in the overview, details in its own help, and a function of the parsed flags."""
+        """Declare a command.
+
+        Args:
+            call: function of the parsed flags; None for a command with subcommands.
+            what: line in the overview of commands.
+            more: details for the help of this command.
+        """
         sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
 
         if call is not None:
@@ -154,21 +161,21 @@ class Commands:
         return sub
 
 
-PARAMS = Path("params.yaml")
+PARAMS = Path("params.yaml")  # default of --params; may be missing for commands that need no settings
 
 
-def params_flag(sub: argparse.ArgumentParser) -> None:
-    """Declare ``--params``, the settings."""
-    sub.add_argument("--params", **PATH, default=PARAMS, help=f"settings (default: {PARAMS})")
+def add_params_flag(sub: argparse.ArgumentParser) -> None:
+    """Declare ``--params``."""
+    sub.add_argument("--params", **PATH, default=PARAMS, help=f"settings file (default: {PARAMS})")
 
 
-def metrics_flag(sub: argparse.ArgumentParser) -> None:
-    """Declare ``--metrics``, a file for the metrics."""
+def add_metrics_flag(sub: argparse.ArgumentParser) -> None:
+    """Declare ``--metrics``."""
     sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
 
 
-def params_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the sections of ``--params``; an empty mapping if the default file is missing."""
+def load_params_file(args: argparse.Namespace) -> dict[str, Any]:
+    """Load the sections of ``--params``; an empty mapping if the file is missing."""
     return load_params(args.params) if args.params.exists() else {}
 
 
@@ -185,7 +192,7 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
 
 
 def number(text: str, kind: type[int] | type[float]) -> float:
-    """Parse a flag's number; raise ArgumentTypeError for other text."""
+    """Parse a number of a flag; raise ArgumentTypeError for other text."""
     try:
         return kind(text)
     except ValueError:
@@ -196,28 +203,28 @@ def number(text: str, kind: type[int] | type[float]) -> float:
 
 
 def _read(text: str, kind: Any, form: str) -> Any:
-    """Read a flag's value by the setting's type: N, N,N for a list, or TABLE=... for a mapping."""
+    """Parse a flag's text by the setting's type: N, N,N for a list, or TABLE=... for a mapping."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Mapping:
-        name, equals, value = text.rpartition("=")
+        name, equals, value = text.rpartition("=")  # the name of a table may contain "="
         if not (name and equals):
             raise argparse.ArgumentTypeError(f"{brief(text)} is not {form}")
         return {name: _read(value, parts[1], form)}
-    if origin is UnionType:
+    if origin is UnionType:  # int | Sequence[int]: one value, or one value per device
         several = _read(text, parts[1], form)
         return several[0] if len(several) == 1 else several
     if origin is Sequence:
         several = text.split(",") if get_origin(parts[0]) is None else [text]
-        return [_read(one, parts[0], form) for one in several]
+        return [_read(value, parts[0], form) for value in several]
     return text if kind is str else number(text, kind)
 
 
 def _read_columns(text: str) -> Mapping[str, str]:
     parts = text.split(",")
-    if not all("=" in part for part in parts):  # a comma inside a name
+    if not all("=" in part for part in parts):  # a column name contains a comma
         parts = [text]
     read = (_read(part, Mapping[str, str], "THEIRS=OURS") for part in parts)
-    return {name: ours for one in read for name, ours in one.items()}
+    return {name: ours for columns in read for name, ours in columns.items()}
 
 
 class _Joined(argparse.Action):
@@ -225,7 +232,7 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest, None) or {}), **values})
 
 
-REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
+REPEATED: Mapping[str, Any] = {"action": "append", "default": []}  # a flag that can be given several times
 # Flag declarations by argument type, except for numbers.
 _KINDS: Mapping[Any, Mapping[str, Any]] = {
     bool: {"action": "store_true"},
@@ -243,7 +250,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     Sequence[int]: {"metavar": "D", **REPEATED},
     Sequence[Sequence[str]]: {"metavar": "TABLE,TABLE", **REPEATED},
 }
-# Arguments that may be files, which outputs must not overwrite.
+# Settings of flags by name whose value can be a file, which outputs must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "candidate": {"type": A_MODEL, "metavar": "URI|PATH"},
@@ -257,28 +264,29 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 def add_flags(
     sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "", **settings: Any
 ) -> None:
-    """Declare the flags of knobs or of a dataclass; for a section of params.yaml, only of knobs with a flag.
+    """Declare the flags of knobs or of a dataclass; of a section of params.yaml, only knobs with an explicit flag.
 
     ``settings`` are further arguments of ``add_argument``.
     """
-    for one in _flagged(knobs, of_section):
-        add_flag(sub, one, {**_settings_of(one), **settings}, of_section)
+    for knob in _flagged(knobs, of_section):
+        add_flag(sub, knob, {**_settings_of(knob), **settings}, of_section)
 
 
 def add_flag(
     sub: argparse._ActionsContainer, knob: Knob, settings: Mapping[str, Any] | None = None, of_section: str = ""
 ) -> None:
-    """Declare the flag of a knob, which may override a section of params.yaml.
+    """Declare the flag of a knob.
 
     Args:
-        settings: parser of its text, if neither its name nor its type determines one.
+        settings: argparse's settings of the flag, if neither its name nor its type determines them.
+        of_section: section of params.yaml that the flag overrides, if any.
     """
     how = dict(settings or _settings_of(knob))
-    is_several = str(knob.kind).startswith("tuple")
+    is_several = str(knob.kind).startswith("tuple")  # tuple[Path, ...]: several values after one flag
     meaning, default = knob.help.replace("%", "%%"), knob.default
     if set_by := of_section or knob.section:
         meaning = f"{meaning.partition(' (default: ')[0]} (default: {set_by}.{knob.name} of the settings)"
-        default = None
+        default = None  # params.yaml sets the value if the flag is not given
     elif isinstance(default, str | int | float | Path) and not isinstance(default, bool) and default != "":
         meaning += f" (default: {default:g})" if isinstance(default, int | float) else f" (default: {default})"
     if is_several:
@@ -291,17 +299,17 @@ def add_flag(
 
 
 def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_section: str = "") -> dict[str, Any]:
-    """Return the values of flags by the names of their settings; None if params.yaml decides.
+    """Return the values of flags by the names of their settings; None keeps the value of params.yaml.
 
-    Flags that were declared without a default and are not given are left out.
+    Omit flags that were declared without a default and are not given.
     """
-    flags = {one.name: _attribute(one) for one in _flagged(knobs, of_section)}
+    flags = {knob.name: _attribute(knob) for knob in _flagged(knobs, of_section)}
     values = {name: getattr(args, flag) for name, flag in flags.items() if hasattr(args, flag)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def join_rules(values: Mapping[str, Any], *of_files: Rules) -> dict[str, Any]:
-    """Return the values of flags, with repeated placement rules merged with each other and with the rules of files."""
+    """Merge repeated placement rules in the values of flags with each other and with the rules of files."""
     from evenshard.planner.rules import RULES, Rules
 
     rules = sum(of_files, Rules())
@@ -313,11 +321,11 @@ def join_rules(values: Mapping[str, Any], *of_files: Rules) -> dict[str, Any]:
 
 def _flagged(knobs: type | Iterable[Knob], of_section: str) -> list[Knob]:
     every = knobs_of(knobs) if isinstance(knobs, type) else knobs
-    return [one for one in every if one.flag is not None and (one.flag or not of_section)]
+    return [knob for knob in every if knob.flag is not None and (knob.flag or not of_section)]
 
 
 def _attribute(knob: Knob) -> str:
-    return knob.flag_name.lstrip("-").replace("-", "_").lower()
+    return knob.flag_name.lstrip("-").replace("-", "_").lower()  # as argparse names it
 
 
 def _settings_of(knob: Knob) -> Mapping[str, Any]:

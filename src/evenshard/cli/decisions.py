@@ -1,4 +1,4 @@
-"""Commands for decisions: promote a model, and whether to retrain."""
+"""Commands for decisions: promote a model, and check if retraining is due."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from evenshard.cli.arguments import (
     Commands,
     add_flag,
     add_flags,
+    add_params_flag,
     at_least,
     flag_values,
+    load_params_file,
     output_flag,
-    params_flag,
-    params_of,
 )
 from evenshard.loop.commands import DriftRequest, PromoteInputs
 from evenshard.loop.loop import EvaluateConfig
@@ -59,14 +59,14 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tracking.pyfunc import served_code
     from evenshard.tracking.tags import PARAMS_HASH
 
-    params = params_of(args)
+    params = load_params_file(args)
     measure = section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     evaluate = section(params, "evaluate", EvaluateConfig)
-    if collective.is_follower():
+    if collective.is_follower():  # only rank 0 decides; the other ranks measure what it requests
         collective.serve(measure)
         return {}
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
-    log_backlog(served_code)  # the newest version may be in it
+    log_backlog(served_code)  # registers models that MLflow missed; one of them may be the newest version
     inputs = PromoteInputs(**flag_values(args, PromoteInputs))
     done = promote(inputs, args.out, measure, search, Lineage.current(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
@@ -87,7 +87,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
-    from evenshard.loop.decisions.drift import drift_of, print_drift
+    from evenshard.loop.decisions.drift import compute_drift, print_drift
     from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.pricing import learned_model_of
@@ -95,10 +95,11 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tables.sources import tables_from
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
-        raise BadConfig("--out and --link-gb-s need an old placement. Name it with --placement.")
+        raise BadConfig("--out and --link-gb-s need a current placement. Name it with --placement.")
     model = learned_model_of(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
     asked = DriftRequest(**flag_values(args, DriftRequest))
+    # batch_size[1] is the largest batch size in the training data
     batch_size = asked.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
     tables = tables_from(
         args.tables,
@@ -111,13 +112,13 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     for note in tables.notes:
         print(f"evenshard drift: {note}", file=sys.stderr)
     num_devices = asked.num_devices or (None if old is None else old.num_devices)
-    drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, asked.tolerated_pct)
+    drift = compute_drift(model.trained_on, tables.tables, batch_size, num_devices, asked.tolerated_pct)
     difference, problem = None, ""
     if old is not None:
         from evenshard.loop.decisions.watch import replan
 
         try:
-            new = replan(old, tables, model, batch_size, tables_from=str(args.tables))
+            new = replan(old, tables, model, batch_size, tables_from=str(args.tables))  # with the old devices and rules
             difference = diff(old, new, model, args.link_gb_s)
             if args.out is not None:
                 save_answer(new, args.out)
@@ -154,13 +155,13 @@ def add_commands(commands: Commands) -> None:
         "promote",
         _promote,
         "Make a model the champion if it is better.",
-        "Candidate and champion place the same held-out tasks, one run times both. The alias moves when the "
+        "Candidate and champion place the same held-out tasks, and one run measures both. The alias moves if the "
         "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer placements. "
-        "The first champion needs no comparison. Exit code 0: promoted, or the champion already; 1: refused; 2: bad "
+        "The first champion needs no comparison. Exit code 0: promoted, or already the champion; 1: refused; 2: bad "
         "input.",
     )
     add = sub.add_argument
-    params_flag(sub)
+    add_params_flag(sub)
     add_flags(sub, PromoteInputs)
     add_flags(sub, MeasureConfig, "measure")
     add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
@@ -170,9 +171,9 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "drift",
         _drift,
-        "Show whether a model still covers today's tables.",
-        "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables again, "
-        "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input, or "
+        "Check if a model still covers today's tables.",
+        "Compares rows, dims, lookups and reuse with the training data. With --placement, places the tables again, and "
+        "shows which tables move and the time saved. Exit code 0: covered; 3: retraining is due; 2: bad input, or "
         "covered but too large for the placement's devices.",
     )
     add = sub.add_argument
@@ -181,14 +182,14 @@ def add_commands(commands: Commands) -> None:
         type=SOURCE,
         required=True,
         metavar="TABLES",
-        help="table file, public set, or traffic, as for `evenshard place`",
+        help="today's tables: table file, public set, or traffic, as for `evenshard place`",
     )
     add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, or a "
         "round's folder such as work/round_3")  # fmt: skip
-    add("--placement", **PATH, help="placement.json of today: place the tables again on its devices, by its rules")
-    add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
+    add("--placement", **PATH, help="current placement.json: place the tables again with its devices and rules")
+    add("-o", "--out", **OUTPUT, help="placement.json to write for the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
-        help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip
+        help="bandwidth per device, GB/s (1 GB = 1024**3 bytes), to show the time of the move")  # fmt: skip
     add_flag(sub, place_knob("traffic"))
     add_flags(sub, DriftRequest)
     add("--json", action="store_true", help="print JSON")

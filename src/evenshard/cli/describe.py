@@ -1,6 +1,6 @@
-"""Descriptions of our files: kind and origin of a placement, a model or a journal.
+"""Descriptions of evenshard's files: kind and origin of a placement, a model or a journal.
 
-Cost datasets have their own description (``measure/describe.py``).
+Cost datasets are described in ``measure/describe.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATASETS = (Path("data"), Path("work"))
 
 
 def describe_file(path: Path) -> dict[str, str]:
-    """Describe a placement, a model's folder or a journal, as a mapping of label to text.
+    """Describe a placement, a model's folder or a journal as a mapping from label to text.
 
     Raises:
         BadFile: if it is of another kind, or cannot be read.
@@ -40,7 +40,7 @@ def describe_file(path: Path) -> dict[str, str]:
 
 def file_text(facts: Mapping[str, str]) -> str:
     """Format the description for a terminal."""
-    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]
+    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]  # the longest label has 13
     return "\n".join([facts["file"], *lines])
 
 
@@ -55,7 +55,7 @@ def _placement(path: Path) -> dict[str, str]:
         "evenshard": str(origin.get("evenshard_version", UNKNOWN)),
     }
     if "source" in model:
-        facts["model"] = f"{model['source']} (sha256 {str(model.get('sha256'))[:12]}){_state_of(model)}"
+        facts["model"] = f"{model['source']} (sha256 {str(model.get('sha256'))[:12]}){_describe_state(model)}"
     for label, named in (("MLflow", model.get("mlflow")), ("MLflow policy", (model.get("mlflow") or {}).get("policy"))):
         if named:
             run = f", run {named['run_id']}" if named.get("run_id") else ""
@@ -63,12 +63,12 @@ def _placement(path: Path) -> dict[str, str]:
     return {**facts, **_trained_on(model.get("trained_on") or {})}
 
 
-def _state_of(model: Mapping[str, Any]) -> str:
+def _describe_state(model: Mapping[str, Any]) -> str:
     source = str(model["source"])
     if ":" in source:  # built in, registered, or on S3
         return ""
     if not Path(source).is_dir():
-        return ", whose folder is not here"
+        return ", folder not found"
     found = digest_of(Path(source))
     return ", unchanged" if found == model.get("sha256") else f", CHANGED since (sha256 {found[:12]})"
 
@@ -76,7 +76,7 @@ def _state_of(model: Mapping[str, Any]) -> str:
 def _model(folder: Path) -> dict[str, str]:
     parts = [part for part in MODEL_PARTS if (folder / part).is_dir()]
     if MODEL_PARTS[0] not in parts:
-        raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model's folder, such as work/round_3.")
+        raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model folder, such as work/round_3.")
     trained_on = TrainingDomain.load(folder / MODEL_PARTS[0] / DOMAIN_FILE)
     return {
         "kind": f"model ({', '.join(parts)})",
@@ -91,14 +91,14 @@ def _trained_on(trained_on: Mapping[str, Any]) -> dict[str, str]:
         return {}
     hashes = tuple(trained_on.get("costs_sha256") or ())
     files = [path for folder in DATASETS for path in folder.rglob("*.parquet") if path.is_file()] if hashes else []
-    found = {sha256_of(path): str(path) for path in sorted(files, reverse=True)}
-    costs = [f"{found.get(one, 'not in data/ or work/ (try dvc pull)')} (sha256 {one[:12]})" for one in hashes]
+    found = {sha256_of(path): str(path) for path in sorted(files, reverse=True)}  # of equal files, the first is named
+    costs = [f"{found.get(sha256, 'not in data/ or work/ (try dvc pull)')} (sha256 {sha256[:12]})" for sha256 in hashes]
     return {
         "learned from": f"{trained_on.get('num_measured', UNKNOWN)} measured placements",
         "hardware": str(trained_on.get("hardware", UNKNOWN)),
         "versions": str(trained_on.get("versions", UNKNOWN)),
         "git commit": str(trained_on.get("git_commit", UNKNOWN)),
-        "costs": "; ".join(costs) or "measured while it was trained",
+        "costs": "; ".join(costs) or "measured during training",
     }
 
 
@@ -110,7 +110,7 @@ def _journal(path: Path) -> dict[str, str]:
     return {
         "kind": "journal",
         "visits": f"{len(visits)} of {len({visit.job for visit in visits})} jobs",
-        "hardware": "; ".join(sorted({one.hardware for one in origins})) or UNKNOWN,
-        "versions": "; ".join(sorted({one.versions for one in origins})) or UNKNOWN,
+        "hardware": "; ".join(sorted({origin.hardware for origin in origins})) or UNKNOWN,
+        "versions": "; ".join(sorted({origin.versions for origin in origins})) or UNKNOWN,
         "measured": f"{utc_text(times[0])} to {utc_text(times[-1])}" if times else "nothing",
     }

@@ -1,4 +1,4 @@
-"""Command that writes a user's first files."""
+"""Command ``init``, which writes example files to start from."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import atomic_path
 from evenshard.cli.arguments import Commands
 
-# The files and their purposes; their contents are in templates/, where params.yaml is a link to the repository's.
+# Example files and their purposes. Their contents are in templates/, where params.yaml is a symbolic link.
 TEMPLATES = {
-    "tables.csv": "tables, as `evenshard place` takes them",
-    "rules.yaml": "where they may live, for --rules",
-    "hosts.yaml": "a machine of several hosts, for --hosts",
-    "prices.yaml": "what machines cost, for `evenshard what-if --price`",
-    "costs.csv": "times of shards of tables.csv, for `evenshard import-costs`; simulated:h100's until you put in yours",
-    "params.yaml": "settings of the loop that measures and learns on this machine",
+    "tables.csv": "table file, for `evenshard place`",
+    "rules.yaml": "placement rules, for --rules",
+    "hosts.yaml": "machine with several hosts, for --hosts",
+    "prices.yaml": "machine prices, for `evenshard what-if --price`",
+    "costs.csv": "measured times of shards, for `evenshard import-costs` (example times from simulated:h100)",
+    "params.yaml": "settings of the training loop on this machine",
 }
 
 
 def _init(args: argparse.Namespace) -> Mapping[str, Any]:
     there = next((name for name in TEMPLATES if (args.folder / name).exists()), None)
     if there is not None:
-        raise BadConfig(f"{args.folder / there} exists, and nothing is overwritten. Name another folder.")
+        raise BadConfig(f"{args.folder / there} already exists. Name another folder.")
     args.folder.mkdir(parents=True, exist_ok=True)
     templates = resources.files("evenshard.cli").joinpath("templates")
     for name, what in TEMPLATES.items():
@@ -41,10 +41,14 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "init",
         _init,
-        "Write files to begin with: tables, rules, machine, prices, costs and settings.",
-        "All are examples to change, and none is needed by itself. Exit code 2 where one of them exists: nothing is "
-        "overwritten.",
+        "Write example files: tables, rules, machine, prices, costs and settings.",
+        "Change or delete them as you like; each is optional. Nothing is overwritten: exit code 2 if a file exists.",
     )
     sub.add_argument(
-        "folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="(default: the current one)"
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        metavar="FOLDER",
+        help="folder to write to (default: the current folder)",
     )

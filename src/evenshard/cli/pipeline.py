@@ -1,4 +1,4 @@
-"""Commands that run the loop, or place tables, on Kubeflow Pipelines: on this machine or on a cluster."""
+"""Commands that run pipelines on this machine or on a cluster with Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from evenshard.base.outputs import FilesInside, scratch_folder
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, add_flags, at_least, flag_values, output_flag
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
-from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
+from evenshard.kubeflow.run_status import RunStatus, explain_failure, list_notes, summarize_progress
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
 
 log = logging.getLogger(__name__)
-_PIPELINES = ("train", "retrain", "place", "watch")
+_PIPELINES = ("train", "retrain", "place", "watch")  # repeated from pipelines/build.py, which is imported late
 _RUNNERS = ("subprocess", "container")
-# Required parameters of pipelines, and their meanings.
-NEEDS = {
+# Required parameters of each pipeline, with their meanings.
+REQUIRED_PARAMETERS = {
     "retrain": {"tables": "a table file"},
     "place": {"tables": "a table file"},
-    "watch": {"traces": "traces", "in_use": "the placement.json that the training runs with"},
+    "watch": {"traces": "traces", "in_use": "the current placement.json of the training"},
 }
-# Pipelines without params.yaml.
-WITHOUT_PARAMS = ("place", "watch")
+WITHOUT_PARAMS = ("place", "watch")  # pipelines that need no params.yaml
 # Files to print after a run, relative to its folder.
-TEXTS = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
-# A file that every run of the pipeline leaves, relative to its folder.
-LEFT_BEHIND = {
+PRINTED_FILES = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
+# A file that every successful run of the pipeline writes, relative to its folder.
+RESULT_FILES = {
     "train": "evaluate/report/metrics.json",
     "retrain": "drift/summary",
     "place": "place/placement/placement.json",
@@ -59,20 +58,20 @@ def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.kubeflow.local import local_file, run_here
+    from evenshard.kubeflow.local import local_file, run_locally
 
     pipeline, values = _build_pipeline(args, _cluster(args), local=True)
     for name in ("tables", "model", "source", "model_uri", "in_use", "traces"):
         if values.get(name) and not str(values[name]).startswith(("models:", "simulated:")):
             values[name] = local_file(values[name])
-    for name, what in NEEDS.get(args.pipeline, {}).items():
+    for name, what in REQUIRED_PARAMETERS.get(args.pipeline, {}).items():
         if not values.get(name):
-            raise BadConfig(f"the pipeline {args.pipeline} needs {what}. Name it with --set {name}=FILE.")
-    folder = run_here(pipeline, values, args.runner, args.out, LEFT_BEHIND[args.pipeline])
-    for text in (folder / name for name in TEXTS):
+            raise BadConfig(f"pipeline {args.pipeline} needs {what}. Name it with --set {name}=FILE.")
+    folder = run_locally(pipeline, values, args.runner, args.out, RESULT_FILES[args.pipeline])
+    for text in (folder / name for name in PRINTED_FILES):  # without in_use, the difference is only a placeholder
         if text.exists() and (text.name != "difference" or values.get("in_use")):
-            print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))
-    for path in sorted(folder.glob(LEFT_BEHIND[args.pipeline])):
+            print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))  # Markdown is for Kubeflow's UI
+    for path in sorted(folder.glob(RESULT_FILES[args.pipeline])):
         print(f"saved: {path}")
     return {}
 
@@ -85,20 +84,20 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
     print(f"run: {status.run_id}\n{status.url}", flush=True)
     if args.wait:
         patience_s = None if args.patience_minutes is None else 60 * args.patience_minutes
-        retries = max(one.retries for one in cluster.stages.values())
-        _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _Teller(), retries))
+        retries = max(stage.retries for stage in cluster.stages.values())  # an eviction can hit the pod of any stage
+        _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _ProgressLog(), retries))
     return {}
 
 
-class _Teller:
+class _ProgressLog:
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def __call__(self, status: RunStatus) -> None:
-        for line in (progress_of(status), *notes_on(status)):
-            what = re.sub(r"\d+ minutes", "", line)
-            if line and what not in self._told:
-                self._told.add(what)
+        for line in (summarize_progress(status), *list_notes(status)):
+            what = re.sub(r"\d+ minutes", "", line)  # a note is logged once, not once per minute
+            if line and what not in self._logged:
+                self._logged.add(what)
                 log.info("%s", line)
 
 
@@ -114,7 +113,7 @@ def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _unschedule(args: argparse.Namespace) -> Mapping[str, Any]:
     number = _remote(args).unschedule(args.name, args.experiment, args.force)
-    print(f"deleted: recurring run {number}. Its runs that have ended stay.")
+    print(f"deleted: recurring run {number}. Its finished runs are kept.")
     return {}
 
 
@@ -127,7 +126,7 @@ def _pause(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _stop(args: argparse.Namespace) -> Mapping[str, Any]:
     before = _remote(args).stop(args.run_id)
-    done = f"has ended before, as {before.state}" if before.is_finished else f"stops; it was {before.state}"
+    done = f"had already ended: {before.state}" if before.is_finished else f"is stopping; it was {before.state}"
     print(f"run {args.run_id} {done}\n{before.url}")
     return {}
 
@@ -135,16 +134,16 @@ def _stop(args: argparse.Namespace) -> Mapping[str, Any]:
 def _status(args: argparse.Namespace) -> Mapping[str, Any]:
     status = _remote(args).status(args.run_id)
     if args.json:
-        print(json.dumps(asdict(status), indent=1, default=datetime.isoformat))
+        print(json.dumps(asdict(status), indent=1, default=datetime.isoformat))  # JSON has no type for times
     _report(status, silent=args.json)
     return {}
 
 
 def _report(status: RunStatus, silent: bool = False) -> None:
     if status.is_finished and status.state != "SUCCEEDED":
-        raise PipelineFailed(failure_of(status))
+        raise PipelineFailed(explain_failure(status))
     if not silent:
-        lines = (f"{status.state}: {status.name}", progress_of(status), *notes_on(status), status.url)
+        lines = (f"{status.state}: {status.name}", summarize_progress(status), *list_notes(status), status.url)
         print(*filter(None, lines), sep="\n")
 
 
@@ -171,7 +170,7 @@ def _build_pipeline(args: argparse.Namespace, cluster: Cluster, local: bool = Fa
         cluster = cluster.with_measure_settings(gpus=args.gpus)
     pipeline, values = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
     if not local and image().startswith("localhost/"):
-        log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())
+        log.warning("%s: a cluster cannot pull this image. Push it, and set EVENSHARD_IMAGE to its address.", image())
     return pipeline, values
 
 
@@ -187,14 +186,14 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
     pipeline, values = _build_pipeline(args, cluster)
     with scratch_folder() as folder:
         package = folder / "pipeline.yaml"
-        compile_to(pipeline, package, {})
+        compile_to(pipeline, package, {})  # without defaults, because the run gets the values
         yield package, values
 
 
 def _remote(args: argparse.Namespace) -> Remote:
     args.endpoint = args.endpoint or os.environ.get(ENDPOINT)
     if not args.endpoint:
-        raise BadConfig(f"no endpoint. Name the address of Kubeflow Pipelines' API with --endpoint, or in {ENDPOINT}.")
+        raise BadConfig(f"no endpoint. Set the address of Kubeflow Pipelines' API with --endpoint or {ENDPOINT}.")
     require_package("kfp.kubernetes")
     return Remote(Endpoint(**flag_values(args, Endpoint)))
 
@@ -209,7 +208,7 @@ class _Setting(Source):
         if not (name and equals):
             raise argparse.ArgumentTypeError(f"{brief(text)} is not NAME=VALUE")
         try:
-            return name, load_yaml(value) if value[:1] in "{[" and value else value
+            return name, load_yaml(value) if value[:1] in "{[" and value else value  # a mapping or list is YAML
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{brief(value)} is not valid YAML: {error}") from None
 
@@ -222,14 +221,16 @@ def add_commands(commands: Commands) -> None:
     top = commands.add(
         "pipeline",
         None,
-        "Run the loop on Kubeflow Pipelines.",
-        "train: the loop of params.yaml; retrain: the same, if the promoted model no longer covers today's tables; "
-        "place: a table file to a placement; watch: whether a training should move to another one. Exit code 0: done; "
-        "1: a run failed, or the server does not answer; 2: bad input.",
+        "Run pipelines on Kubeflow Pipelines.",
+        "train runs the loop of params.yaml; retrain runs it only if the champion no longer covers today's tables; "
+        "place places the tables of a file; watch decides if a training should move to another placement. Exit code 0: "
+        "done; 1: a run failed, or the server does not answer; 2: bad input.",
     )
     nested = Commands(top, dest="pipeline_command")
 
-    sub = nested.add("compile", _compile, "Write a pipeline as a file.", "Package and platform spec in one YAML file.")
+    sub = nested.add(
+        "compile", _compile, "Compile a pipeline to a file.", "Writes package and platform spec in one file."
+    )
     _pipeline_flags(sub)
     sub.add_argument("-o", "--out", **OUTPUT, required=True, help="file to write (.yaml)")
 
@@ -237,81 +238,83 @@ def add_commands(commands: Commands) -> None:
         "run",
         _run,
         "Run a pipeline on this machine.",
-        "The same tasks as on a cluster, each as a process, or each in a container of EVENSHARD_IMAGE.",
+        "Runs the same tasks as on a cluster, each as a process or in a container of EVENSHARD_IMAGE.",
     )
     _pipeline_flags(sub)
-    sub.add_argument("--runner", choices=_RUNNERS, default="subprocess", help="(default: subprocess)")
+    sub.add_argument("--runner", choices=_RUNNERS, default="subprocess", help="how tasks run (default: subprocess)")
     sub.add_argument("--out", **output_flag(FilesInside()), default=Path("work/kubeflow"),
-                     help="folder that gets a folder for each run (default: work/kubeflow)")  # fmt: skip
+                     help="parent of the folders of runs (default: work/kubeflow)")  # fmt: skip
 
     sub = nested.add(
         "submit",
         _submit,
         "Start a run on a cluster, and print its address.",
-        "The settings are compiled for the moment, unless --package names a compiled file.",
+        "Compiles the pipeline with the current settings, unless --package names a compiled file.",
     )
     _pipeline_flags(sub)
     add_flags(sub, Endpoint)
     _submit_flags(sub)
-    sub.add_argument("--wait", action="store_true", help="wait until it has finished, and try it again where "
-                     "pods were evicted; exit code 1 if it failed")  # fmt: skip
+    sub.add_argument("--wait", action="store_true", help="wait for the end of the run, and retry it if pods were "
+                     "evicted; exit code 1 if it failed")  # fmt: skip
     sub.add_argument("--poll-seconds", type=at_least(0.01, float), default=15.0, metavar="S",
-                     help="between two looks while waiting (default: 15)")  # fmt: skip
-    sub.add_argument("--patience-minutes", type=at_least(0, float), metavar="M", help="give up waiting after M minutes")
+                     help="pause between status requests while waiting (default: 15)")  # fmt: skip
+    sub.add_argument("--patience-minutes", type=at_least(0, float), metavar="M", help="stop waiting after M minutes")
 
     sub = nested.add(
-        "schedule", _schedule, "Make a recurring run on a cluster.", "One run at a time; none is caught up."
+        "schedule", _schedule, "Create a recurring run on a cluster.", "Runs never overlap; missed runs are skipped."
     )
     _pipeline_flags(sub)
     add_flags(sub, Endpoint)
     _submit_flags(sub)
-    sub.add_argument("--cron", required=True, help="when, such as '0 3 * * 0' (UTC); six fields begin with the seconds")
+    sub.add_argument(
+        "--cron", required=True, help="schedule in UTC, such as '0 3 * * 0'; with six fields, the first is seconds"
+    )
 
     for name, do, what, more in (
-        ("pause", _pause, "Let a recurring run start no more runs.", "A run that is in progress goes on."),
-        ("resume", _pause, "Let a paused recurring run start runs again.", "Runs that it has missed are not made up."),
-        ("unschedule", _unschedule, "Delete a recurring run on a cluster.", "It is paused first, and deleted unless "
-         "one of its runs is in progress: Kubernetes would kill that, too."),
+        ("pause", _pause, "Pause a recurring run on a cluster.", "A run in progress continues."),
+        ("resume", _pause, "Resume a paused recurring run on a cluster.", "Missed runs are skipped."),
+        ("unschedule", _unschedule, "Delete a recurring run on a cluster.", "Pauses it first, and deletes it unless "
+         "one of its runs is in progress, because Kubernetes would kill that run."),
     ):  # fmt: skip
         sub = nested.add(name, do, what, more)
-        sub.add_argument("name", metavar="NAME", help="as in --run-name of schedule, or the id that schedule printed")
-        sub.add_argument("--experiment", default="evenshard", help="that it is in (default: evenshard)")
+        sub.add_argument("name", metavar="NAME", help="name (--run-name of schedule) or id of the recurring run")
+        sub.add_argument("--experiment", default="evenshard", help="its experiment (default: evenshard)")
         add_flags(sub, Endpoint)
-    sub.add_argument("--force", action="store_true", help="delete it although that kills the run in progress")
+    sub.add_argument("--force", action="store_true", help="delete it even if that kills a run in progress")
 
     sub = nested.add(
         "stop",
         _stop,
         "Stop a run on a cluster.",
-        "Its pods end; what finished tasks have made stays. A run that has ended before is left as it is.",
+        "Its pods end; results of finished tasks are kept. A finished run is not changed.",
     )
-    sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
+    sub.add_argument("run_id", metavar="RUN_ID", help="id of the run, as printed by submit")
     add_flags(sub, Endpoint)
 
-    sub = nested.add("status", _status, "Show how a run is doing.", "Exit code 1 if it has failed.")
-    sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
+    sub = nested.add("status", _status, "Show the status of a run.", "Exit code 1 if it has failed.")
+    sub.add_argument("run_id", metavar="RUN_ID", help="id of the run, as printed by submit")
     sub.add_argument("--json", action="store_true", help="print JSON")
     add_flags(sub, Endpoint)
 
 
 def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("--pipeline", choices=_PIPELINES, default="train", help="(default: train)")
-    add("--params", **PATH, help="settings (default: params.yaml, which place and watch can do without)")
-    add("--cluster", **PATH, help="what stages get of a cluster: a file, or small for pipelines/cluster_small.yaml of "
-        "this version, which 4 CPUs and 8 GB hold (default: its pipelines/cluster.yaml)")  # fmt: skip
-    add("--num-parts", type=at_least(1), metavar="N", help="overrides num_parts of the cluster: pods that measure a "
-        "round side by side (run: processes, 1 unless said here)")  # fmt: skip
-    add("--gpus", type=at_least(0), metavar="N", help="overrides gpus of the cluster: of each pod that measures; 2 or "
-        "more are the devices of the tasks, and measure at once under torchrun")  # fmt: skip
+    add("--pipeline", choices=_PIPELINES, default="train", help="pipeline (default: train)")
+    add("--params", **PATH, help="settings (default: params.yaml; optional for place and watch)")
+    add("--cluster", **PATH, help="cluster file with the resources of each stage, or `small` for "
+        "pipelines/cluster_small.yaml, which fits 4 CPUs and 8 GB (default: pipelines/cluster.yaml)")  # fmt: skip
+    add("--num-parts", type=at_least(1), metavar="N", help="pods that measure a round in parallel (default: num_parts "
+        "of the cluster file; with `run`: 1 process)")  # fmt: skip
+    add("--gpus", type=at_least(0), metavar="N", help="GPUs of each pod that measures (default: gpus of the cluster "
+        "file); 2 or more must equal the devices of a task, and measure concurrently under torchrun")  # fmt: skip
     add("--set", type=_Setting(), action="append", default=[], metavar="NAME=VALUE",
-        help="a parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
-    add("--cache-measurements", action="store_true", help="let Kubeflow take earlier measurements of the same inputs")
+        help="parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
+    add("--cache-measurements", action="store_true", help="reuse earlier measurements of the same inputs")
 
 
 def _submit_flags(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("--package", **PATH, help="compiled pipeline (default: compiled for the moment)")
-    add("--experiment", default="evenshard", help="made if there is none of the name (default: evenshard)")
-    add("--run-name", help="(default: the pipeline's name and the time)")
-    add("--service-account", help="that the pods run as (default: service_account of the cluster settings)")
+    add("--package", **PATH, help="compiled pipeline file (default: compile with the current settings)")
+    add("--experiment", default="evenshard", help="experiment of the run, created if missing (default: evenshard)")
+    add("--run-name", help="name of the run (default: the pipeline's name and the time)")
+    add("--service-account", help="service account of the pods (default: service_account of the cluster file)")

@@ -1,4 +1,4 @@
-"""Commands for placement.json files: explain a table's device, compare placements, and show their origin."""
+"""Commands for placement.json files: explain a placement, and compare two placements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.sharders.model import Model
 
-MODEL_HELP = (
-    "model to use instead of the one that the file names: a round's folder such as work/round_3, or "
-    "models:/evenshard-cost@champion"
-)
+MODEL_HELP = "replaces the file's model: a round's folder such as work/round_3, or models:/evenshard-cost@champion"
 
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -46,20 +43,20 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.report.comparisons import difference_markdown, print_difference
 
     if args.restart_minutes and args.steps is None:
-        raise BadConfig("--restart-minutes counts against what steps save. Say how many: --steps 100000.")
+        raise BadConfig("--restart-minutes needs the number of steps. Add --steps, such as --steps 100000.")
     if args.link_gb_s is not None and not 0 < args.link_gb_s < float("inf"):
-        raise BadConfig(f"--link-gb-s is {args.link_gb_s}. Give GB per second, above 0.")
+        raise BadConfig(f"--link-gb-s is {args.link_gb_s}. Set a bandwidth above 0 GB/s.")
     old, new = load_answer(args.old), load_answer(args.new)
     if args.reshard_delta:
         return _reshard_delta(args, old, new)
     if args.out is not None or args.partial:
-        raise BadConfig("-o and --partial only apply to --reshard-delta. Add it, or leave them out.")
+        raise BadConfig("-o and --partial need --reshard-delta. Add it, or omit them.")
     try:
         model = _model(args, new)
     except BadInput as error:
-        if args.model is not None:
+        if args.model is not None:  # only the file's own model is optional
             raise
-        model = None  # bytes need no model, and the comparison names the models of its times
+        model = None  # bytes to move need no model, and the comparison names the models of its times
         print(f"evenshard diff: warning: {error}", file=sys.stderr)
     difference = diff(old, new, model, args.link_gb_s)
     paid = None
@@ -68,7 +65,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.renamed is not None:
         if difference.renaming is not None:
             if model is None:
-                raise BadConfig("--renamed needs a model, to predict the renamed placement. Name one: --model.")
+                raise BadConfig("--renamed needs a model to predict the renamed placement. Name a model with --model.")
             new = rename_devices(new, difference.renaming.new_names, model)
         save_answer(new, args.renamed)
     if args.json:
@@ -87,28 +84,28 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
 
     if args.out is None:
-        raise BadConfig("--reshard-delta needs a file to write. Add -o delta.json.")
+        raise BadConfig("--reshard-delta needs an output file. Add -o delta.json.")
     delta = reshard_delta(old, new, args.partial)
     save_delta(delta, args.out)
     console = plain_console(None)
     weights, state = size_text(delta.weight_bytes), size_text(delta.state_bytes)
     count = count_text(len(delta.tables), "table")
     console.print(f"{args.out}: {count} to move, {weights} of weights and {state} of optimizer state", soft_wrap=True)
-    inexact = [name for name, one in delta.tables.items() if not one.state_is_exact]
+    inexact = [name for name, table in delta.tables.items() if not table.state_is_exact]
     if inexact:
         console.print(
-            f"row-wise Adagrad: of {cut(', '.join(inexact))} a part is cut; its new parts each begin with its state",
+            f"row-wise Adagrad: a part of {cut(', '.join(inexact))} is split, and each new part starts with its state",
             soft_wrap=True,
         )
-    for one in diff(old, new).reordered:
-        print(f"evenshard diff: warning: {printable(one.text)} {READ_BY_POSITION}", file=sys.stderr)
+    for note in diff(old, new).reordered:
+        print(f"evenshard diff: warning: {printable(note.text)} {READ_BY_POSITION}", file=sys.stderr)
     for reason in reasons_of(delta.left):
-        console.print(f"left where they are: {reason}", soft_wrap=True)
+        console.print(f"not moved: {reason}", soft_wrap=True)
     return {}
 
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
-    """Return the requested model, or that of the file; warn if it is not the model that made the placement."""
+    """Load the requested model, or that of the file; warn if it is not the model that made the placement."""
     from evenshard.planner.pricing import model_of, named_model, other_model
 
     if args.model is not None:
@@ -118,9 +115,7 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
         try:
             model = model_of(source)
         except BadInput as error:
-            raise BadConfig(
-                f"the model that the file names cannot be loaded: {error} Or name another one (--model)."
-            ) from None
+            raise BadConfig(f"the file's model cannot be loaded: {error} Or name another model with --model.") from None
     warning = other_model(answer, model)
     if warning is not None:
         print(f"evenshard {args.command}: warning: {warning}", file=sys.stderr)
@@ -133,37 +128,37 @@ def add_commands(commands: Commands) -> None:
         "explain",
         _explain,
         "Show the device that a step waits for, and the best changes.",
-        "The times of the slowest device beside the mean of all, and the three best legal changes: of its tables, or "
-        "of the table that --table names. Exit code 0, or 2: bad input.",
+        "Compares the slowest device with the mean, and lists the three best legal changes of its tables, or of the "
+        "table that --table names. Exit code 0: done; 2: bad input.",
     )
     add = sub.add_argument
-    add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json, as `evenshard place -o` writes it")
-    add("--table", default="", metavar="NAME", help="a table to change, or a part such as 'clicks[64:128]'")
+    add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json of `evenshard place -o`")
+    add("--table", default="", metavar="NAME", help="table to change, or a part of it such as 'clicks[64:128]'")
     add("--model", metavar="PATH|URI", help=MODEL_HELP)
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(
         "diff",
         _diff,
-        "Show what moves between two placements, and what that saves.",
-        "One model predicts both: the new file's, on the new file's request. Exit code 0, or 2: bad input.",
+        "Compare two placements: tables to move and time saved.",
+        "The model and the request of the new file predict both placements. Exit code 0: done; 2: bad input.",
     )
     add = sub.add_argument
-    add("old", **{**PATH, "metavar": "OLD"}, help="placement.json of today")
-    add("new", **{**PATH, "metavar": "NEW"}, help="placement.json to go to")
+    add("old", **{**PATH, "metavar": "OLD"}, help="current placement.json")
+    add("new", **{**PATH, "metavar": "NEW"}, help="new placement.json")
     add("--model", metavar="PATH|URI", help=MODEL_HELP)
     add(
         "--link-gb-s",
         type=at_least(0, float),
         metavar="X",
-        help="GB (1024**3 bytes) per second that a device sends and receives: shows how long the move takes",
+        help="bandwidth of a device in each direction, GB/s (1 GB = 1024**3 bytes), to show the time of the move",
     )
-    add("--steps", type=at_least(1), metavar="N", help="show when the move pays back, and what N steps save or lose")
+    add("--steps", type=at_least(1), metavar="N", help="show when the move pays back, and the time saved in N steps")
     add("--restart-minutes", type=at_least(0, float), default=0.0, metavar="X",
-        help="minutes that the training stands still for the move, on top of the transfer; with --steps")  # fmt: skip
-    add("--markdown", action="store_true", help="print Markdown, for a comment of a pull request")
-    add("--title", default="", help="what was placed, in Markdown (default: the table file of the new placement)")
-    add("--renamed", **OUTPUT, help="placement.json to write: the new one, its devices renamed so that least moves")
-    add("--reshard-delta", action="store_true", help="write what a running TorchRec job has to move, to the file of -o")
-    add("--partial", action="store_true", help="with --reshard-delta: leave tables that cannot move while a job runs")
+        help="with --steps: downtime of the move besides the transfer, minutes")  # fmt: skip
+    add("--markdown", action="store_true", help="print Markdown, for a comment on a pull request")
+    add("--title", default="", help="with --markdown: title (default: the table file of the new placement)")
+    add("--renamed", **OUTPUT, help="placement.json to write: the new placement, with devices renumbered to move less")
+    add("--reshard-delta", action="store_true", help="write the moves for a running TorchRec job to the file of -o")
+    add("--partial", action="store_true", help="with --reshard-delta: skip tables that cannot move while a job runs")
     add("-o", "--out", **OUTPUT, help="file to write")
     add("--json", action="store_true", help="print JSON")

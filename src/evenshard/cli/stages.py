@@ -1,4 +1,4 @@
-"""Commands of the loop, one per declared stage."""
+"""Commands of the loop, one per stage."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from evenshard.base.documents import load_params
 from evenshard.base.typed import section
-from evenshard.cli.arguments import PARAMS, Commands, add_flags, flag_values, metrics_flag, params_flag
+from evenshard.cli.arguments import PARAMS, Commands, add_flags, add_metrics_flag, add_params_flag, flag_values
 from evenshard.loop.loop import STAGES, LoopConfig
-from evenshard.loop.stage import Stage, loop_settings, set_by
+from evenshard.loop.stage import Stage, loop_settings, read_inputs
 from evenshard.measure.config import MeasureConfig
 
 
 def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.loop.runner import run_stage
 
-    missing = args.params == PARAMS and not args.params.exists()
+    missing = args.params == PARAMS and not args.params.exists()  # a file that the user names must exist
     params = {} if missing and not stage.needs_params else load_params(args.params)
     overrides = {stage.name: flag_values(args, stage.config, stage.name)}
     if stage.measures:
@@ -27,9 +27,9 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     of_loop = {}
     if (names := loop_settings(stage.inputs)) and (params or stage.needs_params):
         loop = section(params, "loop", LoopConfig)
-        of_loop = {name: max(getattr(loop, name), args.round) for name in names}
+        of_loop = {name: max(getattr(loop, name), args.round) for name in names}  # an extra round extends the loop
     given = {name: value for name, value in flag_values(args, stage.inputs).items() if value is not None}
-    inputs = stage.inputs(**{**set_by(params, stage.inputs), **given, **of_loop})
+    inputs = stage.inputs(**{**read_inputs(params, stage.inputs), **given, **of_loop})
     outcome = run_stage(stage, settings, inputs, stage.outputs(**flag_values(args, stage.outputs)), params)
     if outcome.text:
         print(outcome.text)
@@ -41,8 +41,8 @@ def add_commands(commands: Commands) -> None:
     for stage in STAGES:
         more = " ".join(filter(None, (stage.about, stage.usage)))
         sub = commands.add(stage.command, partial(_run, stage), stage.what, more)
-        params_flag(sub)
-        metrics_flag(sub)
+        add_params_flag(sub)
+        add_metrics_flag(sub)
         add_flags(sub, stage.inputs)
         if stage.measures:
             add_flags(sub, MeasureConfig, "measure")

@@ -1,4 +1,4 @@
-"""Command that compares machines."""
+"""Command ``what-if``, which compares machines."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class PerHardware(Source):
             return self._kind(text)
         found = {}
         for part in text.split(","):
-            name, equals, value = part.rpartition("=")
+            name, equals, value = part.rpartition("=")  # a path in the name may contain "="
             if not (name and equals) or name in found:
                 raise argparse.ArgumentTypeError(f"{text!r} is neither one value nor NAME=VALUE,NAME=VALUE")
             found[name] = self._kind(value)
         return found
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the files in the value: of links and of models."""
+        """Return the values that can be files: links and models."""
         named = value.values() if isinstance(value, Mapping) else (value,)
-        return tuple(Path(one) for one in named if isinstance(one, str) and one)
+        return tuple(Path(value) for value in named if isinstance(value, str) and value)
 
 
 def _numbers(text: str) -> Sequence[int]:
@@ -61,7 +61,7 @@ def _group_sizes(text: str) -> Sequence[int] | str:
 
 
 _FLOAT, _INT, _NAME = (PerHardware(kind) for kind in (partial(number, kind=float), partial(number, kind=int), str))
-# Parsers of flags whose argument type does not determine one.
+# Settings of flags whose argument type does not determine a parser.
 FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": lambda text: text.split(","), "metavar": "NAME[,NAME]"},
     "devices": {"type": _numbers, "metavar": "N[,N]"},
@@ -97,14 +97,14 @@ def add_commands(commands: Commands) -> None:
         "what-if",
         _what_if,
         "Compare machines by time, memory and cost for the same tables.",
-        "Each kind of hardware with each number of devices, size of memory and size of groups of 2D parallelism. Exit "
-        "code 0, also where the tables do not fit a machine: its line says what is missing; 2: bad input.",
+        "Tries all combinations of hardware, number of devices, memory and 2D-parallel group size. Exit code 0: done, "
+        "even if the tables do not fit on some machines, whose lines show the missing memory; 2: bad input.",
     )
     add = sub.add_argument
-    add("tables", type=SOURCE, metavar="TABLES", help="tables, as `evenshard place` takes them")
+    add("tables", type=SOURCE, metavar="TABLES", help="table file, public set or traffic, as for `evenshard place`")
     add("-o", "--out", **OUTPUT, help="JSON file to write")
-    add("--json", action="store_true", help="print JSON in place of the table")
-    for one in knobs_of(WhatIf):
-        add_flag(sub, one, FLAG_SETTINGS.get(one.name))
+    add("--json", action="store_true", help="print JSON instead of the table")
+    for knob in knobs_of(WhatIf):
+        add_flag(sub, knob, FLAG_SETTINGS.get(knob.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
     add_flags(arguments, shared_knobs())

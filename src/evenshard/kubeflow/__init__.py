@@ -1,15 +1,14 @@
-"""The loop on Kubeflow Pipelines: parts of components/ and pipelines/, and runs of a pipeline.
+"""The loop on Kubeflow Pipelines: code that components/ and pipelines/ share, and clients that run a pipeline.
 
 ::
 
-    cluster      processors, memory, GPUs, retries, time and secrets of each stage, as settings and in Kubernetes' terms
-    component    a stage's component: its image, addresses, inputs, outputs and parameters
-    pod          a stage inside a component's pod (pod_journal, retry)
+    cluster      settings of each stage's pods: CPUs, memory, GPUs, retries, timeouts and secrets
+    component    conventions of components: image, addresses, names of inputs, outputs and parameters
+    pod          execution of a stage inside a component's pod (pod_journal: its journal)
     run_outcome  the exit handler of a pipeline
-    requests     the tasks of ``place``, ``drift`` and ``watch``
-    package      a pipeline as a file
-    local        a pipeline on this machine, its tasks as processes or in containers
-    remote       a pipeline on a cluster (run_status: its tasks and the reasons of its pods)
+    package      a compiled pipeline file
+    local        runs on this machine, with tasks as processes or in containers
+    remote       runs on a cluster (run_status: their tasks and pods)
 
 ``kfp`` is imported only inside the functions that need it.
 """

@@ -1,6 +1,6 @@
-"""Settings of a Kubernetes cluster for each stage, from one YAML file into Kubeflow Pipelines' platform spec.
+"""Settings of each stage's pods on a Kubernetes cluster, from one YAML file to the platform spec of Kubeflow Pipelines.
 
-``pipelines/cluster.yaml`` explains every line.
+``pipelines/cluster.yaml`` explains each setting.
 """
 
 from __future__ import annotations
@@ -24,67 +24,65 @@ from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")
 MEASURING = tuple(stage.name for stage in STAGES if stage.measures)
 BACKOFF_FACTOR = 2
-_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"  # a DNS subdomain name of Kubernetes, at most 253 characters
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"  # a label value of Kubernetes, at most 63 characters
 _QUANTITY, _SECONDS = r"\d+(\.\d+)?(m|[kMGTP]i?)?", r"\d+s"
-_FOLDER = r"(?!/)(?!(.*/)?\.\.(/|$)).*"
-# Patterns of settings by name, each with the remedy for another value.
+_FOLDER = r"(?!/)(?!(.*/)?\.\.(/|$)).*"  # a relative path without ".."
+# Pattern of each setting, and the remedy for a value that does not match.
 _FORMS = {
     **dict.fromkeys(("cpu", "memory", "shared_memory"), (_QUANTITY, "Write it as 4, 250m or 32Gi")),
     **dict.fromkeys(("backoff", "max_backoff"), (_SECONDS, "Write seconds, such as 60s")),
-    "gpu_product": (_LABEL, "Name one of `kubectl get nodes -L nvidia.com/gpu.product`"),
-    "queue": (_NAME, "Name one of `kubectl get localqueues`"),
-    "claim": (_NAME, "Name one of `kubectl get pvc`"),
+    "gpu_product": (_LABEL, "Choose one of `kubectl get nodes -L nvidia.com/gpu.product`"),
+    "queue": (_NAME, "Choose one of `kubectl get localqueues`"),
+    "claim": (_NAME, "Choose one of `kubectl get pvc`"),
     "path": (r"/.*[^/].*", "Name a folder such as /data"),
     **dict.fromkeys(("caches", "journals"), (_FOLDER, "Name a folder of the volume, such as caches")),
 }
-# Cache folders by their environment variable: matplotlib and others, compiled kernels, compiled graphs.
+# Cache folders by environment variable: matplotlib and others, compiled kernels, compiled graphs.
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-# Argo waits this long before it replaces a deleted pod. It waits before it decides on a retry at all, so a task with
+# Argo waits this long before it replaces a deleted pod. It waits before it decides whether to retry, so a task with
 # bad input is shown as running for this time.
 FIRST_PAUSE = "5s"
-# Longer than the life of any pod: Argo counts from the start of the first pod, and neither creates nor keeps another
-# one after it (kubeflow/pipelines#14245; kfp calls it the longest pause).
+# 30 days, longer than the life of any pod: Argo counts from the start of the first pod, and ends all pods after this
+# time (kubeflow/pipelines#14245; kfp calls it the longest pause).
 RETRIED_WITHIN = f"{30 * 24 * 3600}s"
-# The label that tells Kueue to admit a pod.
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Keys of the other kind of file, a machine's; see ``planner.hosts``.
-OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # tells Kueue to admit a pod
+MACHINE_KEYS = ("hosts", "intra", "inter", "nodes_per_domain")  # keys of a machine file; see ``planner.hosts``
 
 
 @dataclass(frozen=True)
 class StageResources:
     """Resources of the pods of one stage."""
 
-    cpu: str = knob(REQUIRED, "cores, as Kubernetes writes them: 4 or 250m")
-    memory: str = knob(REQUIRED, "memory, as Kubernetes writes it: 32Gi")
+    cpu: str = knob(REQUIRED, "CPU cores in Kubernetes notation: 4 or 250m")
+    memory: str = knob(REQUIRED, "memory in Kubernetes notation: 32Gi")
     gpus: int = knob(0, "GPUs of each pod", range=COUNT_OR_NONE)
-    shared_memory: str | None = knob(None, "size of /dev/shm; None keeps the node's own")
+    shared_memory: str | None = knob(None, "size of /dev/shm; None keeps the node's default")
     timeout_minutes: int = knob(120, "time after which a pod is stopped; 0 for none", range=COUNT_OR_NONE)
     retries: int = knob(
         2,
-        "retries of a pod that was deleted, as where its node was drained or lost; and within it, of temporary "
-        "failures. After an eviction, retries of the whole run by who waits for it",
+        "number of retries: of a deleted pod (node drained or lost), of transient failures within a pod, and with "
+        "`submit --wait`, of a run whose pods were evicted",
         range=COUNT_OR_NONE,
     )
-    backoff: str = knob("60s", "time before the first retry within a pod, doubled before each further one")
-    max_backoff: str = knob("600s", "longest time before a retry")
-    cache: bool = knob(True, "take an earlier result of the same inputs")
+    backoff: str = knob("60s", "pause before the first retry within a pod, doubled for each further retry")
+    max_backoff: str = knob("600s", "longest pause before a retry")
+    cache: bool = knob(True, "reuse an earlier result of the same inputs")
     gpu_product: str | None = knob(
-        None, "GPU of pods with GPUs, as the label of nodes names it, such as NVIDIA-H100-80GB-HBM3; None takes any"
+        None, "required GPU model, as in the node label, such as NVIDIA-H100-80GB-HBM3; None: any"
     )
-    queue: str | None = knob(None, "Kueue's local queue for its pods; None starts them at once")
+    queue: str | None = knob(None, "Kueue local queue of its pods; None: no queue")
 
     @property
     def pauses_s(self) -> tuple[int, ...]:
-        """Return the seconds to wait before each retry within a pod."""
-        first, most = (int(one.removesuffix("s")) for one in (self.backoff, self.max_backoff))
+        """Return the pauses before each retry within a pod, seconds."""
+        first, most = (int(pause.removesuffix("s")) for pause in (self.backoff, self.max_backoff))
         return tuple(min(first * BACKOFF_FACTOR**number, most) for number in range(self.retries))
 
 
 @dataclass(frozen=True)
 class Toleration:
-    """A taint that pods with a GPU tolerate, in Kubernetes' format."""
+    """A Kubernetes toleration of pods with a GPU."""
 
     key: str
     operator: Literal["Exists", "Equal"] = "Exists"
@@ -94,25 +92,23 @@ class Toleration:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Resource name of GPUs, the node label with the GPU's name, and the nodes for pods with a GPU."""
+    """Settings of pods that request GPUs."""
 
-    resource: str = "nvidia.com/gpu"
-    product_label: str = "nvidia.com/gpu.product"
-    node_selector: dict[str, str] = knob({}, "labels of nodes for pods with a GPU")
+    resource: str = "nvidia.com/gpu"  # resource name of the device plugin
+    product_label: str = "nvidia.com/gpu.product"  # node label that ``gpu_product`` selects
+    node_selector: dict[str, str] = knob({}, "node selector of pods with GPUs")
     tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Volume of all pods, a PersistentVolumeClaim, for datasets, caches, journals and runs that MLflow missed."""
+    """PersistentVolumeClaim that all pods mount, for datasets, caches, journals and runs that MLflow missed."""
 
     claim: str = knob(REQUIRED, "name of the claim")
-    path: str = knob("/data", "path in pods; tables on it are named by that path, such as /data/tables.parquet")
-    caches: str = knob("caches", "folder of it for the caches of libraries (CACHES); empty for none")
+    path: str = knob("/data", "mount path in pods, such as /data for /data/tables.parquet")
+    caches: str = knob("caches", "folder on the volume for library caches (CACHES); empty: none")
     journals: str = knob(
-        "journals",
-        "folder of it for the journals of stages that measure, from which the next try of a task goes on; "
-        "empty for none",
+        "journals", "folder on the volume for journals, from which a retried measurement resumes; empty: none"
     )
 
     def folder(self, name: str) -> str:
@@ -124,31 +120,31 @@ class Volume:
 class Cluster:
     """Settings of a cluster."""
 
-    num_parts: int = knob(REQUIRED, "pods that measure a round side by side", range=COUNT)
-    stages: dict[str, StageResources] = knob(REQUIRED, "settings by name of the stage, for each of COMPONENTS")
-    gpu: Gpu = knob(Gpu(), "kind of GPU of pods that ask for one")
-    node_selector: dict[str, str] = knob({}, "labels of nodes for all pods")
+    num_parts: int = knob(REQUIRED, "pods that measure a round in parallel", range=COUNT)
+    stages: dict[str, StageResources] = knob(REQUIRED, "settings by stage name, for each of COMPONENTS")
+    gpu: Gpu = knob(Gpu(), "settings of pods that request GPUs")
+    node_selector: dict[str, str] = knob({}, "node selector of all pods")
     labels: dict[str, str] = knob({}, "labels of all pods")
-    service_account: str = knob("", "account that runs are submitted with; empty for the cluster's own default")
-    image_pull_secrets: tuple[str, ...] = knob((), "names of secrets")
-    config_map: str = knob("", "ConfigMap of environment variables; empty for none")
-    config_keys: tuple[str, ...] = knob((), "keys of it")
-    secrets: dict[str, tuple[str, ...]] = knob({}, "environment variables from secrets: keys by name of the secret")
+    service_account: str = knob("", "service account of runs; empty: the cluster's default")
+    image_pull_secrets: tuple[str, ...] = knob((), "names of image pull secrets")
+    config_map: str = knob("", "ConfigMap of environment variables; empty: none")
+    config_keys: tuple[str, ...] = knob((), "keys of the ConfigMap")
+    secrets: dict[str, tuple[str, ...]] = knob({}, "keys of each secret to set as environment variables")
     volume: Volume | None = knob(None, "volume for datasets, caches and journals")
 
     def with_measure_settings(self, **settings: Any) -> Cluster:
-        """Return the cluster with other settings of the stages that measure, such as ``gpus=2``."""
+        """Replace settings of all stages that measure, such as ``gpus=2``."""
         measuring = {name: replace(self.stages[name], **settings) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
-        """Return the cluster without its settings for parts, retries and GPUs."""
-        here = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
-        return replace(self, num_parts=1, stages=here)
+        """Drop parts, retries and GPUs, for a run on this machine."""
+        stages = {name: replace(resources, retries=0, gpus=0) for name, resources in self.stages.items()}
+        return replace(self, num_parts=1, stages=stages)
 
 
-def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
-    """Set image, resources, retries, timeout, cache and secrets of a pipeline task by its stage, and return it."""
+def configure_task(task: Any, stage: str, cluster: Cluster) -> Any:
+    """Set image, resources, retries, timeout, cache and secrets of a pipeline task, and return the task."""
     from kfp import kubernetes
 
     has = cluster.stages[stage]
@@ -170,7 +166,7 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
         kubernetes.empty_dir_mount(
             task, volume_name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=has.shared_memory
         )
-    # Argo labels every pod of a run with it, so that all stages of a loop find the same parent run in MLflow
+    # Argo labels every pod of a run with the workflow's name, so all stages of a loop find the same MLflow parent run
     kubernetes.use_field_path_as_env(task, LOOP_ID, "metadata.labels['workflows.argoproj.io/workflow']")
     kubernetes.set_security_context(task, run_as_non_root=True)
     labels = {**cluster.labels, **({QUEUE_LABEL: has.queue} if has.queue else {})}
@@ -193,7 +189,7 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
             task.set_env_variable(name, f"{cluster.volume.folder(cluster.volume.caches)}/{folder}")
         if stage in MEASURING and cluster.volume.journals:
             task.set_env_variable(JOURNAL_FOLDER, cluster.volume.folder(cluster.volume.journals))
-    # all optional: a cluster without MLflow, or with S3 rights from its service account, lacks them
+    # optional, because a cluster without MLflow, or with S3 rights from its service account, lacks some of them
     if cluster.config_map:
         kubernetes.use_config_map_as_env(
             task, cluster.config_map, {key: key for key in cluster.config_keys}, optional=True
@@ -213,15 +209,15 @@ def load_cluster(path: Path) -> Cluster:
         BadConfig: if a setting is unknown, missing or impossible; the message names it.
     """
     content = load_params(path)
-    if "stages" not in content and any(key in content for key in OF_A_MACHINE):
+    if "stages" not in content and any(key in content for key in MACHINE_KEYS):
         raise BadConfig(
-            f"{path} describes a machine to place tables on, which `evenshard place --hosts` takes. A pipeline's "
-            "file says what its pods get: see pipelines/cluster.yaml."
+            f"{path} is a machine file for `evenshard place --hosts`. Name a cluster file, such as "
+            "pipelines/cluster.yaml."
         )
     by_stage = read_record(dict[str, dict[str, Any]], content.pop("stages", {}), path, "Write settings for each stage.")
     for name in by_stage:
         is_stage = name == "default" or name in COMPONENTS
-        require(is_stage, f"{path}: stages has no {brief(name)}. Choose one of {', '.join(COMPONENTS)}.")
+        require(is_stage, f"{path}: {brief(name)} is not a stage. Choose one of {', '.join(COMPONENTS)}.")
     default = by_stage.get("default", {})
     stages = {}
     for name in COMPONENTS:

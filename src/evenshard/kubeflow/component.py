@@ -1,8 +1,8 @@
-"""Naming of components: image, readable addresses, inputs, outputs and parameters.
+"""Conventions of components: image, addresses that a pod can read, and names of inputs, outputs and parameters.
 
 A pod reads ``s3://bucket/key`` with boto3, and ``/path`` in its image or on a volume. Kubeflow's importer loads
-``minio://`` and ``gs://`` if the pipeline was compiled with such an address. It also accepts ``s3://``, but only
-Amazon's: it puts the bucket into the name of the host.
+``minio://`` and ``gs://`` if the pipeline was compiled with an address of this kind. The importer also accepts
+``s3://``, but only on Amazon S3, because it puts the bucket into the host name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ EARLIER, NUM_GPUS, METRICS = "earlier", "num_gpus", "metrics"
 IMPORTED = ("minio://", "gs://")
 _VARIABLE = "EVENSHARD_IMAGE"
 DEFAULT_IMAGE = f"localhost/evenshard:{__version__}-cpu"
+# Tags that registries reuse for new images.
 MOVING_TAGS = ("latest", "main", "master", "dev", "nightly", "stable", "edge")
 _NAME = re.compile(
     r"(?P<name>[a-z0-9][a-zA-Z0-9._:/-]*?)(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -29,9 +30,9 @@ _NAME = re.compile(
 
 
 def image() -> str:
-    """Return the image of EVENSHARD_IMAGE, or the one that ``make image`` builds of this version.
+    """Return the image named in EVENSHARD_IMAGE, or the image that ``make image`` builds of this version.
 
-    Kubeflow's cache identifies an image by name: a moving tag would return old results for new code.
+    Kubeflow's cache identifies an image by name, so a moving tag would return old results for new code.
 
     Raises:
         BadConfig: if its name has neither a version nor a digest.
@@ -40,17 +41,17 @@ def image() -> str:
     remedy = f"Name a version or a digest in {_VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
     found = _NAME.fullmatch(name)
     if found is None:
-        raise BadConfig(f"image {brief(name)} is not the name of an image. {remedy}")
+        raise BadConfig(f"image {brief(name)} is not a valid image name. {remedy}")
     if found["digest"] is None:
         if found["tag"] is None:
             raise BadConfig(f"image {brief(name)} has no tag, which means latest. {remedy}")
         if found["tag"].lower() in MOVING_TAGS:
-            raise BadConfig(f"image {brief(name)}: the tag {found['tag']} may mean another image tomorrow. {remedy}")
+            raise BadConfig(f"image {brief(name)}: the tag {found['tag']} can move to another image. {remedy}")
     return name
 
 
 def is_imported(address: str) -> bool:
-    """Return True for an address that Kubeflow has to import."""
+    """Return True for an address that Kubeflow's importer must read."""
     return address.startswith(IMPORTED)
 
 
@@ -58,29 +59,29 @@ def require_readable(address: str) -> None:
     """Raise BadConfig unless a pod can read this address by itself."""
     if is_imported(address):
         raise BadConfig(
-            f"{brief(address)}: Kubeflow has to import this address, and this pipeline was not compiled for that. "
-            f"Compile it with this address (--set), or name one that begins with s3://."
+            f"{brief(address)}: this pipeline was not compiled to import {' or '.join(IMPORTED)} addresses. Compile it "
+            f"with this address (--set), or use an s3:// address."
         )
     if "://" in address and not is_address(address):
         raise BadConfig(
-            f"{brief(address)}: pipelines read s3://, minio:// and gs:// addresses, and absolute paths of a pod. Put "
-            f"the file there."
+            f"{brief(address)}: pipelines read s3://, minio:// and gs:// addresses, and absolute paths in a pod. Copy "
+            f"the file to one of these."
         )
 
 
-def accumulates(name: str) -> bool:
-    """Return True if an artifact is a folder with one file per round so far, and stages read all files."""
+def is_accumulated(name: str) -> bool:
+    """Return True if an artifact is a folder with one file per round so far, all of which later stages read."""
     every = [uses_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
-    return any(one is not None and one.of is WhichRound.SO_FAR for one in every)
+    return any(use is not None and use.of is WhichRound.SO_FAR for use in every)
 
 
 def input_name(stage: Stage, name: str) -> str:
-    """Return a component's name for an input of its stage; it differs if an output of the stage has the same name."""
+    """Return a component's name for an input of its stage; prefixed if an output of the stage has the same name."""
     if (option := plain_inputs(stage.inputs).get(name)) is not None:
         return option.parameter
     return f"previous_{name}" if name in uses_of(stage.outputs, Writes) else name
 
 
-def own_file(stage: Stage) -> str:
-    """Return the setting that a user's file may replace; "" if there is none."""
+def find_file_setting(stage: Stage) -> str:
+    """Return the setting of a stage that a user's file can replace; "" if there is none."""
     return next((one.name for one in knobs_of(stage.config) if one.flag and one.kind is str and not one.choices), "")

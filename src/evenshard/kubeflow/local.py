@@ -1,7 +1,7 @@
-"""Runs of a pipeline on this machine with kfp.local, each task a process or a container.
+"""Runs of a pipeline on this machine with kfp.local, each task as a process or a container.
 
-kfp.local treats a missing container as a success, and a failed container may be missing (kubeflow/pipelines#13332), so
-the outcome of a run is read from its files.
+kfp.local treats a missing container as a success, and a failed container may be missing (kubeflow/pipelines#13332).
+Therefore the outcome of a run is read from its files.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"  # kfp's log, in the folder of a run
 LAST_LINES = 20  # of a failed run's log, in its error message
 _KFP = re.compile(r"(\d\d:\d\d:\d\d)\.\d+ - (?:INFO - (?=Executing task |.* finished with status )|(?!INFO)\w+ - )(.*)")
-_OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
-_DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
+_TASK_LINE = re.compile(r"\s+\d\d:\d\d:\d\d \S")
+_JSON_LINE = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
 
 
-def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
+def run_locally(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
     """Run a pipeline and return the folder of its artifacts, one folder for each task.
 
     Args:
         values: values of the pipeline's parameters; files are absolute paths (``local_file``).
         runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
-        out: folder that gets a new folder for this run.
-        expected: a file that the run must leave, such as ``evaluate/report/metrics.json``.
+        out: parent of the folder of this run.
+        expected: a file that a successful run writes, such as ``evaluate/report/metrics.json``.
     """
     from kfp import local
 
@@ -53,11 +53,11 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     with (
         scratch_folder() as scratch,
         _redirect_log(scratch / LOG, lambda: _find_run_folder(out, before)) as run_log,
-        _one_loop(),
+        _set_loop_id(),
     ):
         files = [one for one in values.values() if isinstance(one, str) and one.startswith("/") and Path(one).exists()]
-        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner(files)
-        # kfp removes the workspace after each run, so it is never a user's folder
+        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else make_container_runner(files)
+        # kfp removes the workspace after each run, so it must not be a user's folder
         local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
         problem = ""
         try:
@@ -66,17 +66,17 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
             problem = " ".join(TERMINAL_COLOURS.sub("", str(error)).split())
         made = _find_run_folder(out, before)
         if made is None or problem or not any(made.glob(expected)):
-            problem = problem or f"{made or out} lacks {expected}: a task has failed."
+            problem = problem or f"{made or out} lacks {expected}: a task failed."
             print(run_log.last_lines(), file=sys.stderr)
-            raise PipelineFailed(f"{problem} Its own output above{f', or {made / LOG},' if made else ''} says why.")
+            raise PipelineFailed(f"{problem} See its output above{f' or in {made / LOG}' if made else ''}.")
     return made
 
 
-def container_runner(shown: Sequence[str] = ()) -> Any:
+def make_container_runner(shown: Sequence[str] = ()) -> Any:
     """Return kfp's runner; raise BadConfig without a Docker API that has the image.
 
     Args:
-        shown: files and folders of this machine that containers can read, at the same paths.
+        shown: files and folders of this machine to mount read-only at the same paths.
     """
     from kfp import local
 
@@ -91,10 +91,10 @@ def container_runner(shown: Sequence[str] = ()) -> Any:
         raise
     except Exception as error:  # docker wraps errors of requests, urllib3 and its own
         raise BadConfig(
-            f"--runner container found no Docker API ({reason_of(error)}). Start Docker, or `podman system service` "
-            f"and name its socket in DOCKER_HOST; or use --runner subprocess."
+            f"--runner container found no Docker API ({reason_of(error)}). Start Docker, or start `podman system "
+            f"service` and set DOCKER_HOST to its socket, or use --runner subprocess."
         ) from None
-    # files that containers write belong to the user who started them and also has the S3 keys
+    # containers run as this user, so that their files belong to the user, and receive the user's S3 keys
     keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     mounts = [docker.types.Mount(path, path, type="bind", read_only=True) for path in shown]
     return local.DockerRunner(user=f"{os.getuid()}:{os.getgid()}", environment=keys, mounts=mounts)
@@ -109,10 +109,10 @@ def _require_image(api: Any, name: str) -> None:
     try:
         api.images.pull(name)
     except docker.errors.APIError as error:
-        remedy = "Name" if checkout() is None else "Build it with `make image`, or name"
+        remedy = "Set" if checkout() is None else "Build it with `make image`, or set"
         raise BadConfig(
-            f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). "
-            f"{remedy} another one in EVENSHARD_IMAGE."
+            f"image {name} is not on this machine and cannot be pulled ({reason_of(error)}). "
+            f"{remedy} EVENSHARD_IMAGE to another image."
         ) from None
 
 
@@ -122,7 +122,7 @@ def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
 
 
 def local_file(address: str) -> str:
-    """Convert a file for a task on this machine: to an absolute path, or unchanged if on S3."""
+    """Return the absolute path of a file for a task on this machine; an S3 address unchanged."""
     if is_address(address):
         return address
     path = Path(address.removeprefix("file://"))
@@ -131,17 +131,18 @@ def local_file(address: str) -> str:
     return str(path.resolve())
 
 
-def _one_loop() -> contextlib.AbstractContextManager[None]:
-    """Set one parent run in MLflow, and one backlog, for all tasks of a local run."""
+def _set_loop_id() -> contextlib.AbstractContextManager[None]:
+    """Set the same MLflow parent run and backlog for all tasks of a local run."""
     own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
     return environment({name: value for name, value in own.items() if name not in os.environ})
 
 
 @contextlib.contextmanager
 def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
-    """Redirect kfp's log from stdout, which is for results, to a file that is moved to the run's folder.
+    """Redirect kfp's log from stdout, which is for results, to a file that is copied to the run's folder.
 
-    kfp replaces ``print`` by an indenting version, which racing threads of ParallelFor may leave in place.
+    kfp replaces ``print`` by an indenting version, which racing threads of ParallelFor may leave in place, so the
+    original is restored.
     """
     own_print = builtins.print
     try:
@@ -157,13 +158,12 @@ def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[Run
 
 
 class RunLog(io.TextIOBase):
-    """Stdout of a running pipeline.
-
-    Kubeflow's executor prints the inputs and outputs of every task as JSON. Tasks may print from several threads.
+    """Stdout of a running pipeline; tasks may print from several threads.
 
     Args:
         file: receives every line, without colours.
-        shown: receives starts and ends of tasks, their log lines, and warnings.
+        shown: receives starts and ends of tasks, their log lines, and warnings, but not the inputs and outputs that
+            Kubeflow's executor prints as JSON.
     """
 
     def __init__(self, file: TextIO, shown: TextIO) -> None:
@@ -176,18 +176,18 @@ class RunLog(io.TextIOBase):
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
-                self._take(TERMINAL_COLOURS.sub("", line))
+                self._write_line(TERMINAL_COLOURS.sub("", line))
         return len(text)
 
     def last_lines(self) -> str:
         """Return the last lines that are not JSON."""
         return "\n".join(self._last)
 
-    def _take(self, line: str) -> None:
+    def _write_line(self, line: str) -> None:
         self._file.write(f"{line}\n")
         if found := _KFP.match(line):
             self._shown.write(f"{found[1]} {found[2]}\n")
-        elif _OF_A_TASK.match(line):
+        elif _TASK_LINE.match(line):
             self._shown.write(f"{line}\n")
-        if not _DUMP.match(line):
+        if not _JSON_LINE.match(line):
             self._last.append(line)

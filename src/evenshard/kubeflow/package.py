@@ -1,4 +1,4 @@
-"""Pipeline files, compiled with the current settings: package and platform spec in one."""
+"""Compiled pipeline files, with package and platform spec in one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evenshard.loop.loop import LOOP_SECTIONS
 
 # Parameters of pipelines that are addresses; see ``evenshard.kubeflow.component``.
 ADDRESSES = {"tables", "source", "model", "in_use", "traces"}
-# Parameters of pipelines that are sections of settings.
+# Parameters of pipelines that are sections of params.yaml, with the name of the section.
 SECTIONS = {
     "request": "place",
     "drift_request": "drift",
@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 
 
 def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
-    """Write the package, with these defaults of its parameters, and its platform spec as two documents of a YAML file.
+    """Compile a pipeline to a YAML file with two documents, package and platform spec.
+
+    Args:
+        values: defaults of the pipeline's parameters.
 
     Raises:
         BadConfig: if the path does not end in .yaml.
@@ -47,9 +50,9 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 
 
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return package and platform spec of a compiled pipeline; raise BadFile if it is missing or not one."""
+    """Read package and platform spec of a compiled pipeline; raise BadFile for a missing or other file."""
     remedy = "Write it with `evenshard pipeline compile`."
-    documents = [one for one in read_yaml(path, remedy, remedy, most=100) if isinstance(one, dict)]
+    documents = [document for document in read_yaml(path, remedy, remedy, most=100) if isinstance(document, dict)]
     if not documents or "deploymentSpec" not in documents[0]:
         raise BadFile(path, "is not a compiled pipeline", remedy)
     return documents[0], documents[1] if len(documents) > 1 else {}
@@ -70,24 +73,22 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
             require_readable(str(values[key]))
         elif not is_imported(str(values[key])):
             raise BadConfig(
-                f"{brief(values[key])}: {package} was compiled for {key} that Kubeflow imports. Compile it with this "
+                f"{brief(values[key])}: {package} was compiled to import {key} with Kubeflow. Compile it with this "
                 f"address (--set {key}=...)."
             )
 
 
-def data_hash(source: str, runs_now: bool = True) -> str:
-    """Return the hash of a table file's content: from its .dvc file, or its own SHA-256.
+def hash_source(source: str, runs_now: bool = True) -> str:
+    """Return the hash of a table file's content, from its .dvc file or computed as SHA-256; "" if unknown.
 
-    It is "" if this machine cannot read the file, and for an address on S3 unless the run starts at once
-    (``runs_now``): the file may change before then.
+    Args:
+        runs_now: True if the run starts immediately. Otherwise a file on S3 may change before, and its hash is unknown.
     """
     if is_address(source):
         try:
             return content_hash(source) if runs_now else ""
         except (BadInput, StorageFailed) as error:
-            log.info(
-                "%s: earlier results are not reused for these tables, whose content cannot be checked from here", error
-            )
+            log.info("%s Cached results are not reused, because the content of these tables is unknown.", error)
             return ""
     path = Path(source)
     pointer = path.with_name(path.name + ".dvc")
@@ -102,7 +103,7 @@ def _importer_parameters(spec: Mapping[str, Any]) -> set[str]:
     """Return the parameters of a compiled pipeline whose values are addresses for Kubeflow's importer."""
     components, executors = spec["components"], spec["deploymentSpec"]["executors"]
     importers = [name for name, one in components.items() if "importer" in executors.get(one.get("executorLabel"), {})]
-    dags = [one["dag"] for one in (spec["root"], *components.values()) if "dag" in one]
+    dags = [component["dag"] for component in (spec["root"], *components.values()) if "dag" in component]
     tasks = [task for dag in dags for task in dag["tasks"].values() if task["componentRef"]["name"] in importers]
     found = {task["inputs"]["parameters"]["uri"].get("componentInputParameter", "") for task in tasks}
     return {name.removeprefix("pipelinechannel--") for name in found}
@@ -112,4 +113,4 @@ def check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise BadConfig for a name that is not a parameter of the pipeline."""
     for name in values:
         if name not in known:
-            raise BadConfig(f"the pipeline has no parameter {brief(name)}. It has {', '.join(sorted(known))}.")
+            raise BadConfig(f"the pipeline has no parameter {brief(name)}. Choose from {', '.join(sorted(known))}.")

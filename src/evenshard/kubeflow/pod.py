@@ -1,4 +1,4 @@
-"""Execution of a stage in a component's pod: files in artifacts, journal, GPUs, MLflow run files and metrics."""
+"""Execution of a stage in a component's pod: its artifacts, journal, GPUs, metrics, and the runs that MLflow missed."""
 
 from __future__ import annotations
 
@@ -21,37 +21,36 @@ from evenshard.base.outputs import scratch_folder
 from evenshard.base.process import environment, on_sigterm, terminate
 from evenshard.base.retry import with_retries
 from evenshard.kubeflow import component
-from evenshard.kubeflow.component import accumulates, input_name, require_readable
-from evenshard.kubeflow.pod_journal import kept_journal
+from evenshard.kubeflow.component import input_name, is_accumulated, require_readable
+from evenshard.kubeflow.pod_journal import keep_journal
 from evenshard.loop.loop import STAGES
 from evenshard.loop.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
 
-# The table pool inside the artifact ``tables``, with a suffix because a table file is read by it.
-TABLES = "tables.parquet"
+TABLES = "tables.parquet"  # the table pool inside the artifact ``tables``; its suffix selects the reader
 log = logging.getLogger(__name__)
 
 
 def run_in_pod(name: str, **arguments: Any) -> None:
-    """Run a stage of the loop on the arguments of its component; see ``evenshard.kubeflow.component``.
+    """Run a stage of the loop with the arguments of its component; see ``evenshard.kubeflow.component``.
 
-    MLflow gets the run only if MLFLOW_TRACKING_URI names a server: a file would be lost with the pod.
+    The run is logged to MLflow only if MLFLOW_TRACKING_URI names a server: a local file would be lost with the pod.
     """
-    # after torch: compiling a pipeline must not import the stage's code
+    # imported here, because compiling a pipeline must not import torch
     from evenshard.loop.runner import run_stage
 
     log_to_stderr()
-    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows all libraries' logs; FBGEMM's is long
-    (stage,) = (one for one in STAGES if one.name == name)
-    own = component.own_file(stage)
+    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows all libraries' logs, and FBGEMM logs a lot
+    (stage,) = (stage for stage in STAGES if stage.name == name)
+    own = component.find_file_setting(stage)
     overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
     sections = dict(zip(stage.sections, (arguments["config"], arguments.get("measure")), strict=False))
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
-    params = {section: asdict(one) for section, one in settings.items()}
-    with backlog_of(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
+    params = {section: asdict(values) for section, values in settings.items()}
+    with carry_backlog(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
         if num_gpus := arguments.get(component.NUM_GPUS, 0):
-            metrics = with_retries(_measure)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
+            metrics = with_retries(_run_command)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
         else:
             tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
             metrics = run_stage(stage, settings, inputs, outputs, params, tracked, with_retries).metrics
@@ -63,18 +62,18 @@ def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     for name in uses_of(stage.inputs, Reads):
         path = path_of(arguments[input_name(stage, name)])
         if path is not None:
-            values[name] = round_costs(path) if accumulates(name) else _file_in(path, name)
+            values[name] = round_costs(path) if is_accumulated(name) else _file_in(path, name)
     return stage.inputs(**values)
 
 
 @contextmanager
 def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the inputs of a stage; if it measures, with a journal that outlives this pod, if possible."""
+    """Yield the inputs of a stage, with a journal that outlives this pod if the stage measures."""
     if not stage.measures:
         yield inputs
         return
     output = next(iter(_written(stage, arguments).values()))
-    with kept_journal(stage.run_name(inputs), str(output.uri)) as journal:
+    with keep_journal(stage.run_name(inputs), str(output.uri)) as journal:
         yield replace(inputs, journal=journal)
 
 
@@ -82,7 +81,7 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     values = {}
     for name, artifact in _written(stage, arguments).items():
         path = Path(artifact.path)
-        if accumulates(name):
+        if is_accumulated(name):
             values[name] = add_round(path, arguments["round_number"], path_of(arguments[component.EARLIER]))
         else:
             values[name] = _file_in(path, name)
@@ -90,14 +89,14 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
+    return {name: arguments[name] for name, use in uses_of(stage.outputs, Writes).items() if use.artifact}
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """Return the artifacts that a stage reads and writes; of parallel parts, only the first reads any."""
+    """Return the artifacts that carry a stage's backlog in and out; of parallel parts, only the first reads one."""
     read = [path_of(arguments[input_name(stage, name)]) for name in uses_of(stage.inputs, Reads)]
     is_first = arguments.get("part", 1) == 1
-    written = [Path(one.path) for one in _written(stage, arguments).values()]
+    written = [Path(artifact.path) for artifact in _written(stage, arguments).values()]
     return [path for path in read if path is not None and is_first], written
 
 
@@ -111,7 +110,7 @@ def path_of(artifact: Any) -> Path | None:
 
 
 def path_or_address(artifact: Any, address: str) -> str | None:
-    """Return the path of an artifact, or an address if a pod can read it itself; None for neither."""
+    """Return the path of an artifact, or an address that a pod can read itself; None without either."""
     if artifact is not None:
         return str(artifact.path)
     require_readable(address)
@@ -121,24 +120,24 @@ def path_or_address(artifact: Any, address: str) -> str | None:
 def require_address(name: str, artifact: Any, address: str) -> str:
     """Return path or address of a required input; raise BadConfig if it has neither."""
     if (found := path_or_address(artifact, address)) is None:
-        raise BadConfig(f"the address of {name} is empty. Give one.")
+        raise BadConfig(f"the address of {name} is empty. Set it.")
     return found
 
 
 def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
-    """Log metrics to a component's metrics artifact, except for values that are not numbers."""
+    """Log all finite values to a component's metrics artifact."""
     for name, value in values.items():
         if value is not None and math.isfinite(value):
             metrics.log_metric(name, float(value))
 
 
 def round_path(folder: Path, round_number: int) -> Path:
-    """Return the cost dataset of a round, in the artifact ``costs``."""
+    """Return the path of a round's cost dataset in the artifact ``costs``."""
     return folder / f"round_{round_number:03d}.parquet"
 
 
 def round_costs(folder: Path) -> tuple[Path, ...]:
-    """Return the cost datasets of all rounds so far, in their order."""
+    """List the cost datasets of all rounds so far, in order."""
     return tuple(sorted(folder.glob("round_*.parquet")))
 
 
@@ -150,10 +149,10 @@ def add_round(folder: Path, round_number: int, earlier: Path | None) -> Path:
     return round_path(folder, round_number)
 
 
-def _measure(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any, outputs: Any) -> dict[str, float]:
+def _run_command(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any, outputs: Any) -> dict[str, float]:
     """Run the command of a stage that measures, under torchrun if the pod has several GPUs; return its metrics.
 
-    It is a separate process because a process cannot use its GPU any more after a kernel failed.
+    The command is a separate process, because a process cannot use its GPU after a kernel failed.
     """
     with scratch_folder() as scratch:
         settings, metrics = scratch / "params.yaml", scratch / "metrics.json"
@@ -170,9 +169,9 @@ def _measure(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any
         log.info("%d GPUs: %s", num_gpus, " ".join(words))
         code = _exit_code(words, scratch)
         if code == 2 and num_gpus == 1:  # torchrun returns 1 for all failures
-            raise BadConfig(f"{stage.command}: bad input. See above.")
+            raise BadConfig(f"{stage.command}: bad input. See the log above.")
         if code:
-            raise MeasurementFailed(f"{stage.command} on {num_gpus} GPUs ended with exit code {code}. See above.")
+            raise MeasurementFailed(f"{stage.command} on {num_gpus} GPUs failed: exit code {code}. See the log above.")
         found: dict[str, float] = json.loads(metrics.read_text())
         return found
 
@@ -194,28 +193,28 @@ def _exit_code(words: Sequence[str], folder: Path) -> int:
 
 
 @contextmanager
-def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
-    """Carry runs that MLflow missed from the artifacts of the inputs to the first output folder.
+def carry_backlog(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
+    """Move runs that MLflow missed from the artifacts of the inputs to the first output folder.
 
-    A pod's files are lost with it, and other pods see only the artifacts that they read. If EVENSHARD_BACKLOG names a
-    folder on a volume, all pods and the exit handler share it, and nothing is carried.
+    A pod's files are lost with the pod, and other pods see only the artifacts that they read. If EVENSHARD_BACKLOG
+    names a folder on a volume, all pods and the exit handler share this folder, and nothing is moved.
     """
     if os.environ.get(BACKLOG):
         yield
         return
     with scratch_folder() as scratch:
         own = scratch / BACKLOG_NAME
-        _carry(inputs, own)
+        _move_runs(inputs, own)
         try:
             with environment({BACKLOG: str(own)}):
                 yield
         finally:
             target = next(filter(Path.is_dir, outputs), None)
             if target is not None and own.is_dir():
-                _carry([scratch], target / BACKLOG_NAME)
+                _move_runs([scratch], target / BACKLOG_NAME)
 
 
-def _carry(folders: Iterable[Path], target: Path) -> None:
+def _move_runs(folders: Iterable[Path], target: Path) -> None:
     for backlog in filter(Path.is_dir, (folder / BACKLOG_NAME for folder in folders)):
         for run in sorted(backlog.glob("[!.]*")):
             target.mkdir(parents=True, exist_ok=True)

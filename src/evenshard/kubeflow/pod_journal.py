@@ -1,13 +1,13 @@
-"""Journal of a stage that measures, kept after the end of its pod: on a volume, or in parts on S3.
+"""Journal of a stage that measures, which outlives its pod: on a volume, or in parts on S3.
 
 ::
 
-    /data/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl    one try of a task
-    s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same, in a file for each
-        000000000000 000000018231                                                ten seconds, called by its first byte
+    /data/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl    one attempt of a task
+    s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same on S3: one file per
+        000000000000 000000018231                         ten seconds, named by the offset of its first byte
 
-A try begins with the measurements of earlier tries; the journal decides which of them count. Each try writes its own
-journal, because the pod of an earlier try may still run on a lost node. All are removed when the stage has its results.
+An attempt starts with the measurements of earlier attempts. Each attempt writes its own journal, because the pod of an
+earlier attempt may still run on a lost node. All journals are deleted when the stage has finished.
 """
 
 from __future__ import annotations
@@ -31,46 +31,44 @@ from evenshard.base.s3 import download, is_address, remove, upload
 from evenshard.measure.journal import Journal
 from evenshard.tracking import LOOP_ID
 
-# Variable of a pod: folder for journals, on a volume that all pods see.
-FOLDER = "EVENSHARD_JOURNAL_FOLDER"
-# Variable of a pod: address for journals on S3, if there is no volume.
-ADDRESS = "EVENSHARD_JOURNALS"
-UPLOAD_EVERY_S = 10.0
+FOLDER = "EVENSHARD_JOURNAL_FOLDER"  # environment variable: folder for journals, on a volume that all pods mount
+ADDRESS = "EVENSHARD_JOURNALS"  # environment variable: address for journals on S3, if there is no volume
+UPLOAD_EVERY_S = 10.0  # a lost pod loses at most the measurements of this interval
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
-    """Yield a stage's journal with the measurements of earlier tries of the task; None if none can be kept.
+def keep_journal(task: str, output_address: str) -> Iterator[Path | None]:
+    """Yield a journal with the measurements of earlier attempts of a task; None if there is no storage for it.
 
-    It is removed if the block succeeds, and kept for the next try otherwise.
+    The journal is deleted if the block succeeds, and kept for the next attempt if it fails.
 
     Args:
         task: name of stage, round and part.
-        output_address: address of an output of the task; if that is on S3, a journal can be kept next to it.
+        output_address: address of an output of the task; if it is on S3, the journal is stored next to it.
     """
     run, folder, address = os.environ.get(LOOP_ID), os.environ.get(FOLDER), os.environ.get(ADDRESS)
     if not address and is_address(output_address):
         address = f"{output_address.partition('?')[0]}.journals"
     with scratch_folder() as scratch:
         if run and folder:
-            with _on_volume(Path(folder) / run / task, scratch) as journal:
+            with _keep_on_volume(Path(folder) / run / task, scratch) as journal:
                 yield journal
         elif run and address:
-            with _on_s3(f"{address.rstrip('/')}/{run}/{task}", scratch) as journal:
+            with _keep_on_s3(f"{address.rstrip('/')}/{run}/{task}", scratch) as journal:
                 yield journal
         else:
             yield None
 
 
 @contextmanager
-def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
+def _keep_on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         earlier = [Path(shutil.copy(path, scratch)) for path in sorted(folder.glob("*.jsonl"))]
-        journal: Path | None = _continue_journal(folder / f"{_name_of_try()}.jsonl", earlier)
+        journal: Path | None = _continue_journal(folder / f"{_name_attempt()}.jsonl", earlier)
     except OSError as error:
-        log.warning("%s: no journal can be kept there (%s); if this pod is lost, all is measured again", folder, error)
+        log.warning("%s: cannot keep a journal (%s); if this pod is lost, its measurements are lost", folder, error)
         journal = None
     yield journal
     if journal is not None:
@@ -78,17 +76,17 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
-    journal = _continue_journal(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
-    with _keep_uploading(journal, f"{address}/{_name_of_try()}"):
+def _keep_on_s3(address: str, scratch: Path) -> Iterator[Path]:
+    journal = _continue_journal(scratch / "journal.jsonl", _download_earlier(address, scratch))
+    with _keep_uploading(journal, f"{address}/{_name_attempt()}"):
         yield journal
     try:
         with_retries(remove)(address)
     except EvenshardError as error:
-        log.warning("%s: the journal stays, though nothing needs it any more (%s)", address, error)
+        log.warning("%s: cannot delete this finished journal (%s)", address, error)
 
 
-def _name_of_try() -> str:
+def _name_attempt() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -99,19 +97,19 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
                 with Journal(path) as theirs:
                     mine.add_all(theirs)
             except BadFile as error:
-                log.warning("%s What it holds is measured again.", error)
+                log.warning("%s Its measurements are repeated.", error)
     return journal
 
 
-def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
+def _download_earlier(address: str, scratch: Path) -> list[Path]:
     try:
         folder = with_retries(download)(address, scratch / "earlier")
     except BadFile:  # no journal yet
         return []
     except EvenshardError as error:
-        log.warning("%s What earlier tries of this task have measured is measured again.", error)
+        log.warning("%s The measurements of earlier attempts of this task are repeated.", error)
         return []
-    return [_join_parts(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+    return [_join_parts(parts) for parts in sorted(folder.iterdir()) if parts.is_dir()]
 
 
 def _join_parts(parts: Path) -> Path:
@@ -119,13 +117,13 @@ def _join_parts(parts: Path) -> Path:
     journal = parts.with_suffix(".jsonl")
     with journal.open("wb") as file:
         for part in sorted(parts.iterdir()):
-            if part.name != _name_of_part(file.tell()):
+            if part.name != _name_part(file.tell()):
                 break
             file.write(part.read_bytes())
     return journal
 
 
-def _name_of_part(first_byte: int) -> str:
+def _name_part(first_byte: int) -> str:
     return f"{first_byte:012d}"
 
 
@@ -133,8 +131,8 @@ def _name_of_part(first_byte: int) -> str:
 def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
     """Upload new lines of a journal every ten seconds, at the end of the block, and on SIGTERM.
 
-    A pod has about a second after SIGTERM: Argo signals the whole process group, Kubeflow's launcher dies, and Argo's
-    next poll ends the pod.
+    After SIGTERM, a pod has about one second: Argo signals the whole process group, Kubeflow's launcher dies, and
+    Argo's next poll ends the pod.
     """
     sent, ended, part = 0, False, journal.with_suffix(".part")
 
@@ -146,10 +144,10 @@ def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
             return
         part.write_bytes(whole)
         try:
-            upload(part, f"{address}/{_name_of_part(sent)}")
+            upload(part, f"{address}/{_name_part(sent)}")
             sent += len(whole)
         except EvenshardError as error:
-            log.warning("%s If this pod is lost, what was measured in these ten seconds is, too.", error)
+            log.warning("%s If this pod is lost, the measurements since the last upload are lost.", error)
 
     def upload_parts() -> None:
         while not ended:

@@ -17,37 +17,42 @@ from typing import Any
 from evenshard.base.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
 from evenshard.base.knobs import REQUIRED, Range, knob
 from evenshard.base.messages import brief, reason_of, without_credentials
-from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, in_brief, status_of, with_pods
+from evenshard.kubeflow.run_status import (
+    FINISHED,
+    RECORDED_WITHIN,
+    RunStatus,
+    add_pod_reasons,
+    shorten_message,
+    status_of,
+)
 
 log = logging.getLogger(__name__)
-# The variable with the address of the API.
-ENDPOINT = "KF_PIPELINES_ENDPOINT"
+ENDPOINT = "KF_PIPELINES_ENDPOINT"  # environment variable: address of the API
 _TOKEN_PATH = "KF_PIPELINES_SA_TOKEN_PATH"
 _TOKEN_IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
-# Seconds until the API lists a run of a recurring run.
-LISTED_AFTER_S = 10.0
-# Statuses of a server, or of a proxy in front of it, that has not started the call.
-_BUSY = (429, 502, 503)
+LISTED_AFTER_S = 10.0  # time until the API lists a new run of a recurring run
+_BUSY = (429, 502, 503)  # statuses of a server, or of its proxy, that has not started the call
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of the API, and its time limits."""
+    """Address of the API, and time limits of calls."""
 
-    namespace: str = knob(REQUIRED, "of experiments and runs", metavar="NS")
+    namespace: str = knob(REQUIRED, "namespace of experiments and runs", metavar="NS")
     url: str = knob("", f"address of Kubeflow Pipelines' API (default: {ENDPOINT})", flag="--endpoint", metavar="URL")
     token_file: Path | None = knob(
-        None, "file with a token, read again for each call (default: a pod's own, if it has one)"
+        None, "file with a token, read again for each call (default: the token of the pod, if any)"
     )
-    timeout_s: float = knob(30.0, "for one call", flag="--timeout-seconds", metavar="S", range=Range(0.01, 1_000_000))
-    # Pauses before retries of a request are 0, 2, 4, 8 and 16 times this: two minutes in total.
-    backoff_s: float = 4.0
+    timeout_s: float = knob(
+        30.0, "timeout of a call", flag="--timeout-seconds", metavar="S", range=Range(0.01, 1_000_000)
+    )
+    backoff_s: float = 4.0  # pauses before retries of a request are 0, 2, 4, 8 and 16 times this: 2 minutes in total
 
 
 class Remote:
-    """Kubeflow Pipelines at an endpoint.
+    """Client of Kubeflow Pipelines at an endpoint.
 
-    All methods raise BadInput if the server refuses a call, and PipelineFailed if it does not answer.
+    All methods raise BadInput if the server rejects a call, and PipelineFailed if it does not answer.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -56,7 +61,7 @@ class Remote:
                 f"endpoint {brief(endpoint.url)} is not an address. Write it as https://kubeflow.example.com/pipeline."
             )
         if not endpoint.namespace:
-            raise BadConfig("namespace is empty. Name the one that the runs are to be in.")
+            raise BadConfig("namespace is empty. Name the namespace of the runs.")
         self._endpoint, self._token_file, self._waits = endpoint, _token_file(endpoint.token_file), False
         self._client = self._connect()
 
@@ -86,7 +91,9 @@ class Remote:
         """
         num_fields = len(cron.split())
         if num_fields not in (5, 6):
-            raise BadConfig(f"cron {brief(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or six.")
+            raise BadConfig(
+                f"cron {brief(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or six (seconds first)."
+            )
         made = self._call(
             f"scheduling {name}",
             self._client.create_recurring_run,
@@ -103,19 +110,20 @@ class Remote:
         return str(made.recurring_run_id)
 
     def pause(self, name: str, experiment: str, resume: bool = False) -> str:
-        """Pause or resume a recurring run; runs in progress continue. Return its id."""
+        """Pause or resume a recurring run, and return its id; runs in progress continue."""
         number = str(self._recurring_run(name, experiment).recurring_run_id)
         switch = self._client.enable_recurring_run if resume else self._client.disable_recurring_run
         self._call(f"recurring run {name}", switch, number)
         return number
 
     def unschedule(self, name: str, experiment: str, force: bool = False) -> str:
-        """Pause a recurring run, and delete it if no run is in progress, or if ``force``. Return its id.
+        """Pause a recurring run, delete it unless one of its runs is in progress, and return its id.
 
-        Kubernetes would also delete the workflows of its runs, which it owns, and their exit handlers would not run.
+        Kubernetes deletes the workflows of its runs, too, and their exit handlers do not run.
 
         Args:
             name: its name or its id.
+            force: delete it even if a run is in progress.
 
         Raises:
             PipelineFailed: if a run is in progress.
@@ -125,12 +133,12 @@ class Remote:
         self._call(f"recurring run {name}", self._client.disable_recurring_run, number)
         if not force:
             if str(found.status) != "DISABLED":
-                time.sleep(LISTED_AFTER_S)  # it may just have started a run
-            runs = [one for one in self._all("runs", found.experiment_id) if one.recurring_run_id == number]
-            if going := [one.run_id for one in runs if one.state not in FINISHED]:
+                time.sleep(LISTED_AFTER_S)  # it may have started a run just before the pause
+            runs = [run for run in self._all("runs", found.experiment_id) if run.recurring_run_id == number]
+            if going := [run.run_id for run in runs if run.state not in FINISHED]:
                 raise PipelineFailed(
-                    f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress, and "
-                    "would be killed. Unschedule it again when that has ended, stop that run first, or use --force."
+                    f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress. "
+                    "Unschedule it again after that run, or stop that run first, or kill it with --force."
                 )
         self._call(f"recurring run {name}", self._client.delete_recurring_run, number)
         return number
@@ -143,13 +151,13 @@ class Remote:
             namespace=self._endpoint.namespace,
             filter=json.dumps({"predicates": [by_name]}),
         ).experiments
-        known = [run for one in experiments or () for run in self._all("recurring_runs", one.experiment_id)]
-        found = [one for one in known if name in (one.recurring_run_id, one.display_name)]
+        known = [run for group in experiments or () for run in self._all("recurring_runs", group.experiment_id)]
+        found = [run for run in known if name in (run.recurring_run_id, run.display_name)]
         if len(found) != 1:
-            listed = ", ".join(sorted(f"{one.display_name} ({one.recurring_run_id})" for one in known)) or "none"
+            listed = ", ".join(sorted(f"{run.display_name} ({run.recurring_run_id})" for run in known)) or "none"
             raise BadConfig(
-                f"{len(found) or 'no'} recurring runs in the experiment {experiment} are called {brief(name)}; it has "
-                f"{listed}. Name one by its id, or its experiment with --experiment."
+                f"{len(found) or 'no'} recurring runs in experiment {experiment} are called {brief(name)}; it has "
+                f"{listed}. Use an id, or name another experiment with --experiment."
             )
         return found[0]
 
@@ -163,19 +171,19 @@ class Remote:
                 return
 
     def stop(self, run_id: str) -> RunStatus:
-        """Stop a run: its pods end, and only ``record_outcome`` still runs. Return the earlier status."""
+        """Stop a run, and return its earlier status; its pods end, and only ``record_outcome`` still runs."""
         status = self._status(self._get(run_id))
         if not status.is_finished:
             self._call(f"stopping run {run_id}", self._client.terminate_run, run_id)
         return status
 
     def status(self, run_id: str) -> RunStatus:
-        """Return the status of a run; for one that ends right now, wait until all tasks are recorded as ended."""
-        settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
+        """Return the status of a run; if it has just ended, wait until the ends of all tasks are recorded."""
+        settled_by = time.monotonic() + RECORDED_WITHIN.total_seconds()
         while True:
             status = self._status(self._get(run_id))
             if not status.is_settling or time.monotonic() > settled_by:
-                return with_pods(status)
+                return add_pod_reasons(status)
             time.sleep(self._endpoint.backoff_s)
 
     def wait(
@@ -189,34 +197,36 @@ class Remote:
         """Wait until a run has finished.
 
         Args:
-            tell: receives the status at every earlier poll.
-            retries: number of retries of a run that failed only because pods were evicted. Tasks that succeeded are
-                kept. Argo itself does not retry them; see ``retry``.
+            tell: receives the status at each poll before the last.
+            retries: number of retries of a run that failed only because pods were evicted, which Argo does not retry.
+                Tasks that succeeded do not run again.
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
         self._waits = True
         while True:
             status = self.status(run_id)
             if status.is_finished:
-                if not (retries and status.was_evicted and self._tried_again(status)):
+                if not (retries and status.was_evicted and self._retry_run(status)):
                     return status
                 retries -= 1
             tell(status)
             if deadline is not None and time.monotonic() > deadline:
-                raise PipelineFailed(f"run {run_id} is {status.state} after {patience_s:g} s. It goes on: {status.url}")
+                raise PipelineFailed(
+                    f"run {run_id} is still {status.state} after {patience_s:g} s, and continues: {status.url}"
+                )
             time.sleep(pause_s)
 
-    def _tried_again(self, status: RunStatus) -> bool:
-        """Retry a run from its failed tasks; return False, with a warning, if the server does not."""
-        why = ". ".join(f"{one.name} has lost its pod ({one.reason})" for one in status.failed)
+    def _retry_run(self, status: RunStatus) -> bool:
+        """Retry a run from its failed tasks; log a warning and return False if the server rejects it."""
+        why = ". ".join(f"{task.name} lost its pod ({task.reason})" for task in status.failed)
         try:
             retry = self._client._run_api.run_service_retry_run  # kfp.Client has no method for it
-            self._call(f"trying run {status.run_id} again", retry, status.run_id)
+            self._call(f"retrying run {status.run_id}", retry, status.run_id)
         except EvenshardError as error:
             if self.status(status.run_id).is_finished:
                 log.warning("%s. %s", why, error)
                 return False
-        log.warning("%s: the run is tried again from there", why)
+        log.warning("%s. The run is retried from its failed tasks", why)
         return True
 
     def _get(self, run_id: str) -> Any:
@@ -256,15 +266,15 @@ class Remote:
         wrapped = getattr(error, "reason", None) or error  # urllib3 wraps the first error
         if isinstance(wrapped, NewConnectionError):
             said = str(wrapped).rsplit(": ", 1)[-1]
-            return PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there.")
+            return PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the network.")
         if isinstance(wrapped, TimeoutError):
-            hint = "" if what.startswith("run ") else " It may have been done: look before you try again."
+            hint = "" if what.startswith("run ") else " The call may have succeeded: check before you retry."
             return PipelineFailed(f"{what}: {url} did not answer in time.{hint}")
         if isinstance(wrapped, HTTPError | OSError):
-            return PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)}).")
+            return PipelineFailed(f"{what}: the connection to {url} failed ({reason_of(wrapped)}).")
         return BadConfig(
-            f"{what}: {url} answers, but not as Kubeflow Pipelines does ({reason_of(error)}). A login page? Name the "
-            f"address of the API, and a token with --token-file."
+            f"{what}: {url} does not answer like Kubeflow Pipelines ({reason_of(error)}); it may be a login page. Name "
+            f"the address of the API, and a token with --token-file."
         )
 
     def _explain_answer(self, status: int | None, said: str, what: str) -> EvenshardError:
@@ -272,24 +282,24 @@ class Remote:
         if not status:
             return PipelineFailed(f"{what}: no secure connection to {url}: {said}.")
         if status == 429 or status >= 500:
-            return PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later.")
+            return PipelineFailed(f"{what}: {url} failed with status {status}: {said}. Try again later.")
         whose = f"the token in {self._token_file}" if self._token_file else "a call without a token"
         happened, remedy = {
             401: (f"{url} does not accept {whose}", "Get a new token and name its file with --token-file."),
-            403: (f"not allowed in namespace {self._endpoint.namespace}", "Ask for the right, or name another one."),
-            404: (f"not found at {url}", "Check the id, or whether --endpoint is the API's address."),
-        }.get(status, (f"{url} refuses it", "Correct what it names."))
+            403: (f"not allowed in namespace {self._endpoint.namespace}", "Request access, or use another namespace."),
+            404: (f"not found at {url}", "Check the id and --endpoint."),
+        }.get(status, (f"{url} rejects the call", "Correct the value that it names."))
         return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")
 
     def _connect(self) -> Any:
-        """Return the SDK's client with a time limit and retries of requests, which its own methods do not accept."""
+        """Return the SDK's client with a timeout and retries of requests, which its own methods do not accept."""
         import kfp
         from kfp.client import ServiceAccountTokenVolumeCredentials
 
         credentials = None if self._token_file is None else ServiceAccountTokenVolumeCredentials(str(self._token_file))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # every call names its namespace; the default "kubeflow" would make it read a file and ask the server
+            # every call names its namespace; with the default "kubeflow" the client reads a file and calls the server
             client = kfp.Client(host=self._endpoint.url, credentials=credentials, namespace="none")
         pool = client._run_api.api_client.rest_client.pool_manager  # shared by all APIs
         request = pool.request
@@ -299,9 +309,9 @@ class Remote:
         return client
 
     def _retries(self) -> Any:
-        """Return the retries of a request: of writes while the server is busy, of reads after any failure.
+        """Return the retry policy: writes are retried while the server is busy, reads after any failure.
 
-        ``wait`` also retries a refused token that worked before: Kubeflow Pipelines refuses it while it cannot reach
+        ``wait`` also retries status 401, because Kubeflow Pipelines rejects valid tokens while it cannot reach
         Kubernetes.
         """
         from urllib3.util import Retry
@@ -316,7 +326,7 @@ class Remote:
             def sleep(self, response: Any = None) -> None:
                 last = self.history[-1]
                 why = reason_of(last.error) if last.error else last.status
-                log.warning("Kubeflow Pipelines is in trouble (%s); trying again", why)
+                log.warning("Kubeflow Pipelines failed (%s); retrying", why)
                 super().sleep(response)
 
         connect, pause_s = 5 if waits else 0, self._endpoint.backoff_s
@@ -334,14 +344,14 @@ def _token_file(named: Path | None) -> Path | None:
     try:
         content = named.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(named, f"no token can be read ({error})", "Name a file with a token alone.") from None
+        raise BadFile(named, f"no token can be read ({error})", "Name a file that contains only a token.") from None
     if not content or len(content.split()) > 1:
-        raise BadFile(named, "holds no token", "Write the token alone into it.")
+        raise BadFile(named, "contains no token", "Write only the token into it.")
     return named
 
 
 def pod_token_file() -> Path | None:
-    """Return the pod's file with a token for Kubeflow Pipelines; None if it has none."""
+    """Return the pod's file with a token for Kubeflow Pipelines; None if the pod has none."""
     found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
     return found if found.is_file() else None
 
@@ -352,4 +362,4 @@ def _server_message(error: Any) -> str:
     with contextlib.suppress(ValueError, AttributeError):
         content = json.loads(words)
         words = content.get("message") or content.get("error") or content.get("error_message") or words
-    return in_brief(words.decode(errors="replace") if isinstance(words, bytes) else str(words))
+    return shorten_message(words.decode(errors="replace") if isinstance(words, bytes) else str(words))

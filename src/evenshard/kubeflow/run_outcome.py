@@ -1,7 +1,7 @@
-"""Outcome of a run, which its exit handler reads from Kubeflow Pipelines' API, as its arguments lack details.
+"""Outcome of a run, which the exit handler reads from Kubeflow Pipelines' API, because its arguments lack details.
 
-A multi-user Kubeflow requires a token for its own audience. It comes from a volume if one is projected into pods
-(Kubeflow's PodDefault), else from Kubernetes, if the pod's account may request it (k8s/base/accounts.yaml).
+A multi-user Kubeflow requires a token for its own audience. The token comes from a projected volume (Kubeflow's
+PodDefault), or from Kubernetes if the pod's account may request one (k8s/base/accounts.yaml).
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kuberne
 from evenshard.tracking import LOCAL, LOOP_ID
 from evenshard.tracking.pyfunc import served_code
 
-# The variable with the address of the API for pods.
-API = "KF_PIPELINES_API"
+API = "KF_PIPELINES_API"  # environment variable: address of the API for pods
 DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
 AUDIENCE = "pipelines.kubeflow.org"
 TOKEN_S = 600  # the shortest lifetime that Kubernetes gives a token
-TIMEOUT_S = 10.0
-# Pauses before each further poll: the API lags the workflow by a second or two, and may be down.
+TIMEOUT_S = 10.0  # per request; a slow API must not hold up the end of the run
+# Pauses before each further request: the API lags the workflow by a second or two, and may be down.
 PAUSES_S = (2.0, 5.0, 10.0)
-_HANDLED = re.compile(r"exit-handler-\d+")
+_HANDLER_GROUP = re.compile(r"exit-handler-\d+")
 _HANDLER = "record-outcome"
 CANCELED, UNKNOWN = "CANCELED", "UNKNOWN"
 # States of ML Metadata and kfp.local; RUNNING, NEW and UNKNOWN are ambiguous (kubeflow/pipelines#11979).
@@ -46,41 +45,38 @@ ENDED_AS = {
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The API's answer about a run in its exit handler, with its tasks by outcome.
-
-    ``problem`` is the reason for an unknown state; "" on this machine, which has no API.
-    """
+class RunReport:
+    """The API's report on a run, with the names of its tasks by outcome."""
 
     state: str = UNKNOWN
     failed: tuple[str, ...] = ()
     cached: tuple[str, ...] = ()
     ran: tuple[str, ...] = ()
-    problem: str = ""
+    problem: str = ""  # reason for an unknown state; "" for a run on this machine, which has no API
 
 
-def look(run_id: str) -> Seen:
-    """Return the API's answer about the run of this pod; an empty one if the pipeline runs on this machine."""
+def query_run(run_id: str) -> RunReport:
+    """Ask the API for the run of this pod; return an empty report if the pipeline runs on this machine."""
     if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
-        return Seen()
+        return RunReport()
     for pause_s in PAUSES_S:
-        if not (seen := _look(run_id)).problem:
-            return seen
+        if not (report := _query_once(run_id)).problem:
+            return report
         time.sleep(pause_s)
-    return _look(run_id)
+    return _query_once(run_id)
 
 
-def page_of(run_id: str) -> str:
-    """Return the address of a run's page if KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
+def find_run_page(run_id: str) -> str:
+    """Return the address of a run's page if KF_PIPELINES_ENDPOINT is set in the pod, else its id."""
     endpoint = os.environ.get(ENDPOINT)
     return run_page(endpoint, run_id) if endpoint else run_id
 
 
-def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summary: Path) -> None:
-    """Write the outcome as JSON and a line of Markdown; log it to MLflow if MLFLOW_TRACKING_URI names a server.
+def write_outcome(said: str, run: str, page: str, seen: RunReport, outcome: Path, summary: Path) -> None:
+    """Write the outcome as JSON and as one line of Markdown; log it to MLflow if MLFLOW_TRACKING_URI names a server.
 
     Args:
-        said: state of all earlier tasks from the exit handler's arguments, used if the API has none.
+        said: state of the run from the exit handler's arguments, used if the API reports none.
         run: name of the run.
     """
     state = ENDED_AS.get(said, UNKNOWN) if seen.state == UNKNOWN else seen.state
@@ -89,20 +85,20 @@ def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summar
     line = f"**{state}**: {run}{_explain(state, said, seen)}. See {page}"
     for path, text in ((outcome, json.dumps(ended, indent=1)), (summary, line)):
         write_text(path, text + "\n")
-    tell_mlflow(state, page, seen)
+    log_outcome(state, page, seen)
 
 
-def tell_mlflow(state: str, page: str, seen: Seen) -> None:
-    """Log the runs that MLflow missed, and end the loop's run in MLflow."""
+def log_outcome(state: str, page: str, seen: RunReport) -> None:
+    """Log the runs that MLflow missed, and end the loop's MLflow run."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         tracking.log_backlog(served_code)
         ended = "stopped" if state == CANCELED else "failed"
         tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
 
 
-def _explain(state: str, said: str, seen: Seen) -> str:
-    told = f"the exit handler is told {said}"
-    told += ", which a success may read like too" if state == UNKNOWN else ""
+def _explain(state: str, said: str, seen: RunReport) -> str:
+    told = f"the exit handler received {said}"
+    told += ", which can also mean success" if state == UNKNOWN else ""
     if seen.problem or state == UNKNOWN:
         return f" ({'; '.join(filter(None, (seen.problem, told)))})"
     ended = "was stopped" if state == CANCELED else "failed"
@@ -111,14 +107,14 @@ def _explain(state: str, said: str, seen: Seen) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _look(run_id: str) -> Seen:
+def _query_once(run_id: str) -> RunReport:
     address = os.environ.get(API) or DEFAULT_API
     try:
         return _summarize_run(_get_run(address, run_id))
-    except Exception as error:  # down, or no such API; kfp_server_api has its own exceptions
+    except Exception as error:  # the API is down or missing; kfp_server_api has its own exceptions
         status = getattr(error, "status", None)
         said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
-    return Seen(problem=f"{address} could not be asked for the run: {said}")
+    return RunReport(problem=f"{address} did not report the run: {said}")
 
 
 def _get_run(address: str, run_id: str) -> Any:
@@ -134,30 +130,30 @@ def _get_run(address: str, run_id: str) -> Any:
     return run
 
 
-def _summarize_run(run: Any) -> Seen:
+def _summarize_run(run: Any) -> RunReport:
     details = run.run_details.task_details or () if run.run_details else ()
-    tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
-    ended = [one.state for one in details if _HANDLED.fullmatch(one.display_name or "")]
+    tasks = [task for task in tasks_of(details) if not task.name.startswith(_HANDLER) and not task.prepares_a_group]
+    ended = [node.state for node in details if _HANDLER_GROUP.fullmatch(node.display_name or "")]
     state = CANCELED if run.state in ("CANCELING", CANCELED) else str(next(iter(ended), UNKNOWN))
     known = state in (CANCELED, SUCCEEDED, FAILED)
-    return Seen(
+    return RunReport(
         state=state if known else UNKNOWN,
         failed=_names(tasks, FAILED, cached=False),
         cached=_names(tasks, SUCCEEDED, cached=True),
         ran=_names(tasks, SUCCEEDED, cached=False),
-        problem="" if known else "Kubeflow Pipelines has not noted how the tasks ended",
+        problem="" if known else "Kubeflow Pipelines has not recorded how the tasks ended",
     )
 
 
 def _names(tasks: Sequence[TaskStatus], state: str, cached: bool) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.name for one in tasks if (one.state, one.cached) == (state, cached)))
+    return tuple(dict.fromkeys(task.name for task in tasks if (task.state, task.cached) == (state, cached)))
 
 
 def _token() -> str | None:
-    """Return a token for Kubeflow Pipelines from a volume or Kubernetes; None without one, which some servers allow."""
+    """Return a token for Kubeflow Pipelines from a volume or Kubernetes; None if there is none."""
     if (path := pod_token_file()) is not None:
         return path.read_text().strip()
-    with suppress(Exception):  # no rights, no Kubernetes: dozens of types
+    with suppress(Exception):  # without rights or Kubernetes, the client raises dozens of types
         from kubernetes.client import AuthenticationV1TokenRequest, V1TokenRequestSpec
 
         api = kubernetes_api()

@@ -1,12 +1,12 @@
-"""Status of a run, from the nodes of Argo Workflows that Kubeflow Pipelines keeps and the pods of Kubernetes.
+"""Status of a run, from the Argo Workflows nodes that Kubeflow Pipelines records and the pods of Kubernetes.
 
-One task of a pipeline has six nodes or more: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
-``executor`` and ``executor(0)``, which is its pod; and each group of tasks (``root``, ``exit-handler-1``,
-``for-loop-3``, ``condition-4``) has as many. A node has the ids of its children but not its own, so the executor of a
-task is found by start time and state.
+Each task of a pipeline has at least six nodes: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
+``executor`` and ``executor(0)``, which is its pod. Each group of tasks (``root``, ``exit-handler-1``, ``for-loop-3``,
+``condition-4``) has as many. A node has the ids of its children but not its own id, so the executor of a task is found
+by start time and state.
 
-Kubernetes knows why a pod does not start or has failed; reading it needs a kubeconfig or a pod's account. Kubeflow
-Pipelines does not: it shows a pod that fits no node as PENDING, like a pod that pulls its image.
+Only Kubernetes knows why a pod does not start or has failed; reading it needs a kubeconfig or a pod's account. Kubeflow
+Pipelines shows a pod that fits no node as PENDING, like a pod that pulls its image.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ FINISHED = (SUCCEEDED, FAILED, "CANCELED", SKIPPED)
 DRIVER = "-driver"
 _GROUP = re.compile(r"root|exit-handler-\d+(\.onExit)?|for-loop-\d+|iteration(-item|-iterations)?|condition(-.+)?-\d+")
 _IMPORTER = re.compile(r"importer(-\d+)?")
-# Kubeflow Pipelines records the report of a pod about ten seconds later, and the end of a run in a second or two.
-NOTED_WITHIN = timedelta(seconds=60)
-# A pod that has not started by now may never start: most images are pulled faster.
+# Kubeflow Pipelines records the end of a pod about ten seconds later, and the end of a run within a second or two.
+RECORDED_WITHIN = timedelta(seconds=60)
+# A pod that has not started by then may never start: most images are pulled faster.
 SLOW_START = timedelta(minutes=2)
-SHOWN = ((SUCCEEDED, "done"), (RUNNING, "running"), (PENDING, "waiting"), (FAILED, "failed"))
-MOST = 3  # failed tasks per message
-TIMEOUT_S = 5.0
+STATE_LABELS = ((SUCCEEDED, "done"), (RUNNING, "running"), (PENDING, "waiting"), (FAILED, "failed"))
+MAX_SHOWN = 3  # failed tasks per message
+TIMEOUT_S = 5.0  # per request to Kubernetes, which is optional for a status
 STARTING = ("ContainerCreating", "PodInitializing")
-_LOG_LINES = 200
-_GATES = {"kueue.x-k8s.io/admission": "Kueue has not admitted it: `kubectl describe workloads` says why"}
-# Lines with messages of commands, or the exceptions at the end of Python tracebacks; Kubeflow's launcher adds others.
+_LOG_LINES = 200  # lines at the end of a pod's log in which to look for its error
+_GATES = {"kueue.x-k8s.io/admission": "Kueue has not admitted it: see `kubectl describe workloads`"}
+# Messages of commands, or exceptions at the end of Python tracebacks; Kubeflow's launcher adds other lines.
 _COMMAND_ERROR = re.compile(r"^evenshard [a-z-]+(?: failed)?: (.+)", re.MULTILINE)
 _EXCEPTION = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(?:evenshard\.[\w.]+: )?(.+)", re.MULTILINE)
 _Answer = TypeVar("_Answer")
@@ -51,26 +51,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """A task of a pipeline; in the body of a loop, one for each item.
+    """A task of a pipeline; in a ParallelFor, one task per iteration.
 
-    Attributes:
-        name: name in the pipeline. The driver of a task is part of it, unless it has failed: ``place-driver``.
-        state: PENDING while its pod has not started, RUNNING, SUCCEEDED, FAILED or SKIPPED.
-        since: time of its start, or of its pod's creation.
-        nodes: ids of its pods, one per try. The names of the pods end with the same number.
-        cached: true if Kubeflow Pipelines used an earlier result and created no pod.
-        pod, reason, evicted: name of the last pod, why it did not start or failed, and true if the cluster ended it;
-            all known only if Kubernetes could be asked.
+    ``pod``, ``reason`` and ``evicted`` are known only if Kubernetes answered.
     """
 
-    name: str
-    state: str
-    since: datetime
-    nodes: tuple[str, ...]
-    cached: bool = False
-    pod: str = ""
-    reason: str = ""
-    evicted: bool = False
+    name: str  # name in the pipeline; a failed driver is a task of its own: ``place-driver``
+    state: str  # PENDING while its pod has not started, RUNNING, SUCCEEDED, FAILED or SKIPPED
+    since: datetime  # time of its start, or of its pod's creation
+    nodes: tuple[str, ...]  # ids of its pods, one per attempt; the names of the pods end with the same number
+    cached: bool = False  # True if Kubeflow Pipelines reused an earlier result and created no pod
+    pod: str = ""  # name of the last pod
+    reason: str = ""  # reason why that pod did not start or failed
+    evicted: bool = False  # True if the cluster ended that pod
 
     @property
     def prepares_a_group(self) -> bool:
@@ -79,7 +72,7 @@ class TaskStatus:
 
     @property
     def is_slow(self) -> bool:
-        """Return True if it has waited for its pod for longer than ``SLOW_START``."""
+        """Return True if it has been PENDING for longer than ``SLOW_START``."""
         return self.state == PENDING and datetime.now(UTC) - self.since > SLOW_START
 
     @property
@@ -90,24 +83,17 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run.
-
-    Attributes:
-        namespace: namespace of its pods.
-        state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED. A stopped run is CANCELED,
-            although Kubeflow Pipelines ends it as FAILED.
-        tasks: tasks that have started.
-        recorded_until: end of Kubeflow Pipelines' record of the tasks; None if nothing shows that it has stopped.
-        url: address of its page.
-    """
+    """Status of a run."""
 
     run_id: str
     name: str
-    namespace: str
+    namespace: str  # namespace of its pods
+    # PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED. A stopped run is CANCELED here, but
+    # FAILED in Kubeflow Pipelines.
     state: str
-    tasks: tuple[TaskStatus, ...]
-    recorded_until: datetime | None
-    url: str
+    tasks: tuple[TaskStatus, ...]  # tasks that have started
+    recorded_until: datetime | None  # time when Kubeflow Pipelines stopped recording the tasks; None if it has not
+    url: str  # address of its page
 
     @property
     def is_finished(self) -> bool:
@@ -116,22 +102,22 @@ class RunStatus:
 
     @property
     def is_settling(self) -> bool:
-        """Return True if it has just ended, and the end of a task is not recorded yet."""
-        return self.is_finished and self.recorded_until is None and any(one.state in OPEN for one in self.tasks)
+        """Return True if it has ended, but the end of a task is not recorded yet."""
+        return self.is_finished and self.recorded_until is None and any(task.state in OPEN for task in self.tasks)
 
     @property
     def was_evicted(self) -> bool:
-        """Return True if it failed because the cluster ended pods, as far as Kubernetes could be asked."""
-        return self.state == FAILED and bool(self.failed) and all(one.evicted for one in self.failed)
+        """Return True if it failed, and Kubernetes reports that the cluster ended the pods of all failed tasks."""
+        return self.state == FAILED and bool(self.failed) and all(task.evicted for task in self.failed)
 
     @property
     def failed(self) -> list[TaskStatus]:
         """Return the failed tasks."""
-        return [one for one in self.tasks if one.state == FAILED]
+        return [task for task in self.tasks if task.state == FAILED]
 
 
 def status_of(run: Any, namespace: str, url: str) -> RunStatus:
-    """Convert a run of the API to its status, without the reasons of pods."""
+    """Convert a run of the API to its status, without reasons of pods."""
     details = getattr(run.run_details, "task_details", None) or []
     state = "CANCELED" if was_stopped(run) else str(run.state or PENDING)
     return RunStatus(
@@ -140,22 +126,22 @@ def status_of(run: Any, namespace: str, url: str) -> RunStatus:
         namespace=namespace,
         state=state,
         tasks=tasks_of(details),
-        recorded_until=record_ends(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
+        recorded_until=find_record_end(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
         url=url,
     )
 
 
 def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
-    """Return the started tasks from the ``task_details`` of a run, ordered by start."""
-    nodes = sorted((one for one in details if one.display_name and one.state), key=lambda one: one.start_time)
-    ids = [child.pod_name for one in nodes for child in one.child_tasks or ()]
+    """Find the started tasks in the ``task_details`` of a run, ordered by start."""
+    nodes = sorted((node for node in details if node.display_name and node.state), key=lambda node: node.start_time)
+    ids = [child.pod_name for node in nodes for child in node.child_tasks or ()]
     if not ids:
         return ()
     workflow = min(ids).rpartition("-")[0]
-    executors = [one for one in nodes if one.display_name == "executor"]
-    waiting = [one for one in nodes if one.display_name.startswith("executor") and one.state == PENDING]
+    executors = [node for node in nodes if node.display_name == "executor"]
+    waiting = [node for node in nodes if node.display_name.startswith("executor") and node.state == PENDING]
     found = []
-    for node in reversed(nodes):  # the latest first, because a waiting task is one of them
+    for node in reversed(nodes):  # latest first, because the pods that wait belong to the latest tasks
         name, state, since = node.display_name, node.state, node.start_time
         if name == workflow or "(" in name or name == "executor" or _GROUP.fullmatch(name):
             continue
@@ -167,49 +153,49 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
                 state = PENDING
                 name = name if _GROUP.fullmatch(name.removesuffix(DRIVER)) else name.removesuffix(DRIVER)
         else:
-            if state in OPEN and (mine := [one for one in waiting if one.start_time >= since]):
+            if state in OPEN and (mine := [node for node in waiting if node.start_time >= since]):
                 waiting.remove(mine[-1])
                 state, since = PENDING, mine[-1].start_time
             if not _IMPORTER.fullmatch(name) and (executor := _executor_of(node.start_time, state, executors)):
                 executors.remove(executor)
                 pods, cached = executor, (node.state, executor.state) == (SUCCEEDED, SKIPPED)
-        tries = () if cached else tuple(one.pod_name for one in pods.child_tasks or ())
+        tries = () if cached else tuple(child.pod_name for child in pods.child_tasks or ())
         found.append(TaskStatus(name, state, since, tries, cached))
     return tuple(reversed(found))
 
 
 def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
-    later = [one for one in executors if one.start_time >= begun]
-    return min(later, key=lambda one: (one.state not in (state, SKIPPED), one.start_time), default=None)
+    later = [node for node in executors if node.start_time >= begun]
+    return min(later, key=lambda node: (node.state not in (state, SKIPPED), node.start_time), default=None)
 
 
-def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
-    """Return the time when Kubeflow Pipelines stopped recording tasks; None if it did not as far as known.
+def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
+    """Return the time when Kubeflow Pipelines stopped recording tasks; None if nothing shows that it stopped.
 
     A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses longer lists.
 
     Args:
         finished_at: end of the run; None for a run in progress.
     """
-    last = max((state.update_time for one in details for state in one.state_history or ()), default=None)
+    last = max((state.update_time for node in details for state in node.state_history or ()), default=None)
     if last is None:
         return None
-    events = [time for one in details if not one.state for time in (one.start_time, one.end_time) if time]
-    if finished_at is not None and any(one.state in OPEN for one in details):
+    events = [time for node in details if not node.state for time in (node.start_time, node.end_time) if time]
+    if finished_at is not None and any(node.state in OPEN for node in details):
         events.append(finished_at)
-    return last if any(last < time < now - NOTED_WITHIN for time in events) else None
+    return last if any(last < time < now - RECORDED_WITHIN for time in events) else None
 
 
 def was_stopped(run: Any) -> bool:
-    """Return True if a run was terminated through the API, and was not retried."""
-    before = [one.state for one in run.state_history or () if one.state not in (None, run.state)]
+    """Return True if a run was terminated through the API and not retried."""
+    before = [past.state for past in run.state_history or () if past.state not in (None, run.state)]
     return run.state == FAILED and before[-1:] == ["CANCELING"]
 
 
-def progress_of(status: RunStatus) -> str:
+def summarize_progress(status: RunStatus) -> str:
     """Summarize the status in one line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
     parts = []
-    for state, word in SHOWN:
+    for state, word in STATE_LABELS:
         if status.is_finished and state in OPEN:  # the record ended before the run did
             continue
         names = Counter(task.name for task in status.tasks if task.state == state)
@@ -219,39 +205,39 @@ def progress_of(status: RunStatus) -> str:
     return "; ".join(parts)
 
 
-def notes_on(status: RunStatus) -> Iterator[str]:
-    """Yield a note for each pod that does not start, and one if the record ends before the run."""
+def list_notes(status: RunStatus) -> Iterator[str]:
+    """Yield a note for each pod that does not start, and a note if the record ends before the run."""
     ended = status.recorded_until
     slow = {} if status.is_finished else {task.name: task for task in status.tasks if task.is_slow}
     for task in slow.values():
         if task.reason or ended is None:
-            yield _waits(task, status.namespace)
+            yield _explain_wait(task, status.namespace)
     if ended is not None:
         yield (
-            f"Kubeflow Pipelines has noted nothing of the tasks since {ended.astimezone():%H:%M:%S %Z}: the run has "
-            f"more nodes than it keeps. `kubectl -n {status.namespace} get pods` shows its pods"
+            f"Kubeflow Pipelines stopped recording tasks at {ended.astimezone():%H:%M:%S %Z}, because the run has too "
+            f"many nodes. List its pods with `kubectl -n {status.namespace} get pods`"
         )
 
 
-def failure_of(status: RunStatus) -> str:
-    """Explain why a run has failed, as far as known, and which commands show the logs."""
+def explain_failure(status: RunStatus) -> str:
+    """Explain why a run has failed, with the commands that show the logs."""
     if status.state == "CANCELED":
         return f"run {status.run_id} was stopped. See {status.url}"
     failed = {task.name: task for task in status.failed}
     logs = [_failure_text(task, status.namespace) for task in failed.values()]
-    more = f" And {len(logs) - MOST} more." if len(logs) > MOST else ""
-    tasks = "".join(f" {one}." for one in (logs or [*notes_on(status)])[:MOST])
+    more = f" And {len(logs) - MAX_SHOWN} more." if len(logs) > MAX_SHOWN else ""
+    tasks = "".join(f" {text}." for text in (logs or [*list_notes(status)])[:MAX_SHOWN])
     return f"run {status.run_id} ended as {status.state}.{tasks}{more} See {status.url}"
 
 
-def _waits(task: TaskStatus, namespace: str) -> str:
+def _explain_wait(task: TaskStatus, namespace: str) -> str:
     minutes = (datetime.now(UTC) - task.since).total_seconds() / 60
     if task.reason:
         whose = f". Its pod {task.pod}" if task.pod else ", and has no pod"
         return f"{task.name} has not started for {minutes:.0f} minutes{whose}: {task.reason}"
     return (
-        f"{task.name} has not been seen to start for {minutes:.0f} minutes: its pod may fit no node, or its image is "
-        f"on its way. Look with `kubectl -n {namespace} get events --field-selector type=Warning`"
+        f"{task.name} has not started for {minutes:.0f} minutes: its pod may fit no node, or its image is still being "
+        f"pulled. Check with `kubectl -n {namespace} get events --field-selector type=Warning`"
     )
 
 
@@ -268,10 +254,10 @@ def _failure_text(task: TaskStatus, namespace: str) -> str:
     )
 
 
-def with_pods(status: RunStatus) -> RunStatus:
-    """Add Kubernetes' reasons for failed and pending pods to a status, if Kubernetes can be asked.
+def add_pod_reasons(status: RunStatus) -> RunStatus:
+    """Add Kubernetes' reasons for failed and pending pods to a status, if Kubernetes answers.
 
-    The driver of a group of tasks is left out, unless it has failed or does not start.
+    Omit the drivers of groups of tasks, unless they have failed or do not start.
     """
     tasks = [task for task in status.tasks if not task.prepares_a_group or task.state == FAILED or task.is_slow]
     asked = [task for task in tasks if task.nodes and (task.state == FAILED or task.is_slow)]
@@ -281,7 +267,7 @@ def with_pods(status: RunStatus) -> RunStatus:
         if pod is None:
             continue
         reason, started = pod.reason, task.state == PENDING and pod.phase != "Pending"
-        if status.is_finished and reason.startswith("Error,"):  # its own error, not OOMKilled, Evicted or the like
+        if status.is_finished and reason.startswith("Error,"):  # the program's own error, not OOMKilled or Evicted
             reason = _last_error(status.namespace, pod.name) or reason
         state = RUNNING if started else task.state
         tasks[place] = replace(task, state=state, pod=pod.name, reason=reason, evicted=pod.evicted)
@@ -290,24 +276,18 @@ def with_pods(status: RunStatus) -> RunStatus:
 
 @dataclass(frozen=True)
 class Pod:
-    """State of a pod in Kubernetes.
+    """State of a pod in Kubernetes."""
 
-    Attributes:
-        name: "" for a pod that was never created, or is gone.
-        reason: why it does not start, or has failed; "" without a problem.
-        evicted: true if the cluster ended it.
-    """
-
-    name: str
+    name: str  # "" for a pod that was never created, or is gone
     phase: str
-    reason: str
-    evicted: bool = False
+    reason: str  # reason why it does not start or has failed; "" without a problem
+    evicted: bool = False  # True if the cluster ended it
 
 
 def _pods_of(namespace: str, tasks: Sequence[TaskStatus]) -> dict[str, Pod]:
-    """Return the pods of a run by the number at the end of their names; none if Kubernetes cannot be asked.
+    """Return the pods of a run by the number at the end of their names; none if Kubernetes does not answer.
 
-    If a quota refused a pod, or it is gone, the reason comes from Argo: the message of its node in the workflow.
+    If a quota rejected a pod, or the pod is gone, the reason is the message of its node in Argo's workflow.
     """
     workflow = tasks[0].nodes[-1].rpartition("-")[0]
     pods = _ask(lambda api: _list_pods(api, namespace, workflow)) or {}
@@ -322,7 +302,7 @@ def _last_error(namespace: str, pod: str) -> str:
     log_of = _ask(lambda api: api.read_namespaced_pod_log(pod, namespace, **settings).data)
     text = (log_of or b"").decode(errors="replace")
     found = _COMMAND_ERROR.findall(text) or _EXCEPTION.findall(text)
-    return in_brief(found[-1]) if found else ""
+    return shorten_message(found[-1]) if found else ""
 
 
 def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
@@ -331,14 +311,14 @@ def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
             warnings.simplefilter("ignore")
             return question(kubernetes_api())
     except Exception as error:  # no kubeconfig, a cluster that is down, no rights: dozens of types
-        log.debug("Kubernetes cannot be asked (%s)", error)
+        log.debug("Kubernetes did not answer (%s)", error)
         return None
 
 
 def _list_pods(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
     label = f"workflows.argoproj.io/workflow={workflow}"
     found = api.list_namespaced_pod(namespace, label_selector=label, _request_timeout=TIMEOUT_S).items
-    pods = (Pod(one.metadata.name, str(one.status.phase), _reason(one), _is_evicted(one.status)) for one in found)
+    pods = (Pod(pod.metadata.name, str(pod.status.phase), _reason(pod), _is_evicted(pod.status)) for pod in found)
     return {pod.name.rpartition("-")[2]: pod for pod in pods}
 
 
@@ -349,11 +329,11 @@ def _read_nodes(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
     status = CustomObjectsApi(api.api_client).get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S)["status"]
     nodes = status.get("nodes") or json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
     said = {name.rpartition("-")[2]: node["message"] for name, node in nodes.items() if node.get("message")}
-    return {number: Pod("", "Pending", in_brief(message)) for number, message in said.items()}
+    return {number: Pod("", "Pending", shorten_message(message)) for number, message in said.items()}
 
 
 def kubernetes_api() -> Any:
-    """Return Kubernetes' core API, authenticated by a kubeconfig or the account of this pod."""
+    """Return a client of Kubernetes' core API, authenticated by a kubeconfig or the account of this pod."""
     from kubernetes import client, config
 
     settings = client.Configuration()
@@ -373,26 +353,26 @@ def _is_evicted(status: Any) -> bool:
 
 
 def _reason(pod: Any) -> str:
-    status, gates = pod.status, [one.name for one in pod.spec.scheduling_gates or ()]
-    said = [_GATES.get(one, f"held by the scheduling gate {one}") for one in gates]
+    status, gates = pod.status, [gate.name for gate in pod.spec.scheduling_gates or ()]
+    said = [_GATES.get(gate, f"held by the scheduling gate {gate}") for gate in gates]
     said += [_reason_text(status.reason, status.message)]  # such as Evicted, DeadlineExceeded
     said += [
-        _reason_text(one.reason, one.message)  # such as Unschedulable
-        for one in status.conditions or ()
-        if one.type == "PodScheduled" and one.status == "False"
+        _reason_text(condition.reason, condition.message)  # such as Unschedulable
+        for condition in status.conditions or ()
+        if condition.type == "PodScheduled" and condition.status == "False"
     ]
     for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
         if one.state.waiting and one.state.waiting.reason not in STARTING:
             said.append(_reason_text(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
         if one.state.terminated and one.state.terminated.exit_code:
             said.append(f"{one.state.terminated.reason}, exit code {one.state.terminated.exit_code}")  # OOMKilled
-    return next((in_brief(one) for one in said if one), "")
+    return next((shorten_message(text) for text in said if text), "")
 
 
-def in_brief(text: str) -> str:
+def shorten_message(text: str) -> str:
     """Shorten another program's message to one line of at most 300 characters."""
     return cut(one_line(text), 300).rstrip(".")
 
 
 def _reason_text(reason: str | None, message: str | None) -> str:
-    return ": ".join(one for one in (reason, message) if one)
+    return ": ".join(part for part in (reason, message) if part)

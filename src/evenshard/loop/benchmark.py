@@ -1,4 +1,4 @@
-"""Stage 2, once per round: proposes placements and measures their costs, on kernels or a device model."""
+"""Stage 2, once per round: proposes placements and measures their costs, with kernels or a device model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evenshard.base.errors import BadFile, MeasurementFailed, require
 from evenshard.base.installation import require_package
 from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
-from evenshard.loop.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs, sharding_jobs
+from evenshard.loop.propose import Proposers, mix_controls, placement_jobs, select_part, shard_jobs, sharding_jobs
 from evenshard.loop.stage import Outcome
 from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
@@ -48,17 +48,17 @@ def run(
         BadInput: if an input cannot be read or no train task fits its devices.
         MeasurementFailed: if a kernel fails; earlier measurements stay in the journal.
     """
-    whole, sharded = _plan(config, measure, inputs)
+    whole, sharded = _plan_jobs(config, measure, inputs)
     jobs = [*whole, *sharded]
     if outputs.plan is not None:
-        require(not sharded, "a plan holds whole tables alone. Leave --sharded away, or measure under torchrun here.")
+        require(not sharded, "a plan can only contain whole tables. Omit --sharded, or measure here under torchrun.")
         save_measure_plan(whole, measure, outputs.plan)
         log.info("%s: %d placements and shards to measure", outputs.plan, len(jobs))
         return Outcome({"num_placements": float(len(jobs))})
     own_journal = journal_beside(outputs.costs)
     if inputs.budget_minutes == 0 and not (inputs.journal or own_journal).exists():
-        raise BadFile(inputs.journal or own_journal, "no such file", "Name a journal that holds measurements.")
-    require_package("pyarrow")  # before an hour of measuring, not when the costs are written
+        raise BadFile(inputs.journal or own_journal, "no such file", "Name a journal with measurements.")
+    require_package("pyarrow")  # fails here, not after an hour of measuring
     share = TimeShare(0.0, 0.0)
     with Journal(inputs.journal or own_journal) as journal:
         if inputs.budget_minutes == 0:
@@ -66,16 +66,16 @@ def run(
         else:
             measured, share = _measure(jobs, measure, journal, inputs)
     if not measured:
-        raise MeasurementFailed("Nothing was timed. Raise --budget-minutes, or name the journal that holds the costs.")
+        raise MeasurementFailed("Nothing was measured. Raise --budget-minutes, or name a journal with measurements.")
     save_costs(measured, outputs.costs, lineage)
     own_journal.unlink(missing_ok=True)
-    return _outcome(measured, len(jobs), share, inputs.round)
+    return _summarize(measured, len(jobs), share, inputs.round)
 
 
-def _plan(
+def _plan_jobs(
     config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
 ) -> tuple[list[Job], list[ShardedJob]]:
-    """Return all jobs of the round in order, so that a time budget keeps a random sample of the whole placements."""
+    """Return all jobs of the round, ordered so that a run stopped by its budget has measured a random sample."""
     require(
         config.placements_per_round + config.shards_per_round + config.sharded_per_round > 0,
         "benchmark.placements_per_round, shards_per_round and sharded_per_round are all 0. Raise one of them.",
@@ -86,7 +86,7 @@ def _plan(
     )
     pool = load_tables(inputs.tables)
     tasks = load_tasks(inputs.tasks, pool).train
-    require(bool(tasks), f"{inputs.tasks} has no train task. Make some with `evenshard generate-tables`.")
+    require(bool(tasks), f"{inputs.tasks} has no train tasks. Generate some with `evenshard generate-tables`.")
     proposers = Proposers.load(inputs.cost_net, inputs.policy, inputs.cost_model, config.searched_share)
     jobs = placement_jobs(tasks, config.placements_per_round, inputs.round, config.seed, proposers)
     jobs += shard_jobs(pool, tasks[0], config.shards_per_round, inputs.round, config.seed)
@@ -102,7 +102,7 @@ def _plan(
         inputs.round,
         config.seed,
     )
-    whole = in_part(jobs, inputs.part, inputs.num_parts, partial(among_controls, tasks=tasks, measure=measure))
+    whole = select_part(jobs, inputs.part, inputs.num_parts, partial(mix_controls, tasks=tasks, measure=measure))
     return whole, sharded[inputs.part - 1 :: inputs.num_parts]
 
 
@@ -113,25 +113,25 @@ def _measure(
         for job in jobs:
             if isinstance(job, ShardedJob):
                 job.check(hardware)  # before anything else is measured
-        log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
+        log.info("round %d: measuring %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
-            log.info("%s: %d timings of an earlier run are on record", journal.path, len(journal))
+            log.info("%s: resuming with %d measurements of an earlier run", journal.path, len(journal))
         budget_s = None if inputs.budget_minutes is None else 60 * inputs.budget_minutes
         show = partial(progress, description=f"benchmark {inputs.round}")
         measured = measure_jobs(hardware, jobs, measure, journal, budget_s, show)
         return measured, hardware.time_share
 
 
-def _outcome(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
-    measured = [one for one in found if one.task.is_whole]
+def _summarize(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
+    measured = [placement for placement in found if placement.task.is_whole]
     placements = [one for one in measured if not one.is_control and one.proposed_by != RANDOM_SHARD]
-    costs = [one.cost.max_device_ms for one in placements if one.cost.fits]
+    costs = [placement.cost.max_device_ms for placement in placements if placement.cost.fits]
     metrics = {
         "num_placements": float(len(placements)),
-        "num_searched": float(sum(one.proposed_by == EvenshardSharder.name for one in placements)),
-        "num_shards": float(sum(one.proposed_by == RANDOM_SHARD for one in measured)),
+        "num_searched": float(sum(placement.proposed_by == EvenshardSharder.name for placement in placements)),
+        "num_shards": float(sum(placement.proposed_by == RANDOM_SHARD for placement in measured)),
         "num_sharded": float(len(found) - len(measured)),
-        "num_out_of_memory": float(sum(not one.cost.fits for one in found)),
+        "num_out_of_memory": float(sum(not placement.cost.fits for placement in found)),
         "kernel_share_of_wall_time": share.kernel_share,
         "wall_s": share.wall_s,
     }
@@ -142,7 +142,7 @@ def _outcome(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare
     if within is not None:
         metrics["within_run_noise_pct"] = within
     log.info(
-        "round %d: %d of %d done; %.0f %% of %.1f s went into kernels",
+        "round %d: %d of %d done; %.0f %% of %.1f s spent in kernels",
         round_number,
         len(found),
         num_jobs,

@@ -13,20 +13,17 @@ from evenshard.tables.files import load_tables
 
 
 def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
-    """Fit the constants, save the profile as ``out``, and return a printable table of errors and constants.
+    """Fit the constants of ``profile`` to cost datasets of one hardware, and save the new profile as ``out``.
 
-    Args:
-        tables: tables of the costs.
-        costs: cost datasets of one hardware.
-        profile: name or file of the profile to start from.
+    Return a printable table of errors and constants.
     """
     start = gpu_profile(profile)
     pool = load_tables(tables)
-    calibration = fit_profile(start, [one for path in costs for one in load_costs(path, pool)])
+    calibration = fit_profile(start, [shard for path in costs for shard in load_costs(path, pool)])
     calibration.save(profile, out)
     title = (
-        f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
-        f"held out; errors on those:"
+        f"Fitted to {calibration.num_fitted} shards of {calibration.hardware}; errors on {calibration.num_held_out} "
+        "held-out shards:"
     )
     return "\n".join([title, *_report(start, profile, calibration)])
 
@@ -39,7 +36,7 @@ def _report(start: GpuProfile, name: str, calibration: Calibration) -> list[str]
         errors.append([time, *(f"{percent:.1f}" for percent in percents)])
     constants = [["constant", name, "fitted", ""]]
     for constant in calibration.constants:
-        remark = "at its bound: the model misses something" if constant in calibration.at_bound else ""
+        remark = "at its bound: the device model lacks an effect" if constant in calibration.at_bound else ""
         values = (getattr(start, constant), getattr(calibration.profile, constant))
         constants.append([constant, *(f"{value:.5g}" for value in values), remark])
     return [text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")]

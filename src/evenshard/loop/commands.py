@@ -14,16 +14,16 @@ from evenshard.price.hardware import provenance_problem
 
 @dataclass(frozen=True)
 class ImportCostsConfig:
-    """Origin of measured shards, which their file lacks.
+    """Provenance of imported shards, which their file does not record.
 
     Raises:
         BadConfig: if a value is invalid.
     """
 
-    hardware: str = knob(REQUIRED, "hardware that they were measured on, such as 'cuda: NVIDIA H200'")
-    batch_size: int = knob(REQUIRED, "samples of one step")
-    weight_bits: int = knob(32, "4, 8, 16 or 32 per weight")
-    optimizer: str = knob("sgd", "optimizer of the backward passes")
+    hardware: str = knob(REQUIRED, "hardware of the measurements, such as 'cuda: NVIDIA H200'")
+    batch_size: int = knob(REQUIRED, "batch size, samples")
+    weight_bits: int = knob(32, "bits per weight: 4, 8, 16 or 32")
+    optimizer: str = knob("sgd", "optimizer of the measured backward passes")
 
     def __post_init__(self) -> None:
         from evenshard.placement.memory import optimizer_problem
@@ -39,16 +39,18 @@ class ImportCostsConfig:
 
 @dataclass(frozen=True)
 class ObserveInputs:
-    """Traces of one training, and the placement to compare them with."""
+    """Traces of one training job, and the placement to compare them with."""
 
-    traces: tuple[Path, ...] = knob(REQUIRED, ".json, .json.gz, or an archive of several (.tar.gz)", flag="TRACE")
+    traces: tuple[Path, ...] = knob(
+        REQUIRED, "trace of a rank (.json, .json.gz), or an archive of several (.tar.gz)", flag="TRACE"
+    )
     placement: Path | None = knob(
         None,
-        "compare with what evenshard predicts: placement.json, evenshard's TorchRec plan (with --tables), or a table "
-        "file",
+        "compare with evenshard's prediction for this placement.json, TorchRec plan of evenshard (with --tables), or "
+        "table file",
     )
     tables: Path | None = knob(None, "table file of a TorchRec plan")
-    model: str | None = knob(None, "predicts for a plan or a table file (default: the device model of the GPU)")
+    model: str | None = knob(None, "model that predicts for a plan or a table file (default: device model of the GPU)")
     columns: Mapping[str, str] | None = knob_field("columns")
 
 
@@ -58,12 +60,12 @@ class PromoteInputs:
 
     candidate: str | None = knob(
         None,
-        "models:/evenshard-cost/7, or a folder such as work/round_3, which is registered if it wins (default: the "
+        "model to promote: models:/evenshard-cost/7, or a folder such as work/round_3, registered if it wins (default: "
         "newest version of evenshard-cost)",
     )
-    tables: Path = knob(Path("work/tables.parquet"), "the pool")
-    tasks: Path = knob(Path("work/tasks.json"), "its test tasks are held out")
-    costs: tuple[Path, ...] = knob((), "cost datasets of earlier runs: their controls show the noise between runs")
+    tables: Path = knob(Path("work/tables.parquet"), "table pool of the tasks")
+    tasks: Path = knob(Path("work/tasks.json"), "tasks; both models place the test tasks")
+    costs: tuple[Path, ...] = knob((), "cost datasets of earlier runs; their controls show the noise between runs")
     tolerance_pct: float = knob(
         1.0, "largest slowdown that counts as equally fast, with 95 % confidence", range=NOT_NEGATIVE, metavar="PCT"
     )
@@ -75,17 +77,17 @@ class DriftRequest:
 
     batch_size: int | None = knob(
         None,
-        "samples of a step over all devices (default: that of the placement, else the largest of the training data)",
+        "global batch size, samples (default: that of the placement, else the largest in the training data)",
     )
     num_devices: int | None = knob(
-        None, "devices that the tables live on (default: those of the placement, else any)", flag="--devices"
+        None, "number of devices (default: that of the placement, else not checked)", flag="--devices"
     )
     embedding_dim: int | None = knob_field("embedding_dim")
     default_pooling_factor: float = knob_field("default_pooling_factor")
     columns: Mapping[str, str] | None = knob_field("columns")
     tolerated_pct: float = knob(
         5.0,
-        "part of the load that may lie outside of the training data, and of the tables that may be rare there",
+        "tolerated share of the load outside the training range, and of tables that are rare in the training data",
         range=NOT_NEGATIVE,
         metavar="PCT",
     )
@@ -93,16 +95,14 @@ class DriftRequest:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """Move of a running training; section ``watch`` of a pipeline."""
+    """Settings for deciding whether to move a running training job; section ``watch`` of a pipeline."""
 
-    steps: int = knob(100_000, "training steps that are still to come", range=COUNT_OR_NONE)
-    restart_minutes: float = knob(
-        10.0, "minutes that the training stands still for a move, on top of the transfer", range=NOT_NEGATIVE
-    )
+    steps: int = knob(100_000, "remaining training steps", range=COUNT_OR_NONE)
+    restart_minutes: float = knob(10.0, "downtime of a move besides the transfer, minutes", range=NOT_NEGATIVE)
     link_gb_s: float | None = knob(
-        None, "GB per second that a device sends and receives (default: the link of the machine)", range=POSITIVE
+        None, "bandwidth of a device in each direction, GB/s (default: the machine's link)", range=POSITIVE
     )
-    surely: bool = knob(True, "a move must pay by the lower end of the 90 % interval, and not only as predicted")
+    surely: bool = knob(True, "move only if the lower end of the 90 % interval of the saving pays for it")
 
     def __post_init__(self) -> None:
         check_knobs(self, "watch.")

@@ -1,4 +1,4 @@
-"""Stage 5: measures every sharder's placement of every held-out task."""
+"""Stage 5, after the last round: measures every sharder's placement of every held-out task."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def run(
     outputs: EvaluateOutputs,
     lineage: Lineage | None = None,
 ) -> Outcome:
-    """Measures and reports.
+    """Measure every sharder's placement of every held-out task, and write the report.
 
     Raises:
         BadInput: if an input cannot be read.
         MeasurementFailed: if a kernel fails.
     """
-    require_package("matplotlib")  # before measuring, not when the pictures are drawn
+    require_package("matplotlib")  # fails here, not after measuring
     if outputs.model is not None:
-        require(inputs.cost_model is not None, "a model's folder needs evenshard's cost model. Name it: --cost-model.")
+        require(inputs.cost_model is not None, "a model folder needs evenshard's cost model. Add --cost-model.")
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     policy = load_sharder(inputs.cost_net, inputs.policy, config.num_rollouts)
@@ -80,33 +80,33 @@ def run(
             config.seed,
             measure.hardware,
             measure.link,
-            single_cost_ms=_single_costs(hardware, split.test, measure, journal),
+            single_cost_ms=_measure_single_tables(hardware, split.test, measure, journal),
             policy=policy,
             cost_model=model,
             search=search,
         )
-        takes_part = [one for one in SHARDERS if one.in_loop and one.can_use(resources)]
-        sharders: list[Sharder] = [one.build(resources) for one in takes_part]
+        takes_part = [entry for entry in SHARDERS if entry.in_loop and entry.can_use(resources)]
+        sharders: list[Sharder] = [entry.build(resources) for entry in takes_part]
         with one_thread():
             answers = [
                 _add_prediction(ask(sharder, task), policy.predicted_ms) for task in split.test for sharder in sharders
             ]
         for answer in answers:
             if answer.placement is None:
-                log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
+                log.warning("%s found no placement: %s", answer.sharder, answer.reason)
         by_id = {f"evaluate-{number:05d}": answer for number, answer in enumerate(answers)}
         measured = measure_answers(by_id, split.train, hardware, measure, journal, "evaluate")
-        origin, device_error = _origin(hardware, measured), hardware.provenance.device_error
-    found = {one.measurement_id: one for one in measured}
+        origin, device_error = _describe_hardware(hardware, measured), hardware.provenance.device_error
+    found = {placement.measurement_id: placement for placement in measured}
     results = [Result(answer, found.get(name)) for name, answer in by_id.items()]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
     ranking, accuracy = standings(results, noise), network_accuracy(results)
-    of_model = None if model is None else network_accuracy(_predicted_by(model, results))
+    of_model = None if model is None else network_accuracy(_predict_with(model, results))
     metrics = report.metrics(ranking, accuracy, len(split.test), infeasible_tasks(results), noise, origin, of_model)
     folder = outputs.report
     report.write_csv(results, folder / "evaluation.csv")
     save_costs(measured, folder / "evaluation_costs.parquet", lineage)
-    tried = [one for run in rounds for one in run]
+    tried = [placement for run in rounds for placement in run]
     report.write_plot_data(results, ranking, tried, folder)
     report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
     report.plot_cost_per_round(tried, folder / "cost_per_round.png")
@@ -129,7 +129,7 @@ def run(
 
 
 def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    of_sharders = {f"{name}.mean_measured_ms": one["mean_measured_ms"] for name, one in metrics["sharders"].items()}
+    of_sharders = {f"{name}.mean_measured_ms": found["mean_measured_ms"] for name, found in metrics["sharders"].items()}
     others = {
         prefix + key: value
         for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."), ("noise", "noise."))
@@ -138,20 +138,20 @@ def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in (of_sharders | others).items() if value is not None}
 
 
-def _single_costs(
+def _measure_single_tables(
     hardware: Hardware, tasks: Sequence[ShardingTask], measure: MeasureConfig, journal: Journal
 ) -> dict[str, float]:
-    """Measure forward plus backward time of each table of the tasks alone on a device, ms, with one visit each."""
+    """Measure forward plus backward time of each table alone on a device, ms, with one visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
     jobs = [
         Job(task.task_id, task, place_on_one_device(task).parts(task.tables), 0, "single_table", "single tables")
         for task in tables.values()
     ]
-    log.info("timing %d test tables one by one for single_cost_greedy", len(jobs))
+    log.info("measuring %d test tables one at a time for single_cost_greedy", len(jobs))
     once = replace(measure, visits=1)
     show = partial(progress, description="single tables")
     measured = measure_jobs(hardware, jobs, once, journal, track=show)
-    return {name: one.cost.max_device_ms for name, one in zip(tables, measured, strict=True)}
+    return {name: placement.cost.max_device_ms for name, placement in zip(tables, measured, strict=True)}
 
 
 def _add_prediction(answer: Answer, predicted_ms: Callable[[ShardingTask, Placement], float]) -> Answer:
@@ -160,28 +160,28 @@ def _add_prediction(answer: Answer, predicted_ms: Callable[[ShardingTask, Placem
     return replace(answer, predicted_ms=predicted_ms(answer.task, answer.placement))
 
 
-def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
+def _predict_with(model: CostModel, results: Sequence[Result]) -> list[Result]:
     def predicted_ms(task: ShardingTask, placement: Placement) -> float:
         (predicted,) = predict_whole(model, [(task, placement)])
         return predicted.predicted_ms
 
-    return [replace(one, answer=_add_prediction(one.answer, predicted_ms)) for one in results]
+    return [replace(result, answer=_add_prediction(result.answer, predicted_ms)) for result in results]
 
 
-def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
+def _describe_hardware(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
     return {
         "hardware": hardware.provenance.hardware,
         "driver": hardware.provenance.driver,
         "versions": hardware.provenance.versions,
         "device_error": None if hardware.provenance.device_error is None else asdict(hardware.provenance.device_error),
-        "all_to_all": sorted({one.cost.all_to_all for one in measured}),
+        "all_to_all": sorted({placement.cost.all_to_all for placement in measured}),
         "link": hardware.provenance.link,
         "kernel_share_of_wall_time": round(hardware.time_share.kernel_share, 3),
     }
 
 
 def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learned: Sequence[str], path: Path) -> None:
-    """Plot random, best heuristic and learned sharders on the task with the median gain of the last learned one."""
+    """Plot random, best heuristic and learned sharders on the task where the last learned sharder's gain is median."""
     best = min((one for one in ranking if one.sharder in HEURISTICS), key=lambda one: one.measured_ms.mean).sharder
     shown = list(dict.fromkeys(("random", best, *learned)))
     by_task: dict[ShardingTask, dict[str, PlacementCost]] = {}
@@ -190,10 +190,10 @@ def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learn
             by_task.setdefault(result.answer.task, {})[result.answer.sharder] = result.measured.cost
     complete = [(task, costs) for task, costs in by_task.items() if len(costs) == len(shown)]
     if not complete:
-        report.plot_device_costs({}, f"no task that all of {', '.join(shown)} could place", path)
+        report.plot_device_costs({}, f"no task was placed by all of {', '.join(shown)}", path)
         return
     complete.sort(key=lambda pair: pair[1][learned[-1]].max_device_ms / pair[1][best].max_device_ms)
     task, costs = complete[len(complete) // 2]
     what = f"{len(task.tables)} unseen tables on {task.num_devices} devices"
-    title = f"{task.task_id} (the median gain of {learned[-1]}): {what}"
+    title = f"{task.task_id} (median gain of {learned[-1]}): {what}"
     report.plot_device_costs({name: costs[name] for name in shown}, title, path)

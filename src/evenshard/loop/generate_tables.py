@@ -1,4 +1,4 @@
-"""Stage 1: writes the pool of tables and the train and test tasks."""
+"""Stage 1: writes the table pool and the train and test tasks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     """Write tables and tasks.
 
     Raises:
-        BadInput: if the source cannot be read or the settings are infeasible.
+        BadInput: if the source cannot be read or the settings are invalid.
     """
     check_dims(config.embedding_dims)
     check_weight_bits(config.weight_bits)
     check_distinct(
         {"tables": (outputs.tables,), "tasks": (outputs.tasks,)}, {"generate_tables.source": (Path(config.source),)}
     )
-    pool = _pool(config)
+    pool = _load_pool(config)
     split = sample_tasks(pool, copy_fields(config, TaskSampling), config.seed)
     save_tables(pool, outputs.tables)
     save_tasks(split, outputs.tasks)
@@ -54,7 +54,7 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     )
 
 
-def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
+def _load_pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
     if config.source == GENERATOR:
         return generate_tables(copy_fields(config, GeneratorConfig), config.batch_size, config.seed)
     kind = kind_of_source(config.source)

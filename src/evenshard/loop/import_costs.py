@@ -1,7 +1,7 @@
-"""Import of cost datasets: the parts of a round, and shards that others measured one by one on one device.
+"""Import of cost datasets: the parts of a round, and shards that users measured on one device.
 
-Shards are a CSV file with one line each: ``tables``, the numbers of its tables (their lines in the table file, from 0);
-``dims``, their embedding dims, where the table file has none; ``fwd_bwd_ms``, forward and backward together. The
+Shards come as a CSV file with one shard per line: ``tables``, the numbers of its tables (lines of the table file, from
+0); ``dims``, their embedding dims, if the table file has none; ``fwd_bwd_ms``, the sum of forward and backward. The
 dataset has only this sum, and no communication.
 """
 
@@ -29,15 +29,12 @@ from evenshard.tables.formats import read_csv
 from evenshard.tables.table import Table
 
 log = logging.getLogger(__name__)
-# The parts of a round must agree in these, because their costs are compared with each other.
-_ALIKE = ("hardware", "versions", "link", "optimizer")
+# The parts of a round must agree in these columns, because their costs are compared with each other.
+_COMMON_COLUMNS = ("hardware", "versions", "link", "optimizer")
 _TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
-_OF_SHARDS = (_TABLES, _DIMS, _TIME)
-_COLUMNS = f"{_TABLES}, {_DIMS} (where the table file has none) and {_TIME}"
-
-_REMEDY = (
-    f"Its columns are {_COLUMNS}. Name others with --columns, such as time_ms={_TIME}, or owner= to leave one out."
-)
+_SHARD_COLUMNS = (_TABLES, _DIMS, _TIME)
+_COLUMNS = f"{_TABLES}, {_DIMS} (if the table file has none) and {_TIME}"
+_REMEDY = f"Use the columns {_COLUMNS}. Rename with --columns time_ms={_TIME}, or drop one with --columns owner=."
 
 
 def run(
@@ -48,9 +45,9 @@ def run(
     costs_out: Path,
     tables_out: Path,
 ) -> dict[str, float]:
-    """Write the shards as a cost dataset, and write its tables; return metrics. See ``read_shards``."""
+    """Write the shards (``read_shards``) as a cost dataset, and its tables; return metrics."""
     measured = read_shards(shards, tables, config, columns)
-    named = distinct_tables([one.task for one in measured])
+    named = distinct_tables([shard.task for shard in measured])
     save_tables(named, tables_out)
     save_costs(measured, costs_out, Lineage(git_commit()))
     return {"num_shards": float(len(measured)), "num_tables": float(len(named))}
@@ -59,20 +56,20 @@ def run(
 def read_shards(
     path: Path, tables: Path, config: ImportCostsConfig, columns: Mapping[str, str] | None = None
 ) -> tuple[MeasuredPlacement, ...]:
-    """Return the shards of a file as measured placements, each on one device.
+    """Read the shards of a file as measured placements, each on one device.
 
-    A table with several dims becomes a table per dim, named after both; a table twice in a shard becomes two.
+    A table with several dims becomes one table per dim. A table that occurs twice in a shard becomes two tables.
 
     Args:
-        tables: their table file, which may lack names, and dims if the shards give them.
-        columns: evenshard's name of each renamed column of both files; empty to leave a column out.
+        tables: table file, which may lack names, and dims if the shards give them.
+        columns: evenshard's name of each renamed column of both files; "" drops the column.
 
     Raises:
         BadConfig: if ``columns`` names a missing column.
         BadFile: if a file cannot be read or holds an impossible value; the message names the line.
     """
-    if_none = f"Its columns are {_COLUMNS}, one shard per line."
-    records = records_in(path, read_csv, "shard", if_none, "Import it in parts.")
+    if_none = f"Write one shard per line, with the columns {_COLUMNS}."
+    records = records_in(path, read_csv, "shard", if_none, "Split the file.")
     of_shards, of_tables = _split(columns or {}, records[0])
     records = [_rename_columns(record, of_shards) for record in records]
     _check_columns(path, records[0])
@@ -86,11 +83,11 @@ def read_shards(
 
 def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     of_shards = {
-        theirs: ours for theirs, ours in columns.items() if ours in _OF_SHARDS or (not ours and theirs in record)
+        theirs: ours for theirs, ours in columns.items() if ours in _SHARD_COLUMNS or (not ours and theirs in record)
     }
     missing = next((theirs for theirs in of_shards if theirs not in record), None)
     if missing is not None:
-        raise BadConfig(f"columns names {brief(missing)}, which the shards lack. They have {', '.join(record)}.")
+        raise BadConfig(f"columns renames {brief(missing)}, but the shard file only has {', '.join(record)}.")
     return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
 
 
@@ -100,7 +97,7 @@ def _rename_columns(record: Mapping[str, str], columns: Mapping[str, str]) -> di
 
 def _check_columns(path: Path, record: dict[str, str]) -> None:
     for column in record:
-        if column not in _OF_SHARDS:
+        if column not in _SHARD_COLUMNS:
             raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
     for needed in (_TABLES, _TIME):
         if needed not in record:
@@ -113,18 +110,18 @@ def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table
     def numbers(column: str, what: str, most: int) -> list[int]:
         found = record[column].split()
         for text in found:
-            if not text.isdecimal() or len(text) > 9 or int(text) > most:
-                raise BadFile(path, f"{column} holds {brief(text)}, not {what}", "Correct it.", where)
+            if not text.isdecimal() or len(text) > 9 or int(text) > most:  # int() raises above 4,300 digits
+                raise BadFile(path, f"{column} contains {brief(text)}, not {what}", "Correct it.", where)
         return [int(text) for text in found]
 
-    lines = numbers(_TABLES, f"the number of a table, 0 to {len(pool) - 1:,}", len(pool) - 1)
+    lines = numbers(_TABLES, f"a table number from 0 to {len(pool) - 1:,}", len(pool) - 1)
     if not lines:
-        raise BadFile(path, f"{_TABLES} is empty", "Name the tables by their numbers, as in 7 12.", where)
+        raise BadFile(path, f"{_TABLES} is empty", "Write the numbers of its tables, such as 7 12.", where)
     tables = [pool[line] for line in lines]
     if _DIMS in record:
         dims = numbers(_DIMS, "an embedding dim", int(RANGES["embedding_dim"].most))
         if len(dims) != len(lines):
-            counts = f"{_DIMS} holds {len(dims)} values for {len(lines)} tables"
+            counts = f"{_DIMS} has {len(dims)} values for {len(lines)} tables"
             raise BadFile(path, counts, "Give one dim for each table.", where)
         tables = [
             replace(table, name=f"{table.name}-dim-{dim}", embedding_dim=dim)
@@ -174,14 +171,14 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
         BadFile: if a part cannot be read, was measured on other hardware or with other settings than the first, or
             repeats a measurement of another part.
     """
-    require(bool(parts), "there is no part to merge. Name the cost datasets of the parts.")
+    require(bool(parts), "no parts to merge. Name the cost datasets of the parts.")
     found = [read_rows(path) for path in parts]
     for path, rows in zip(parts, found, strict=True):
         if not rows:
             raise BadFile(path, "holds no measurement", "Measure this part again.")
     first, part_of = read_lineage(parts[0]), dict[str, int]()
     for number, (path, rows) in enumerate(zip(parts, found, strict=True)):
-        _check_alike(path, [{name: row[name] for name in _ALIKE} for row in (found[0][0], *rows)])
+        _check_alike(path, [{name: row[name] for name in _COMMON_COLUMNS} for row in (found[0][0], *rows)])
         lineage = read_lineage(path)
         for name in ("params_hash", "evenshard_version"):
             if lineage.get(name) != first.get(name):
@@ -191,7 +188,7 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
             other = part_of.setdefault(row["measurement_id"], number)
             if other != number:
                 problem = f"{row['measurement_id']} is in {parts[other]} too"
-                raise BadFile(path, problem, "Merge each part once, parts of one round alone.")
+                raise BadFile(path, problem, "Merge each part once, and only parts of one round.")
     merged = sorted((row for rows in found for row in rows), key=lambda row: (row["measurement_id"], row["device_id"]))
     save_rows(merged, first, costs)
     log.info("%d placements from %d parts", len(part_of), len(found))
@@ -200,7 +197,9 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
 
 def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
     for found in of_rows:
-        for name in _ALIKE:
+        for name in _COMMON_COLUMNS:
             if found[name] != of_rows[0][name]:
                 problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
-                raise BadFile(path, problem, "Measure all parts of a round alike, on the same kind of device.")
+                raise BadFile(
+                    path, problem, "Measure all parts of a round with the same settings, on the same kind of device."
+                )

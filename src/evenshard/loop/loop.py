@@ -1,7 +1,7 @@
-"""The loop: settings, inputs, outputs and metrics of each of its stages.
+"""Declarations of the loop's stages: settings, inputs, outputs and metrics.
 
-Commands (``cli/stages.py``), components (``components/``), dvc.yaml and the pipelines are made from it. The code of a
-stage is the module of its name.
+Commands (``cli/stages.py``), components (``components/``), dvc.yaml and the pipelines are generated from them. Module
+``evenshard.loop.NAME`` implements stage NAME.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from evenshard.loop.stage import ARTIFACT, DATASET, HTML, MARKDOWN, MODEL, Stage
 from evenshard.sharders.learned import DREAMSHARD, LEARNED
 
 WORK, OF_ROUND = "work", "work/round_{round}"
-POOL = "the pool, as generate-tables writes it"
-TASKS = "train and test tasks, as generate-tables writes them"
-NUM_ROUNDS = "rounds of the loop; the learning rate falls over them"
+# Descriptions of inputs that several stages read.
+POOL = "table pool written by generate-tables"
+TASKS = "train and test tasks written by generate-tables"
+NUM_ROUNDS = "number of rounds; the learning rate decays over them"
 JOURNAL = (
-    "file that gets every measurement at once; with the same journal, measuring goes on where it stopped (default: one "
-    "beside --out, removed at the end)"
+    "journal to append each measurement to; run again with the same file to resume (default: a temporary file beside "
+    "--out)"
 )
 
 
 def _round() -> Any:
-    return knob(1, "round of the loop", range=COUNT, parameter="round_number")
+    return knob(1, "round of the loop, from 1", range=COUNT, parameter="round_number")
 
 
 @dataclass(frozen=True)
 class LoopConfig:
     """Section ``loop`` of params.yaml."""
 
-    num_rounds: int = knob(REQUIRED, "rounds that dvc.yaml unrolls (`make generate` writes it again)", range=COUNT)
+    num_rounds: int = knob(REQUIRED, "rounds to unroll in dvc.yaml; run `make generate` after a change", range=COUNT)
 
 
 @dataclass(frozen=True)
@@ -44,46 +45,46 @@ class GenerateTablesConfig:
     source: str = knob(
         REQUIRED,
         "dlrm_2021 (seeded generator), a catalogue name, a table file (.yaml, .json, .csv, .parquet) or a DLRM batch "
-        "file (.pt, .pt.gz), here or on S3",
+        "file (.pt, .pt.gz), local or on S3",
         flag="--source",
     )
-    num_train_tasks: int = knob(REQUIRED, "tasks that the networks learn from", range=COUNT)
-    num_test_tasks: int = knob(REQUIRED, "tasks held out, made only of tables that no train task holds", range=COUNT)
+    num_train_tasks: int = knob(REQUIRED, "tasks to train the networks on", range=COUNT)
+    num_test_tasks: int = knob(REQUIRED, "held-out tasks; they share no table with train tasks", range=COUNT)
     tables_per_task: int = knob(REQUIRED, "tables in each task, drawn without replacement", range=COUNT)
-    num_devices: int = knob(REQUIRED, "devices of each task")
-    memory_cap_gb: float = knob(REQUIRED, "GB of weights per device")
-    batch_size: int = knob(REQUIRED, "global batch, samples")
+    num_devices: int = knob(REQUIRED, "devices per task")
+    memory_cap_gb: float = knob(REQUIRED, "memory per device for weights, GB")
+    batch_size: int = knob(REQUIRED, "global batch size, samples")
     num_tables: int = knob(856, "tables to generate (dlrm_2021 only)", range=COUNT)
     embedding_dims: tuple[int, ...] = knob(
-        (4, 8, 16, 32, 64, 128), "dims drawn from, where the source publishes none (dlrm_2021 and DLRM batch files)"
+        (4, 8, 16, 32, 64, 128), "embedding dims to sample from (dlrm_2021 and DLRM batch files)"
     )
     catalog_embedding_dim: int | None = knob(
         None,
-        "dim of a catalogue's tables in place of its own (Criteo Kaggle and Avazu publish none, 16 is assumed); null "
-        "keeps it. Sets of several dims refuse it",
+        "replaces a catalogue's embedding dim (Criteo Kaggle and Avazu publish none; 16 is assumed); null keeps it. "
+        "Not allowed for catalogues with several dims",
     )
-    max_rows: int | None = knob(None, "cap on the rows of generated tables; null leaves them as large as published")
-    max_table_gb: float | None = knob(None, "larger generated tables get fewer rows; null for no limit")
-    weight_bits: int = knob(32, "16 or 32 (dlrm_2021 and DLRM batch files)")
+    max_rows: int | None = knob(None, "maximum rows of a generated table; null keeps the published sizes")
+    max_table_gb: float | None = knob(None, "maximum GB of a generated table, kept by reducing rows; null: no limit")
+    weight_bits: int = knob(32, "bits per weight, 16 or 32 (dlrm_2021 and DLRM batch files)")
     hot_rows_together: float | None = knob(
         None,
-        "share of generated tables whose hot rows lie side by side, as with indices in the order of frequency; in the "
-        "others they are scattered, as with hashed indices. null: all are scattered, and tables have no row_shares",
+        "share of generated tables whose hot rows are adjacent, as with indices ordered by frequency; in the other "
+        "tables they are scattered, as with hashed indices. null: scattered in all tables, without row_shares",
     )
     columns: Mapping[str, str] | None = knob(
-        None, "columns of a table file with another name, each with evenshard's ({hash_size: num_rows})"
+        None, "renamed columns of a table file, theirs: evenshard's, such as {hash_size: num_rows}"
     )
     seed: int = knob(0, "seed of tables and tasks", flag="--seed")
 
 
 @dataclass(frozen=True)
 class GenerateTablesInputs:
-    """The file in ``source``, if it names one."""
+    """No inputs: the setting ``source`` may name a file."""
 
 
 @dataclass(frozen=True)
 class GenerateTablesOutputs:
-    """The pool, and train and test tasks from disjoint halves of it."""
+    """The table pool, and train and test tasks sampled from disjoint halves of it."""
 
     tables: Path = writes(
         REQUIRED,
@@ -103,7 +104,7 @@ GENERATE_TABLES = Stage(
     GenerateTablesOutputs,
     about="Tables come from the seeded DLRM 2021 generator, a public catalogue, your own table file or a recorded DLRM "
     "batch (generate_tables.source); train and test tasks share no table.",
-    metrics="number of tables, their mean pooling factor and their size",
+    metrics="number of tables, their mean pooling factor and total size",
     tags=("data",),
 )
 
@@ -113,32 +114,32 @@ class BenchmarkConfig:
     """Section ``benchmark`` of params.yaml."""
 
     placements_per_round: int = knob(
-        REQUIRED, "placements of train tasks to measure in each round", flag="--placements", range=COUNT_OR_NONE
+        REQUIRED, "placements of train tasks to measure per round", flag="--placements", range=COUNT_OR_NONE
     )
     shards_per_round: int = knob(
         0,
-        "random shards of 1 to 64 tables to measure alone. A simulated device is calibrated with them, and the cost "
-        "model learns from them; DreamShard's cost network learns from whole placements",
+        "random shards of 1 to 64 tables to measure, one shard at a time. They train evenshard's cost model and "
+        "calibrate simulated devices; DreamShard's cost network learns from whole placements only",
         flag="--shards",
         range=COUNT_OR_NONE,
     )
     searched_share: float = knob(
         0.2,
-        "part of the placements that a search with the previous round's cost model proposes instead of the policy. A "
-        "search finds the errors of the model (docs/decisions/0016)",
+        "share of placements that a search with the previous round's cost model proposes instead of the policy. The "
+        "search exposes errors of the model (docs/decisions/0016)",
         range=SHARE,
     )
     sharded_per_round: int = knob(
         0,
-        "random placements of train tasks to measure in which tables are cut and replicated. Their exchanges are real: "
-        "one process for each device, under torchrun",
+        "random placements with sharded and replicated tables to measure, with real communication: one process per "
+        "device, under torchrun",
         flag="--sharded",
         range=COUNT_OR_NONE,
     )
-    sharding_types: tuple[str, ...] = knob((), "what these draw from, in TorchRec's words; empty for all of them")
+    sharding_types: tuple[str, ...] = knob((), "TorchRec sharding types for sharded_per_round; empty: all")
     ranks_per_node: int = knob(
         0,
-        "devices that such placements take for one node; 0 for those that torchrun started on a host",
+        "devices per node for sharded_per_round; 0: torchrun's local world size",
         flag="--devices-per-node",
         range=COUNT_OR_NONE,
     )
@@ -158,16 +159,20 @@ class BenchmarkInputs:
     journal: Path | None = writes(None, JOURNAL, "--journal")
     budget_minutes: float | None = knob(
         None,
-        "begin no measurement after M minutes; 0 only turns the journal into costs",
+        "start no measurement after M minutes; 0 only converts the journal to a cost dataset",
         range=NOT_NEGATIVE,
         metavar="M",
     )
     part: int = knob(
-        1, "measure only part I of N; `evenshard merge-costs` merges them", range=COUNT, metavar="I", parameter="part"
+        1,
+        "measure only part I of N; merge them with `evenshard merge-costs`",
+        range=COUNT,
+        metavar="I",
+        parameter="part",
     )
     num_parts: int = knob(
         1,
-        "parts that several machines measure side by side, each with all controls",
+        "parts N of the round, measured in parallel on several machines; each measures all controls",
         range=COUNT,
         parameter="num_parts",
     )
@@ -175,7 +180,7 @@ class BenchmarkInputs:
 
 @dataclass(frozen=True)
 class BenchmarkOutputs:
-    """The costs of the round; with ``plan``, only the list of placements to measure."""
+    """The costs of the round, or with ``plan`` only the list of placements to measure."""
 
     costs: Path = writes(
         REQUIRED,
@@ -187,22 +192,23 @@ class BenchmarkOutputs:
     )
     plan: Path | None = writes(
         None,
-        "measure nothing: write what is to be measured, for `python -m evenshard.measure` on a box that has torch and "
-        "FBGEMM alone",
+        "measure nothing, but write the list of measurements for `python -m evenshard.measure`, which needs only torch "
+        "and FBGEMM",
         "--plan-out",
     )
 
 
 BENCHMARK = Stage(
     "benchmark",
-    "Time placements of the train tasks, and random shards.",
+    "Measure placements of train tasks and random shards.",
     BenchmarkConfig,
     BenchmarkInputs,
     BenchmarkOutputs,
-    about="Round 1 places at random; then the previous round's policy proposes, and a search with its cost model "
-    "proposes its share (benchmark.searched_share).",
-    usage="Under `torchrun --nproc-per-node N -m evenshard benchmark` N devices measure at once and really exchange.",
-    metrics="number of placements, their mean cost, the noise, and the share of time in kernels",
+    about="Round 1 measures random placements. Later rounds measure placements of the previous round's policy, and a "
+    "share (benchmark.searched_share) from a search with its cost model.",
+    usage="Under `torchrun --nproc-per-node N -m evenshard benchmark`, N devices measure concurrently, with real "
+    "communication.",
+    metrics="number of placements, their mean cost, measurement noise, and the share of time spent in kernels",
     tags=("measurement", "gpu"),
     measures=True,
     takes_lineage=True,
@@ -215,13 +221,13 @@ BENCHMARK = Stage(
 class TrainCostConfig:
     """Section ``train_cost`` of params.yaml."""
 
-    num_updates: int = knob(300, "gradient steps per round, of the learned sharder's cost network", range=COUNT)
+    num_updates: int = knob(300, "gradient steps per round for the learned sharder's cost network", range=COUNT)
     minibatch_size: int = knob(64, "measured placements per step", range=COUNT)
-    learning_rate: float = knob(5e-4, "Adam's in round 1; it falls linearly over the rounds", range=POSITIVE)
+    learning_rate: float = knob(5e-4, "Adam's learning rate in round 1, decayed linearly over rounds", range=POSITIVE)
     convex_updates: int = knob(
-        1000, "gradient steps of evenshard's cost model, which is fitted from scratch in each round", range=COUNT
+        1000, "gradient steps for evenshard's cost model, which is refitted from scratch every round", range=COUNT
     )
-    seed: int = knob(0, "seed of initial weights, minibatches and held-out parts")
+    seed: int = knob(0, "seed of initial weights, minibatches and the held-out split")
 
 
 @dataclass(frozen=True)
@@ -229,23 +235,19 @@ class TrainCostInputs:
     """The costs of all rounds so far, and the previous round's networks; None in round 1."""
 
     tables: Path = reads(REQUIRED, POOL)
-    costs: tuple[Path, ...] = reads(
-        REQUIRED, "cost datasets of rounds 1 to this one", WhichRound.SO_FAR, role="training"
-    )
+    costs: tuple[Path, ...] = reads(REQUIRED, "cost datasets of all rounds so far", WhichRound.SO_FAR, role="training")
     tasks: Path | None = reads(None, f"{TASKS}; only the cost network needs them")
     round: int = _round()
     num_rounds: int = knob(1, NUM_ROUNDS, flag=None, section="loop", parameter="num_rounds")
-    cost_net: Path | None = reads(
-        None, "cost network of the previous round, which this one goes on from", WhichRound.PREVIOUS
-    )
+    cost_net: Path | None = reads(None, "cost network of the previous round, to continue from", WhichRound.PREVIOUS)
     cost_model: Path | None = reads(
         None,
-        "evenshard's cost model of the previous round, whose errors widen the new one's intervals",
+        "evenshard's cost model of the previous round; its errors widen the intervals of the new model",
         WhichRound.PREVIOUS,
     )
     method: str = knob(
         DREAMSHARD,
-        "learned sharder whose cost network is fitted",
+        "learned sharder to fit the cost network for",
         parameter="method",
         choices=tuple(LEARNED),
         section="train_policy",
@@ -254,11 +256,11 @@ class TrainCostInputs:
 
 @dataclass(frozen=True)
 class TrainCostOutputs:
-    """The cost network for the training of the policy, and the cost model for evenshard's search."""
+    """The cost network that trains the policy, and the cost model for evenshard's search."""
 
     cost_net: Path | None = writes(
         None,
-        "folder of the network to write (default: none is fitted)",
+        "folder to write the cost network to (default: not fitted)",
         "--out",
         NETWORK_FOLDER,
         path=f"{OF_ROUND}/cost_net",
@@ -266,7 +268,7 @@ class TrainCostOutputs:
     )
     cost_model: Path | None = writes(
         None,
-        "folder of evenshard's cost model to write (default: none is fitted)",
+        "folder to write evenshard's cost model to (default: not fitted)",
         "--model-out",
         NETWORK_FOLDER,
         path=f"{OF_ROUND}/cost_model",
@@ -276,15 +278,15 @@ class TrainCostOutputs:
 
 TRAIN_COST = Stage(
     "train_cost",
-    "Fit the cost network and the cost model to the costs of `evenshard benchmark`.",
+    "Fit the cost network and evenshard's cost model to measured costs.",
     TrainCostConfig,
     TrainCostInputs,
     TrainCostOutputs,
-    about="The policy of train_policy.method is trained against the cost network; evenshard searches with the model.",
-    usage="Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network. Of costs "
-    "that were measured elsewhere, --model-out MODEL/cost_model is all that `evenshard place --model MODEL` takes, and "
-    "neither tasks nor settings are needed.",
-    metrics="errors of both",
+    about="The cost network trains the policy of train_policy.method; evenshard's search uses the cost model.",
+    usage="Give the cost datasets of all rounds so far; --cost-net continues from the previous round's network. For "
+    "imported costs, --model-out MODEL/cost_model alone is enough for `evenshard place --model MODEL`, without tasks "
+    "and settings.",
+    metrics="prediction errors of both",
     tags=("training",),
     takes_lineage=True,
     needs_params=False,
@@ -298,16 +300,18 @@ class TrainPolicyConfig:
     """Section ``train_policy`` of params.yaml."""
 
     method: str = knob(
-        DREAMSHARD, "the learned sharder, whose cost network train_cost fits", flag="--method", choices=tuple(LEARNED)
+        DREAMSHARD, "learned sharder; train_cost fits its cost network", flag="--method", choices=tuple(LEARNED)
     )
     num_updates: int = knob(10, "gradient steps per round", range=COUNT)
-    num_episodes: int = knob(10, "episodes per step, all of one task; of dreamshard", range=COUNT)
+    num_episodes: int = knob(10, "episodes per gradient step, all of one task (dreamshard only)", range=COUNT)
     learning_rate: float = knob(
-        5e-4, "Adam's in round 1; dreamshard's falls linearly over the rounds, autoshard's within each", range=POSITIVE
+        5e-4,
+        "Adam's learning rate in round 1; dreamshard decays it linearly over the rounds, autoshard within each round",
+        range=POSITIVE,
     )
     entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
     settings: Mapping[str, Any] = knob(
-        {}, "further settings of the method, such as {num_slots: 16} of autoshard; see its dataclass"
+        {}, "more settings of the method, such as {num_slots: 16} for autoshard; see its dataclass"
     )
     seed: int = knob(0, "seed of initial weights, tasks and actions")
 
@@ -321,7 +325,7 @@ class TrainPolicyInputs:
     cost_net: Path = reads(REQUIRED, "cost network of this round")
     round: int = _round()
     num_rounds: int = knob(1, NUM_ROUNDS, flag=None, section="loop", parameter="num_rounds")
-    policy: Path | None = reads(None, "policy of the previous round, which this one goes on from", WhichRound.PREVIOUS)
+    policy: Path | None = reads(None, "policy of the previous round, to continue from", WhichRound.PREVIOUS)
 
 
 @dataclass(frozen=True)
@@ -329,7 +333,7 @@ class TrainPolicyOutputs:
     """The policy."""
 
     policy: Path = writes(
-        REQUIRED, "folder of the policy to write", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/policy", artifact=MODEL
+        REQUIRED, "folder to write the policy to", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/policy", artifact=MODEL
     )
 
 
@@ -340,8 +344,8 @@ TRAIN_POLICY = Stage(
     TrainPolicyInputs,
     TrainPolicyOutputs,
     about="Nothing is measured.",
-    usage="--policy goes on from the previous round's policy.",
-    metrics="predicted cost, or reward, of sampled placements, before and after",
+    usage="--policy continues from the previous round's policy.",
+    metrics="predicted cost, or reward, of sampled placements before and after training",
     tags=("training", "reinforcement-learning"),
     curve="predicted_ms_per_update",
     learned_from="cost_net",
@@ -354,13 +358,13 @@ class EvaluateConfig:
 
     num_rollouts: int = knob(
         256,
-        "sampled placements that dreamshard compares by predicted cost, beside the most probable one; 0 is the "
-        "published inference",
+        "placements that dreamshard samples and compares by predicted cost, besides the most probable one; 0 as "
+        "published",
         range=COUNT_OR_NONE,
     )
     scores_per_table: int = knob(
         6_000,
-        "evenshard's search ends when it has scored so many devices for each table of the task",
+        "budget of evenshard's search: devices scored per table of the task",
         range=COUNT_OR_NONE,
     )
     seed: int = knob(0, "seed of the random sharder and of evenshard's search")
@@ -368,24 +372,24 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class EvaluateInputs:
-    """The networks of the last round, and the costs of all rounds, for the picture of cost per round."""
+    """The networks of the last round, and the costs of all rounds for the plot of cost per round."""
 
     tables: Path = reads(REQUIRED, POOL)
     tasks: Path = reads(REQUIRED, TASKS)
     costs: tuple[Path, ...] = reads(REQUIRED, "cost datasets of all rounds", WhichRound.SO_FAR, role="training")
     cost_net: Path = reads(REQUIRED, "cost network of the last round")
     policy: Path = reads(REQUIRED, "policy of the last round")
-    cost_model: Path | None = reads(None, "evenshard's cost model of the last round; evenshard then takes part")
+    cost_model: Path | None = reads(None, "evenshard's cost model of the last round; required to compare evenshard")
     journal: Path | None = writes(None, JOURNAL, "--journal")
 
 
 @dataclass(frozen=True)
 class EvaluateOutputs:
-    """The report; the other outputs are copies of it for other readers."""
+    """The report, and copies of it in other formats."""
 
     report: Path = writes(
         REQUIRED,
-        "report folder to write into",
+        "folder to write the report to",
         "--out",
         REPORT,
         path=REPORTS,
@@ -395,14 +399,14 @@ class EvaluateOutputs:
     )
     model: Path | None = writes(
         None,
-        "also put the networks into one folder, as `evenshard place --model` takes it",
+        "also copy the networks into one folder, for `evenshard place --model`",
         "--model-out",
         MODEL_FOLDER,
         artifact=MODEL,
         uploaded=False,
     )
     page: Path | None = writes(
-        None, "also write table and pictures as one page (.html)", "--page", artifact=HTML, uploaded=False
+        None, "also write the table and plots as one page (.html)", "--page", artifact=HTML, uploaded=False
     )
     summary: Path | None = writes(
         None, "also write the table as Markdown", "--summary", artifact=MARKDOWN, uploaded=False
@@ -411,12 +415,12 @@ class EvaluateOutputs:
 
 EVALUATE = Stage(
     "evaluate",
-    "Compare all sharders on the held-out tasks and report.",
+    "Compare all sharders on the held-out tasks and write a report.",
     EvaluateConfig,
     EvaluateInputs,
     EvaluateOutputs,
-    about="Writes metrics.json, evaluation.csv, pictures and their data, and prints the table.",
-    metrics="mean cost of each sharder, and how well the networks predict",
+    about="Writes metrics.json, evaluation.csv, plots and their data, and prints the comparison table.",
+    metrics="mean cost of each sharder, and the prediction accuracy of the networks",
     tags=("evaluation", "measurement", "gpu"),
     measures=True,
     takes_lineage=True,

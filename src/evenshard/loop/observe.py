@@ -1,4 +1,4 @@
-"""Observed times of a training from its traces: compared with predictions, as text, and as measured costs."""
+"""Observed times of a training job from its traces, compared with predictions and written as measured costs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.torchrec.plan.file import load_plan_parts
 
-# ``proposed_by`` of the placement of an observed training.
-OBSERVED = "observed"
-_UNKNOWN_MEMORY = 64 * BYTES_PER_GB
+OBSERVED = "observed"  # ``proposed_by`` of the placement of an observed training
+_UNKNOWN_MEMORY = 64 * BYTES_PER_GB  # assumed if the traces lack the memory of a device; a prediction needs some limit
 NOT_SEEN = "not seen"
 _HEADS = ["rank", "input dist", "forward", "forward communication", "backward communication", "backward"]
 
@@ -47,14 +46,15 @@ _HEADS = ["rank", "input dist", "forward", "forward communication", "backward co
 class ObservedAndPredicted:
     """Observed times of a step's embedding work and evenshard's prediction, ms.
 
-    Excludes data_parallel tables, as traces do not show them. The interval includes the error of a simulated device.
+    Excludes data_parallel tables, because traces do not show them. The interval includes the error of a simulated
+    device.
     """
 
     source: str  # file of the placement or of the tables
     predicted_by: str
-    devices: tuple[PredictedDevice, ...] | None  # by rank; None for tables alone, which evenshard then places
+    devices: tuple[PredictedDevice, ...] | None  # by rank; None for a table file, whose tables evenshard places
     predicted_ms: float
-    low_ms: float
+    low_ms: float  # 90 % interval
     high_ms: float
     device: str  # evidence for the simulated device; empty for a model of real hardware
     observed_ms: float
@@ -63,23 +63,23 @@ class ObservedAndPredicted:
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """Parts of a training's tables with their prediction, and whether the training is known to have run with them."""
+class _TrainingPlacement:
+    """Table parts of a training run, and the comparison with their predicted times."""
 
     request: PlacementRequest
     parts: tuple[TablePart, ...]
-    known: bool
+    known: bool  # True if the run is known to use these parts
     comparison: ObservedAndPredicted
 
 
 def run(
     inputs: ObserveInputs, costs: Path | None = None, tables: Path | None = None
 ) -> tuple[ObservedTraining, ObservedAndPredicted | None]:
-    """Read the traces, compare them with a prediction if there is one, and write the costs.
+    """Read the traces, compare them with a prediction if a placement or tables are given, and write the costs.
 
     Args:
-        costs: the cost dataset to write, if any.
-        tables: the tables of that dataset to write, if any; parts of tables are tables there.
+        costs: cost dataset to write, if any.
+        tables: table file of that dataset to write, if any; each part of a sharded table is a table in it.
     """
     if tables is not None and costs is None:
         raise BadConfig("--tables-out writes the tables of a cost dataset. Add --costs-out.")
@@ -87,7 +87,7 @@ def run(
     source = inputs.placement or inputs.tables
     if source is None:
         if costs is not None:
-            raise BadConfig("a trace does not say which rank holds which tables. Name the file that does: --placement.")
+            raise BadConfig("traces do not show which rank holds which tables. Add --placement.")
         return observation, None
     placed = _read_placement(source, inputs, observation)
     if costs is not None:
@@ -101,14 +101,14 @@ def run(
 # The placement -------------------------------------------------------------------------------------------------------
 
 
-def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
+def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _TrainingPlacement:
     content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
     keys = {*content} if isinstance(content, dict) else set()
     if "request" in keys:
-        return _of_answer(source, inputs.model, observation)
+        return _compare_answer(source, inputs.model, observation)
     if "world_size" in keys:
         if inputs.tables is None:
-            raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
+            raise BadConfig(f"{source} is a TorchRec plan without pooling factors. Add the table file with --tables.")
         parts, world_size = load_plan_parts(source)
         tables = load_tables(inputs.tables, inputs.columns)
         _require_world(source, world_size, observation)
@@ -117,8 +117,8 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
         if observation.world_size == 1:
             parts = tuple(whole_part(table, (0,)) for table in tables)
     if observation.batch_size is None:
-        raise BadConfig("the traces do not say the batch size. Record them with record_shapes=True.")
-    model = _model(inputs.model, observation)
+        raise BadConfig("the traces lack the batch size. Record them with record_shapes=True.")
+    model = _load_model(inputs.model, observation)
     request = PlacementRequest(
         tables=tables,
         caps_bytes=(observation.memory_bytes or _UNKNOWN_MEMORY,) * observation.world_size,
@@ -127,13 +127,13 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
         hardware=model.hardware,
     )
     known = bool(parts)
-    shown, fused, notes = _without_replicas(source, request, parts)
+    shown, fused, notes = _drop_replicas(source, request, parts)
     costs = part_costs(shown, model)
     prediction = costs.predict(fused or place_request(request, model).parts)
     answered, _ = price_parts(shown, model, costs, prediction)
     errors = model.device_error, link_error(request, model)
     comparison = _compare(source, observation, shown, answered, model.source, errors, notes if known else None)
-    return _Placed(request, parts or prediction.parts, known, comparison)
+    return _TrainingPlacement(request, parts or prediction.parts, known, comparison)
 
 
 def _compare(
@@ -158,40 +158,40 @@ def _compare(
         device=device_text(request.hardware, *errors),
         observed_ms=float(step_ms(observation.phases, pipeline)),
         observed_devices_ms=tuple(device_ms(observation.phases, pipeline).tolist()),
-        notes=() if notes is None else (*_differences(source, request, priced.parts, observation), *notes),
+        notes=() if notes is None else (*_find_differences(source, request, priced.parts, observation), *notes),
     )
 
 
-def _without_replicas(
+def _drop_replicas(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart]
 ) -> tuple[PlacementRequest, tuple[TablePart, ...], tuple[str, ...]]:
-    """Leave out data_parallel tables, because DDP reduces their gradients together with those of dense layers."""
+    """Drop data_parallel tables, because DDP reduces their gradients together with those of dense layers."""
     replicated = {part.table for part in parts if len(part.devices) > 1}
     if not replicated:
         return request, tuple(parts), ()
     tables = tuple(table for table in request.tables if table.name not in replicated)
     if not tables:
-        problem = "all of its tables are data_parallel, and the traces show tables that are not"
+        problem = "all of its tables are data_parallel, but the traces show other tables"
         raise BadFile(source, problem, "Name the placement that the training ran with.")
     optimizers = {name: own for name, own in request.table_optimizers.items() if name not in replicated}
     names = ", ".join(map(brief, sorted(replicated)))
     return (
         replace(request, tables=tables, rules=Rules(), table_optimizers=optimizers),
         tuple(part for part in parts if part.table not in replicated),
-        (f"Both leave out data_parallel tables, which traces do not show apart from dense layers: {names}.",),
+        (f"Both times exclude data_parallel tables, which traces mix with dense layers: {names}.",),
     )
 
 
-def _of_answer(source: Path, model: str | None, observation: ObservedTraining) -> _Placed:
+def _compare_answer(source: Path, model: str | None, observation: ObservedTraining) -> _TrainingPlacement:
     answer = load_answer(source)
     _require_world(source, answer.num_devices, observation)
     if observation.batch_size not in (None, answer.request.batch_size):
         raise BadFile(
             source,
-            f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
+            f"its batch size is {answer.request.batch_size:,}, but the traces have {observation.batch_size:,} samples",
             f"Place the tables with --batch-size {observation.batch_size}.",
         )
-    request, parts, notes = _without_replicas(source, answer.request, answer.parts)
+    request, parts, notes = _drop_replicas(source, answer.request, answer.parts)
     seen = answer
     if notes:
         zeros = (0.0,) * len(parts)
@@ -199,29 +199,29 @@ def _of_answer(source: Path, model: str | None, observation: ObservedTraining) -
         seen = reprice_answer(of_parts, parts, model_of(model or named_model(answer)))
     predicted_by, errors = str(model_lineage(answer).get("source", "")), (answer.device_error, answer.link_error)
     comparison = _compare(source, observation, request, seen, predicted_by, errors, notes)
-    return _Placed(answer.request, answer.parts, True, comparison)
+    return _TrainingPlacement(answer.request, answer.parts, True, comparison)
 
 
 def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
     if num_devices != observation.world_size:
-        problem = f"it places tables on {num_devices} devices, the training has {observation.world_size} ranks"
+        problem = f"it places tables on {num_devices} devices, but the training has {observation.world_size} ranks"
         raise BadFile(source, problem, "Name the placement that the training ran with.")
 
 
-def _model(where: str | None, observation: ObservedTraining) -> Model:
+def _load_model(where: str | None, observation: ObservedTraining) -> Model:
     if where is not None:
         return model_of(where)
     gpu = observation.ranks[0].gpu
     profile = profile_of_gpu(gpu)
     if profile is None:
-        raise BadConfig(f"there is no device model of {gpu or 'a CPU'}. Name one: --model.")
+        raise BadConfig(f"no device model for {gpu or 'a CPU'}. Name a model with --model.")
     return model_of(None, str(HardwareName.of("simulated", profile)))
 
 
 # The costs -----------------------------------------------------------------------------------------------------------
 
 
-def _differences(
+def _find_differences(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart], observation: ObservedTraining
 ) -> list[str]:
     found = []
@@ -230,37 +230,36 @@ def _differences(
         dims = sum(part.columns.size * features[part.table] for part in parts if part.device == rank.rank)
         if rank.sum_of_dims not in (None, dims):
             found.append(
-                f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, {source} gives it "
-                f"{dims:,}: is this the placement that the training ran with?"
+                f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, but {source} gives it {dims:,}."
+                " The training may have used another placement."
             )
     return found
 
 
-def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
-    """Convert the observation to a measured placement; refuse unknown waits or missing ranks."""
+def _measurement_of(source: Path, placed: _TrainingPlacement, observation: ObservedTraining) -> MeasuredPlacement:
+    """Convert the observation to a measured placement; raise BadInput if the traces are incomplete."""
     if not placed.known:
-        problem = "it does not say which rank holds which tables"
-        raise BadFile(source, problem, "Name placement.json or the TorchRec plan: --placement.")
+        problem = "it does not show which rank holds which tables"
+        raise BadFile(source, problem, "Name placement.json or the TorchRec plan with --placement.")
     if observation.missing_ranks:
         missing = ", ".join(map(str, observation.missing_ranks))
-        raise BadConfig(f"costs need the traces of all {observation.world_size} ranks; missing: {missing}. Give them.")
-    if observation.world_size > 1 and any(one.waiting_ms is None for one in observation.ranks):
-        raise BadConfig("the ranks have recorded different collectives. Record all of them with one schedule.")
+        raise BadConfig(f"costs need the traces of all {observation.world_size} ranks. Add those of ranks {missing}.")
+    if observation.world_size > 1 and any(rank.waiting_ms is None for rank in observation.ranks):
+        raise BadConfig("the ranks recorded different collectives. Record all ranks with one profiler schedule.")
     if observation.unseen:
-        raise BadConfig(f"costs need all of a step; the traces do not show {', '.join(observation.unseen)}.")
+        raise BadConfig(f"costs need whole steps, but the traces lack {', '.join(observation.unseen)}.")
     by_name = {table.name: table for table in placed.request.tables}
     for table in placed.request.tables:
         of_table = [part for part in placed.parts if part.table == table.name]
-        way = sharding_type(of_table, table, placed.request.nodes)
-        if way not in BY_COLUMNS:
+        found = sharding_type(of_table, table, placed.request.nodes)
+        if found not in BY_COLUMNS:
             raise BadConfig(
-                f"a cost dataset holds whole tables and columns of tables; {brief(table.name)} is sharded {way}. Leave "
-                f"--costs-out out."
+                f"costs support whole and column-wise tables, but {brief(table.name)} is {found}. Omit --costs-out."
             )
     if differences := placed.comparison.notes:
-        raise BadFile(source, differences[0].rstrip("?"), "Name the placement that it ran with.")
+        raise BadFile(source, differences[0].rstrip("."), "Name the placement that it ran with.")
     if unknown := optimizer_problem(observation.optimizer):
-        raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
+        raise BadConfig(f"costs need a supported optimizer: {unknown}. Omit --costs-out.")
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
     tables = tables_of_parts(placed.parts, by_name.values())
@@ -283,7 +282,7 @@ def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining
             versions="unknown",
             link=observation.backend or "none",
             seed=0,
-            repeats=min(one.num_steps for one in observation.ranks),
+            repeats=min(rank.num_steps for rank in observation.ranks),
             optimizer=observation.optimizer,
         ),
         measured_at=observation.started_at,
@@ -311,11 +310,11 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
     """Format the observation and the comparison as lines."""
     heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
     lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
-    lines += _waits(observation)
+    lines += _waiting_lines(observation)
     if (balance := observation.balance) is not None:
         share = balance.total_ms / observation.step_ms
         lines.append(
-            f"Balance alone saves at most {_time(balance.total_ms)} of a step ({share:.1%}): forward "
+            f"Perfect balance saves at most {_time(balance.total_ms)} of a step ({share:.1%}): forward "
             f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, communication "
             f"{_time(balance.exchanges_ms)}."
         )
@@ -328,18 +327,18 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
 def _title(observation: ObservedTraining) -> str:
     ranks, first = observation.ranks, observation.ranks[0]
     given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
-    kinds = ", ".join(dict.fromkeys(one.gpu or "CPU" for one in ranks))
+    kinds = ", ".join(dict.fromkeys(rank.gpu or "CPU" for rank in ranks))
     return (
-        f"{given} on {kinds}, a step takes {observation.step_ms:.2f} ms. Times in ms (shares of a step), medians of "
+        f"{given} on {kinds}, {observation.step_ms:.2f} ms per step. Times in ms (share of the step), medians of "
         f"{first.num_steps} step{'s' * (first.num_steps > 1)}:"
     )
 
 
 def _row(rank: RankTimes) -> list[str]:
-    cells = [_share(one, rank.step_ms) for one in (*rank.phases_ms, rank.exchange_ms["other"])]
+    cells = [_share(ms, rank.step_ms) for ms in (*rank.phases_ms, rank.exchange_ms["other"])]
     if rank.num_tables == 0:
         cells[1] = cells[4] = "none"
-    with_waiting = rank.waiting_ms is None and any(one is not None for one in rank.exchange_ms.values())
+    with_waiting = rank.waiting_ms is None and any(ms is not None for ms in rank.exchange_ms.values())
     waiting = "in them" if with_waiting else _share(rank.all_waiting_ms, rank.step_ms)
     return [str(rank.rank), *cells, waiting, f"{rank.step_ms:.2f}"]
 
@@ -352,17 +351,16 @@ def _time(time_ms: float | None) -> str:
     return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ms"
 
 
-def _waits(observation: ObservedTraining) -> list[str]:
-    waiting = {one.rank: one.all_waiting_ms or 0.0 for one in observation.ranks}
+def _waiting_lines(observation: ObservedTraining) -> list[str]:
+    waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
     last = observation.waits_for
     if last is None:
         return []
     others = fmean(ms for rank, ms in waiting.items() if rank != last)
-    slowest = max(observation.ranks, key=lambda one: one.compute_ms)
+    slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
     return [
-        f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms itself, the others {others:.3f} ms on "
-        f"average. The slowest embedding tables are those of rank {slowest.rank}: forward and backward take "
-        f"{slowest.compute_ms:.3f} ms."
+        f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms, the other ranks {others:.3f} ms on average. "
+        f"Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for forward and backward."
     ]
 
 
@@ -370,11 +368,11 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     observed, predicted = comparison.observed_ms, comparison.predicted_ms
     interval = f"90 %: {comparison.low_ms:.3f} to {comparison.high_ms:.3f}"
     of_device = [f"{comparison.device}."] if comparison.device else []
-    unseen = f", without {', '.join(observation.unseen)}, which the traces do not show" if observation.unseen else ""
+    unseen = f", without {', '.join(observation.unseen)}, which the traces lack" if observation.unseen else ""
     if comparison.devices is None:
         return [
-            f"Embedding tables take {observed:.3f} ms of a step{unseen}. Placed by evenshard, those of "
-            f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}.",
+            f"Embedding tables take {observed:.3f} ms of a step{unseen}. {comparison.predicted_by} predicts "
+            f"{predicted:.3f} ms ({interval}) for {comparison.source}, placed by evenshard.",
             *of_device,
         ]
     inside = "inside the interval" if comparison.low_ms <= observed <= comparison.high_ms else "outside the interval"
@@ -382,8 +380,8 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     rows = [[*_HEADS, "together"]]
     totals = [device.predicted_total_ms for device in comparison.devices]
     predicted_D6 = np.array([*predicted_phases(comparison.devices), totals]).T
-    for one, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
-        rows.append([str(one.rank), *map(_pair, (*one.phases_ms, together_ms), predicted_D6[one.rank].tolist())])
+    for rank, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
+        rows.append([str(rank.rank), *map(_pair, (*rank.phases_ms, together_ms), predicted_D6[rank.rank].tolist())])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),

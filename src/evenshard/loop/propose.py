@@ -1,4 +1,4 @@
-"""Placements to measure in a round: by the policy and the search, random shards, and controls."""
+"""Placements to measure in a round: proposals of policy and search, random shards, and controls."""
 
 from __future__ import annotations
 
@@ -36,20 +36,18 @@ from evenshard.sharders.simple import RandomSharder, random_placement, random_sh
 from evenshard.tables.table import Table
 
 log = logging.getLogger(__name__)
-# A longer search finds slightly better placements, but no other errors of the model.
+# Budget of the search, in scored devices per table. A longer search exposes no other errors of the model.
 SCORES_PER_TABLE = 1_000
-# Link of a machine with timed, not modelled, communication.
-MEASURED_LINK = "measured"
+MEASURED_LINK = "measured"  # link of a machine whose communication is measured, not modelled
 
 
 @dataclass(frozen=True)
 class Proposers:
-    """The previous round's networks that propose placements; none before round 1."""
+    """The previous round's networks that propose placements; none in round 1."""
 
     policy: TrainedSharder | None = None  # samples placements; None for random placements
-    # Model of the search that proposes ``searched_share`` (0 to 1) of the placements; None for no search.
-    cost_model: CostModel | None = None
-    searched_share: float = 0.0
+    cost_model: CostModel | None = None  # predicts costs in the search; None for no search
+    searched_share: float = 0.0  # share of the placements that the search proposes, 0 to 1
 
     @staticmethod
     def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
@@ -61,7 +59,7 @@ class Proposers:
         return Proposers(sharder, model, searched_share)
 
     def searches(self, number: int) -> bool:
-        """Return True if the search proposes placement ``number``: every fifth for a share of 0.2."""
+        """Return True if the search proposes placement ``number``, from 0; every fifth for a share of 0.2."""
         if self.cost_model is None:
             return False
         return int((number + 1) * self.searched_share) > int(number * self.searched_share)
@@ -74,9 +72,9 @@ def placement_jobs(
     seed: int,
     proposers: Proposers | None = None,
 ) -> list[Job]:
-    """Return ``count`` placements of the tasks: sampled from the policy, some from the search, all others random.
+    """Propose ``count`` placements: by the search, by the policy, and random where neither proposes any.
 
-    Every task comes once, in random order, before any is repeated, so that rounds are comparable.
+    Every task is used once, in random order, before any is repeated, so that rounds are comparable.
 
     Raises:
         InfeasibleTask: if no task fits its devices.
@@ -93,7 +91,7 @@ def placement_jobs(
     if proposers.policy is not None:
         sampled = proposers.policy.sample(chosen, torch.Generator().manual_seed(seed * 1000 + round_number))
         proposed = [(placement, proposers.policy.name) for placement in sampled]
-    proposed = _with_searched(chosen, proposed, proposers, seed * 1000 + round_number)
+    proposed = _replace_searched(chosen, proposed, proposers, seed * 1000 + round_number)
     proposals = list(_fill_with_random(chosen, proposed, rng))
     if not proposals:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
@@ -103,13 +101,13 @@ def placement_jobs(
     ]
 
 
-def _with_searched(
+def _replace_searched(
     tasks: Sequence[ShardingTask],
     proposed: Sequence[tuple[Placement | None, str]],
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """Replace the search's share of placements; a task that is searched again gives its next best candidate."""
+    """Replace the search's share of placements; a repeated task gets its next best candidate."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed
@@ -130,7 +128,7 @@ def _with_searched(
 
 
 def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Placement]:
-    """Return the candidates of the search, lowest predicted cost first; none for an infeasible task."""
+    """Search candidates, lowest predicted cost first; none for an infeasible task."""
     try:
         with one_thread():
             return sharder.search(task).candidates
@@ -152,7 +150,7 @@ def _fill_with_random(
 
 
 def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_number: int, seed: int) -> list[Job]:
-    """Return random shards of the pool, each alone on a device, with batch size and memory cap of the task ``like``."""
+    """Sample random shards of the pool, each alone on a device, with batch size and memory cap of the task ``like``."""
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
     return [
@@ -177,16 +175,16 @@ def sharding_jobs(
     round_number: int,
     seed: int,
 ) -> list[ShardedJob]:
-    """Return ``count`` random placements of parts of the tables, cycling through the tasks.
+    """Sample ``count`` random placements with sharded tables, cycling through the tasks.
 
     Raises:
         BadConfig: if a sharding type is unknown, or the devices of a task do not form whole nodes.
         InfeasibleTask: if a task does not fit its devices.
     """
-    unknown = next((way for way in types if way not in SHARDING_TYPES), None)
+    unknown = next((name for name in types if name not in SHARDING_TYPES), None)
     require(
         unknown is None,
-        f"benchmark.sharding_types has {brief(unknown)}, which is none of {', '.join(SHARDING_TYPES)}. Correct it.",
+        f"benchmark.sharding_types contains {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}.",
     )
     rng = np.random.default_rng([seed, round_number, 4])
     jobs = []
@@ -203,13 +201,13 @@ def sharding_jobs(
     return jobs
 
 
-def in_part(
+def select_part(
     jobs: Sequence[Job], part: int, num_parts: int, with_controls: Callable[[Sequence[Job]], list[Job]]
 ) -> list[Job]:
-    """Return every ``num_parts``-th job, mixed with controls that are named by the part.
+    """Return the jobs of a part, mixed with controls: every ``num_parts``-th job of the round.
 
     Args:
-        part: number of the part, from 1; part 1 of 1 is the whole round.
+        part: number of the part, from 1.
         with_controls: mixes controls into jobs.
 
     Raises:
@@ -219,7 +217,7 @@ def in_part(
         return with_controls(jobs)
     require(
         num_parts <= len(jobs),
-        f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Make it at most {len(jobs)}.",
+        f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Set at most {len(jobs)}.",
     )
     return [
         replace(job, measurement_id=f"part{part}-{job.measurement_id}") if job.proposed_by == CONTROL else job
@@ -227,11 +225,11 @@ def in_part(
     ]
 
 
-def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
+def mix_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
     """Mix the controls of ``measure`` into the jobs.
 
-    Controls are random placements of the first feasible tasks. They do not depend on the round, so that the same
-    placements are repeated in every run and show the differences between runs.
+    Controls are random placements of the first feasible tasks. They do not depend on the round: every run repeats the
+    same placements, which shows the differences between runs.
     """
     controls: list[Placed] = []
     for number, task in enumerate(tasks):
@@ -253,12 +251,12 @@ def measure_answers(
     journal: Journal,
     description: str,
 ) -> list[MeasuredPlacement]:
-    """Measure the placements of answers, by measurement id, mixed with controls of the train tasks."""
+    """Measure the placements of sharders' answers (by measurement id), mixed with controls of the train tasks."""
     jobs = [
-        Job(name, one.task, one.placement.parts(one.task.tables), 0, one.sharder, one.task.task_id)
-        for name, one in answers.items()
-        if one.placement is not None
+        Job(name, answer.task, answer.placement.parts(answer.task.tables), 0, answer.sharder, answer.task.task_id)
+        for name, answer in answers.items()
+        if answer.placement is not None
     ]
-    log.info("timing %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
+    log.info("measuring %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
     show = partial(progress, description=description)
-    return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)
+    return measure_jobs(hardware, mix_controls(jobs, train_tasks, measure), measure, journal, track=show)

@@ -1,4 +1,4 @@
-"""Tables and pictures of an evaluation, each as a file and all of them on one page."""
+"""Tables and plots of an evaluation, each as a file and all of them on one page."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ CSV_COLUMNS = (
     "all_to_all",
     "hardware",
 )
+# Label and colour of each measured time in plots.
 TIME_PARTS = {
     "fwd_compute_ms": ("forward", "#4c78a8"),
     "fwd_all_to_all_ms": ("all-to-all forward", "#f2b447"),
@@ -69,12 +70,12 @@ _STYLE = (
 )
 
 _POLICY, _SEARCH = "the policy", "evenshard's search"
-# Colour of the dots and of the mean, and their offset from the round's number.
+# Colour of the dots, colour of the mean, and horizontal offset of both from the round's number.
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """Write one row per task, sharder and device; an infeasible answer is one row with its reason."""
+    """Write one row per task, sharder and device, or one row with the reason for an infeasible task."""
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, restval="")
         writer.writeheader()
@@ -85,37 +86,33 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 def write_plot_data(
     results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
 ) -> None:
-    """Write the data of ``dvc plots``, one file per plot: the data of the pictures, and the standings.
-
-    Args:
-        rounds: measurements of the benchmarks of all rounds.
-    """
+    """Write the data of ``dvc plots``, one file per plot; ``rounds`` are the measurements of all benchmarks."""
     _write_data(
         [
             {
-                "sharder": one.sharder,
-                "mean_measured_ms": _round(one.measured_ms.mean),
-                "ci95_low_ms": _round(one.measured_ms.low),
-                "ci95_high_ms": _round(one.measured_ms.high),
+                "sharder": standing.sharder,
+                "mean_measured_ms": _round(standing.measured_ms.mean),
+                "ci95_low_ms": _round(standing.measured_ms.low),
+                "ci95_high_ms": _round(standing.measured_ms.high),
             }
-            for one in standings
+            for standing in standings
         ],
         folder / "sharders.csv",
     )
     _write_data(
         [
             {
-                "task_id": one.answer.task.task_id,
-                "sharder": one.answer.sharder,
-                "predicted_ms": _round(one.answer.predicted_ms),
-                "max_device_ms": _round(one.measured_ms),
+                "task_id": result.answer.task.task_id,
+                "sharder": result.answer.sharder,
+                "predicted_ms": _round(result.answer.predicted_ms),
+                "max_device_ms": _round(result.measured_ms),
             }
-            for one in results
-            if math.isfinite(one.measured_ms)
+            for result in results
+            if math.isfinite(result.measured_ms)
         ],
         folder / "predicted_vs_measured.csv",
     )
-    by_proposer = _proposed_costs(rounds)
+    by_proposer = _group_costs(rounds)
     proposed = [
         {
             "round": number,
@@ -139,23 +136,23 @@ def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
 def _csv_rows(result: Result) -> list[dict[str, object]]:
     answer = result.answer
     head: dict[str, object] = {"task_id": answer.task.task_id, "sharder": answer.sharder}
-    one = result.measured
-    if answer.placement is None or one is None:
+    measured = result.measured
+    if answer.placement is None or measured is None:
         return [{**head, "status": "infeasible", "reason": answer.reason}]
     shards = answer.placement.shards()
     return [
         {
             **head,
-            "max_device_ms": one.cost.max_device_ms if one.cost.fits else "",
+            "max_device_ms": measured.cost.max_device_ms if measured.cost.fits else "",
             "predicted_ms": answer.predicted_ms,
             "device_id": device_id,
             "num_tables": len(shards[device_id]),
             **({name: value for name, value in asdict(cost).items() if name in TIMES} if cost.status == OK else {}),
-            "status": measured_or_simulated(one.provenance.hardware) if cost.status == OK else cost.status,
-            "all_to_all": one.cost.all_to_all,
-            "hardware": one.provenance.hardware,
+            "status": measured_or_simulated(measured.provenance.hardware) if cost.status == OK else cost.status,
+            "all_to_all": measured.cost.all_to_all,
+            "hardware": measured.provenance.hardware,
         }
-        for device_id, cost in enumerate(one.cost.devices)
+        for device_id, cost in enumerate(measured.cost.devices)
     ]
 
 
@@ -181,33 +178,33 @@ def metrics(
         "num_test_tasks": num_tasks,
         "num_infeasible": num_infeasible,
         "sharders": {
-            one.sharder: {
-                "mean_measured_ms": _round(one.measured_ms.mean),
-                "ci95_ms": [_round(one.measured_ms.low), _round(one.measured_ms.high)],
-                "difference_to_best_heuristic_pct": _round(one.against_best_pct.mean),
-                "difference_ci95_pct": [_round(one.against_best_pct.low), _round(one.against_best_pct.high)],
-                "num_infeasible": one.num_infeasible,
-                "privileged": one.privileged,
-                "verdict": one.verdict,
+            standing.sharder: {
+                "mean_measured_ms": _round(standing.measured_ms.mean),
+                "ci95_ms": [_round(standing.measured_ms.low), _round(standing.measured_ms.high)],
+                "difference_to_best_heuristic_pct": _round(standing.against_best_pct.mean),
+                "difference_ci95_pct": [_round(standing.against_best_pct.low), _round(standing.against_best_pct.high)],
+                "num_infeasible": standing.num_infeasible,
+                "privileged": standing.privileged,
+                "verdict": standing.verdict,
             }
-            for one in standings
+            for standing in standings
         },
         **{
-            name: {key: _round(value) for key, value in asdict(one).items()}
-            for name, one in (("cost_network", accuracy), ("cost_model", model_accuracy))
-            if one is not None
+            name: {key: _round(value) for key, value in asdict(network).items()}
+            for name, network in (("cost_network", accuracy), ("cost_model", model_accuracy))
+            if network is not None
         },
     }
 
 
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
-    """Return the contents of ``summary.json``, the figures that distinguish loops."""
+    """Return the contents of ``summary.json``: the metrics by which loops are compared."""
     means = {
-        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _round(one.measured_ms.mean)
-        for one in standings
-        if one.is_best_heuristic or one.sharder in ("evenshard", *LEARNED)
+        f"{'heuristic' if standing.is_best_heuristic else standing.sharder}_ms": _round(standing.measured_ms.mean)
+        for standing in standings
+        if standing.is_best_heuristic or standing.sharder in ("evenshard", *LEARNED)
     }
-    return {**means, "noise_pct": _round(max(one.noise_pct for one in standings))}
+    return {**means, "noise_pct": _round(max(standing.noise_pct for standing in standings))}
 
 
 def _round(value: float) -> float | None:
@@ -224,30 +221,30 @@ def standings_text(
     """Return the standings as a table for the terminal, fastest first."""
     timed = measured_or_simulated(hardware)
     rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]
-    for one in sorted(standings, key=lambda one: one.measured_ms.mean):
-        against = one.against_best_pct
+    for standing in sorted(standings, key=lambda standing: standing.measured_ms.mean):
+        against = standing.against_best_pct
         difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]"
-        missed = f"; {one.num_infeasible} of {num_tasks} tasks infeasible" if one.num_infeasible else ""
+        missed = f"; {standing.num_infeasible} of {num_tasks} tasks infeasible" if standing.num_infeasible else ""
         rows.append(
             (
-                f"{one.sharder} *" if one.privileged else one.sharder,
-                f"{one.measured_ms.mean:.3f}",
-                "0" if one.is_best_heuristic else difference,
-                one.verdict + missed,
+                f"{standing.sharder} *" if standing.privileged else standing.sharder,
+                f"{standing.measured_ms.mean:.3f}",
+                "0" if standing.is_best_heuristic else difference,
+                standing.verdict + missed,
             )
         )
     lines = [text_table(rows, "<>><")]
-    if any(one.privileged for one in standings):
-        lines.append(f"* privileged: it has {timed} every table of the test tasks by itself before placing them")
-    lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
+    if any(standing.privileged for standing in standings):
+        lines.append(f"* privileged: every table of the test tasks was {timed} alone before placing")
+    lines.append(f"{num_tasks} held-out tasks of unseen tables; paired differences with 95 % intervals")
     if noise.within_run_pct is not None:
         between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
         if noise.relative_between_run_pct is not None:
             between += f" ({noise.relative_between_run_pct:.1f} % relative to each other)"
-        equal_below = max(one.noise_pct for one in standings)
+        equal_below = max(standing.noise_pct for standing in standings)
         lines.append(
-            f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "
-            f"deviation); differences below {equal_below:.1f} % are called equal"
+            f"noise (standard deviation of repeated placements): {noise.within_run_pct:.1f} % within a run{between}; "
+            f"differences below {equal_below:.1f} % count as equal"
         )
     if device_error is not None:
         lines.append(device_text(hardware, device_error))
@@ -276,7 +273,7 @@ def _picture(path: Path, width: float, height: float, columns: int = 1) -> Itera
 
 
 def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
-    """Draw stacked bars of every device's four times, one panel per sharder, and the step time."""
+    """Draw forward, backward and both all-to-all times of each device as stacked bars, one panel per sharder."""
     with _picture(path, 1.2 + 3.1 * len(costs), 3.8, len(costs)) as (figure, axes):
         for axis, (sharder, cost) in zip(axes, costs.items(), strict=False):  # an empty panel if there is no cost
             bottom = [0.0] * len(cost.devices)
@@ -297,7 +294,7 @@ def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path
 
 
 def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
-    """Draw predicted against measured or simulated cost of every measured placement of the held-out tasks."""
+    """Draw predicted against measured (or simulated) cost of all placements of the held-out tasks."""
     with _picture(path, 5.6, 5.0) as (_, (axis,)):
         measured = [result for result in results if math.isfinite(result.measured_ms)]
         for sharder in dict.fromkeys(result.answer.sharder for result in measured):
@@ -307,7 +304,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
             )
         if measured:
             values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
-            ends = (min(values) * 0.95, max(values) * 1.05)
+            ends = (min(values) * 0.95, max(values) * 1.05)  # 5 % margin around the diagonal
             axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
             axis.set(xlim=ends, ylim=ends)
             axis.legend(frameon=False, fontsize=8)
@@ -317,9 +314,9 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
-    """Draw the cost of each round's placements and the 95 % interval of its mean, the search's next to all others."""
+    """Draw the costs of each round's placements and their mean with a 95 % interval, for policy and search."""
     with _picture(path, 5.6, 3.8) as (_, (axis,)):
-        by_round = _proposed_costs(measured)
+        by_round = _group_costs(measured)
         for label, costs in by_round.items():
             if not costs:
                 continue
@@ -327,37 +324,38 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
             rounds = sorted(costs)
             places = [number + offset for number in rounds]
             means = [fmean(costs[number]) for number in rounds]
+            # 95 % interval of a mean: 1.96 standard errors (normal approximation)
             errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
             for number, place in zip(rounds, places, strict=True):
                 axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
             axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
         ticks = sorted({number for costs in by_round.values() for number in costs})
-        timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
+        timed = measured_or_simulated(", ".join({placement.provenance.hardware for placement in measured}))
         axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
         axis.set_ylim(bottom=0)
         if ticks:
             axis.legend(frameon=False)
 
 
-def _proposed_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
+def _group_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
     found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
-    for one in measured:
-        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
-            found[_proposer_of(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+    for placement in measured:
+        if placement.cost.fits and placement.proposed_by not in (CONTROL, RANDOM_SHARD):
+            found[_proposer_of(placement)].setdefault(placement.round, []).append(placement.cost.max_device_ms)
     return found
 
 
-def _proposer_of(one: MeasuredPlacement) -> str:
-    return _SEARCH if one.proposed_by == "evenshard" else _POLICY
+def _proposer_of(placement: MeasuredPlacement) -> str:
+    return _SEARCH if placement.proposed_by == "evenshard" else _POLICY
 
 
 def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
-    """Write the table of an evaluation as Markdown without pictures, because viewers drop inlined ones."""
+    """Write an evaluation's table as Markdown, without images, because viewers drop inline images."""
     write_text(summary, f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```\n")
 
 
 def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
-    """Write the table of an evaluation and the pictures in its folder as one self-contained HTML page."""
+    """Write an evaluation's table and the images in its folder as one self-contained HTML page."""
     timed = measured_or_simulated(metrics["hardware"])
     titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
     pictures = "".join(

@@ -1,4 +1,4 @@
-"""The loop with its rounds unrolled: order of the stages, and the files of rounds that they read."""
+"""The unrolled loop: all runs of stages in order, with the files that they read and write."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from evenshard.loop.loop import STAGES
 from evenshard.loop.stage import Reads, Stage, WhichRound, Writes, uses_of
 
 # The stage that writes each artifact.
-WRITERS = {name: stage for stage in STAGES for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
+WRITERS = {name: stage for stage in STAGES for name, use in uses_of(stage.outputs, Writes).items() if use.artifact}
 
 
 @dataclass(frozen=True)
 class LoopStep:
-    """One run of a stage, in a round from 1; round 0 is before all rounds, and the last one after them."""
+    """One run of a stage."""
 
     stage: Stage
-    round: int
+    round: int  # from 1; 0 for a stage before all rounds, and the last round for a stage after them
 
     @property
     def name(self) -> str:
@@ -26,15 +26,15 @@ class LoopStep:
 
     @property
     def reads(self) -> Mapping[str, tuple[Artifact, ...]]:
-        """Return the artifacts of each input: none, one, or one of each round so far."""
-        return {name: self._behind(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
+        """Return the artifacts of each input: none, one, or one for each round so far."""
+        return {name: self._list_artifacts(name, use.of) for name, use in uses_of(self.stage.inputs, Reads).items()}
 
     @property
     def writes(self) -> tuple[Artifact, ...]:
-        """Return its outputs for other stages and for people."""
+        """Return its artifacts."""
         return tuple(Artifact(name, self.round) for name in uses_of(self.stage.outputs, Writes) if name in WRITERS)
 
-    def _behind(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
+    def _list_artifacts(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
         if not WRITERS[name].per_round:
             return (Artifact(name, 0),)
         rounds = {
@@ -47,7 +47,7 @@ class LoopStep:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An output of a step, in a round as of ``LoopStep``."""
+    """An output of a step; its round is numbered as in ``LoopStep``."""
 
     name: str
     round: int
@@ -63,8 +63,8 @@ class Artifact:
         return uses_of(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
 
 
-def steps(num_rounds: int) -> list[LoopStep]:
-    """Return all runs of stages in a loop, in order."""
+def unroll_loop(num_rounds: int) -> list[LoopStep]:
+    """List all runs of stages in a loop, in order."""
     during = [number for number, stage in enumerate(STAGES) if stage.per_round]
     first, end = during[0], during[-1] + 1
     return [

@@ -29,13 +29,13 @@ def run_stage(
     tracked: bool = True,
     attempts: Callable[[Code], Code] = lambda code: code,
 ) -> Outcome:
-    """Run a stage and log it to MLflow, where SIGTERM ends its run as KILLED.
+    """Run a stage and log it to MLflow; SIGTERM ends its MLflow run as KILLED.
 
     Args:
         settings: the stage's sections as dataclasses, by name.
         params: all known sections, which identify the loop.
-        tracked: False if there is no MLflow to log to.
-        attempts: wraps the stage's code, to retry transient failures.
+        tracked: False to not log to MLflow.
+        attempts: wraps the stage's code with retries of transient failures.
 
     Raises:
         BadInput: if an input cannot be read or a setting is invalid.
@@ -48,7 +48,7 @@ def run_stage(
         return Outcome({})
     arguments = (*settings.values(), inputs, outputs, *([Lineage.current(params)] if stage.takes_lineage else []))
     tracked = tracked and stage.tracked(inputs, outputs)
-    values = {name: value for one in settings.values() for name, value in asdict(one).items()}
+    values = {name: value for values in settings.values() for name, value in asdict(values).items()}
     name = stage.run_name(inputs)
     in_mlflow = tracking.stage_run(name, params, values, stage.what)
     with on_sigterm(terminate), in_mlflow if tracked else nullcontext(StageRun()) as run:
@@ -63,20 +63,20 @@ def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcom
     if outcome.curve:
         run.series(outcome.curve_name or stage.curve, outcome.curve)
     run.metrics(outcome.metrics)
-    read = {name: (one, _paths(inputs, name)) for name, one in uses_of(stage.inputs, Reads).items()}
-    written = {name: (one, _paths(outputs, name)) for name, one in uses_of(stage.outputs, Writes).items()}
+    read = {name: (use, _paths(inputs, name)) for name, use in uses_of(stage.inputs, Reads).items()}
+    written = {name: (use, _paths(outputs, name)) for name, use in uses_of(stage.outputs, Writes).items()}
     for path in _paths(inputs, "tables") + _paths(outputs, "tables"):
         run.tables(path)
-    for one, paths in written.values():
-        for path in paths if one.uploaded else ():
-            if isinstance(one.output, FilesInside):  # other files there are not the stage's
-                for file in filter(Path.exists, one.output.paths(path)):
-                    run.artifact(file, one.path)
+    for use, paths in written.values():
+        for path in paths if use.uploaded else ():
+            if isinstance(use.output, FilesInside):  # other files there are not the stage's
+                for file in filter(Path.exists, use.output.paths(path)):
+                    run.artifact(file, use.path)
             else:
                 run.artifact(path)
-            for name in one.tables:
+            for name in use.tables:
                 run.table(Path(name).with_suffix(".json").name, path / name)
-            for name, role in one.roles:
+            for name, role in use.roles:
                 run.costs([path / name], role)
     for declaration, paths in read.values():
         if declaration.role:

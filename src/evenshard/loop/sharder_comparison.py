@@ -1,4 +1,4 @@
-"""Standings of sharders: every sharder places every task; the placements are measured and compared task by task."""
+"""Comparison of sharders: all of them place the same tasks, and their measured placements are compared in pairs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from evenshard.price.costs import MeasuredPlacement
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.learned import Sharder
 
-PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
-# The noise without measured controls: unknown.
-QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
+PRIVILEGED = frozenset(entry.name for entry in SHARDERS if entry.is_privileged)
+UNKNOWN_NOISE = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown noise, of a run without controls
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a sharder to a task."""
+    """A sharder's answer to a task."""
 
     task: ShardingTask
     sharder: str
     placement: Placement | None  # None for an infeasible task
-    reason: str  # why it is infeasible, with table and numbers; empty if feasible
+    reason: str  # reason for an infeasible task, with table and numbers; else empty
     predicted_ms: float  # by the cost network; NaN without a placement
 
 
 def ask(sharder: Sharder, task: ShardingTask) -> Answer:
-    """Ask a sharder to place a task; the answer may be that the task is infeasible."""
+    """Ask a sharder to place a task, which may be infeasible."""
     try:
         return Answer(task, sharder.name, sharder.place(task), "", math.nan)
     except InfeasibleTask as error:
@@ -50,7 +49,7 @@ class Result:
 
     @property
     def measured_ms(self) -> float:
-        """Return the measured step cost; infinite for an infeasible answer, or a placement out of memory."""
+        """Return the measured step cost; infinite for an infeasible answer or a placement out of memory."""
         return self.measured.cost.max_device_ms if self.measured else math.inf
 
 
@@ -70,13 +69,14 @@ class Interval:
         mean = fmean(values)
         if len(values) < 2:
             return Interval(mean, -math.inf, math.inf)
+        # half width: the t quantile times the standard error of the mean
         half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
         return Interval(mean, mean - half, mean + half)
 
     @staticmethod
     def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
-        """Return the interval of the paired differences, times ``scale``; negative is faster than the base."""
-        return Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
+        """Return the interval of the paired differences, times ``scale``; negative if faster than the base."""
+        return Interval.of([(ours - other) * scale for ours, other in zip(own, base, strict=True)])
 
     @staticmethod
     def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
@@ -84,8 +84,8 @@ class Interval:
         return Interval.of_difference(own, base, 100 / fmean(base))
 
 
-def verdict_on(difference_pct: Interval, noise_pct: float) -> str:
-    """Describe the verdict of a difference's interval; a difference below the noise counts as none."""
+def judge_difference(difference_pct: Interval, noise_pct: float) -> str:
+    """Name the result of a comparison; a mean difference below the noise counts as equal."""
     if abs(difference_pct.mean) < noise_pct:
         return "equal (within the noise)"
     if difference_pct.high < 0:
@@ -102,8 +102,8 @@ def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
     return [number for number, ms in enumerate(zip(*ms_of.values(), strict=True)) if all(map(math.isfinite, ms))]
 
 
-def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
-    """Return the named sharder with the least mean cost; None if none has costs."""
+def find_fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
+    """Return the sharder with the least mean cost among ``names``; None if none has costs."""
     return min((name for name in names if name in costs), key=lambda name: fmean(costs[name]), default=None)
 
 
@@ -117,7 +117,7 @@ class Standing:
     measured_ms: Interval
     against_best_pct: Interval  # mean paired difference to the best heuristic, of its mean; negative is faster
     num_infeasible: int  # tasks that it could not place, or that ran out of memory
-    noise_pct: float  # a mean difference below this is measuring noise
+    noise_pct: float  # a mean difference below this is measurement noise
 
     @property
     def verdict(self) -> str:
@@ -126,23 +126,23 @@ class Standing:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):
             return "no task that all could place"
-        verdict = verdict_on(self.against_best_pct, self.noise_pct)
+        verdict = judge_difference(self.against_best_pct, self.noise_pct)
         return "not separable from it" if verdict == "not separable" else verdict
 
 
-def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:
+def standings(results: Sequence[Result], noise: Noise = UNKNOWN_NOISE) -> list[Standing]:
     """Compare the sharders over the tasks that all of them could place.
 
     Args:
-        results: results of every sharder, the tasks in the same order.
-        noise: two sharders that differ by less count as equal.
+        results: results of all sharders, each with the tasks in the same order.
+        noise: measurement noise; sharders that differ by less count as equal.
     """
     ms_of: dict[str, list[float]] = {}
     for result in results:
         ms_of.setdefault(result.answer.sharder, []).append(result.measured_ms)
     common = common_tasks(ms_of)
     costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
-    best = fastest(costs, HEURISTICS)
+    best = find_fastest(costs, HEURISTICS)
     nothing = Interval(math.nan, math.nan, math.nan)
     return [
         Standing(
@@ -186,7 +186,7 @@ class NetworkAccuracy:
 def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
     """Compare predictions with measurements over all measured placements."""
     pairs_of: dict[str, list[tuple[float, float]]] = {}
-    for one in results:
-        if math.isfinite(one.measured_ms):
-            pairs_of.setdefault(one.answer.task.task_id, []).append((one.answer.predicted_ms, one.measured_ms))
+    for result in results:
+        if math.isfinite(result.measured_ms):
+            pairs_of.setdefault(result.answer.task.task_id, []).append((result.answer.predicted_ms, result.measured_ms))
     return NetworkAccuracy.of(pairs_of.values())

@@ -1,6 +1,6 @@
-"""Stages of the loop, and the declarations of their inputs and outputs.
+"""Declarations of stages, their inputs and outputs.
 
-Declarations import little: the code of a stage, ``run`` in the module of its name, is imported on its run.
+They import little: the code of a stage, ``run`` in the module of its name, is imported when the stage runs.
 """
 
 from __future__ import annotations
@@ -17,47 +17,36 @@ from evenshard.base.typed import section
 from evenshard.measure.config import MeasureConfig
 
 Use = TypeVar("Use")
-# Kinds of artifacts in the terms of Kubeflow Pipelines.
+# Artifact types of Kubeflow Pipelines.
 DATASET, MODEL, ARTIFACT, HTML, MARKDOWN = "Dataset", "Model", "Artifact", "HTML", "Markdown"
 
 
 class WhichRound(Enum):
-    """Round of an input: that of the stage, or the last one for a stage that runs after all rounds."""
+    """The round in which an input was written."""
 
-    SAME = auto()
+    SAME = auto()  # that of the stage, or the last round for a stage after all rounds
     PREVIOUS = auto()
-    SO_FAR = auto()
+    SO_FAR = auto()  # all rounds until that of the stage: several files
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Use of a path that a stage reads: the output of the same name, written in round ``of``.
-
-    ``role`` is the role of a cost dataset in MLflow.
-    """
+    """Declaration of a path that a stage reads: the output with the same name, from round ``of``."""
 
     of: WhichRound = WhichRound.SAME
-    role: str = ""
+    role: str = ""  # role of a cost dataset in MLflow
 
 
 @dataclass(frozen=True)
 class Writes:
-    """Use of a path that a stage writes.
-
-    Attributes:
-        path: path in the loop of dvc.yaml; "" if it has none.
-        artifact: kind in Kubeflow Pipelines; "" for an output that pods do not write.
-        uploaded: True if it is uploaded to MLflow.
-        roles: roles of cost datasets in MLflow, by their names inside the folder, or "" for the file itself.
-        tables: CSV files inside that are logged to MLflow as tables.
-    """
+    """Declaration of a path that a stage writes."""
 
     output: Output
-    path: str = ""
-    artifact: str = ""
-    uploaded: bool = True
-    roles: tuple[tuple[str, str], ...] = ()
-    tables: tuple[str, ...] = ()
+    path: str = ""  # path in dvc.yaml; "" if the loop there does not write it
+    artifact: str = ""  # artifact type in Kubeflow Pipelines; "" for an output that pods do not write
+    uploaded: bool = True  # True if it is uploaded to MLflow
+    roles: tuple[tuple[str, str], ...] = ()  # (file in the folder, or "" for the path itself; its role in MLflow)
+    tables: tuple[str, ...] = ()  # CSV files in the folder that are logged to MLflow as tables
 
 
 def reads(default: Any, help: str, of: WhichRound = WhichRound.SAME, role: str = "") -> Any:
@@ -72,49 +61,43 @@ def writes(default: Any, help: str, flag: str, output: Output | None = None, **u
 
 
 def uses_of(of: type, use: type[Use]) -> Mapping[str, Use]:
-    """Return the fields of a dataclass that have this use (read or written), by name."""
-    return {one.name: one.use for one in knobs_of(of) if isinstance(one.use, use)}
+    """Return the fields of a dataclass that are declared as ``use`` (Reads or Writes), by name."""
+    return {declared.name: declared.use for declared in knobs_of(of) if isinstance(declared.use, use)}
 
 
 def flags(of: type) -> dict[str, str]:
     """Return the flags of a dataclass's fields, by name."""
-    return {one.name: one.flag_name for one in knobs_of(of) if one.flag is not None}
+    return {declared.name: declared.flag_name for declared in knobs_of(of) if declared.flag is not None}
 
 
 def plain_inputs(of: type) -> Mapping[str, Knob]:
-    """Return the inputs of a stage that are not files, by name."""
-    return {one.name: one for one in knobs_of(of) if one.use is None}
+    """Return the inputs of a stage that are neither files nor folders, by name."""
+    return {declared.name: declared for declared in knobs_of(of) if declared.use is None}
 
 
-def set_by(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
-    """Return the inputs of a stage that params.yaml sets, without defaults and ``num_rounds``."""
+def read_inputs(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
+    """Return the inputs of a stage that params.yaml sets explicitly, except for ``num_rounds``."""
     found = {}
-    for name, one in plain_inputs(inputs).items():
-        of_section = params.get(one.section) if one.flag is not None and one.section else None
+    for name, declared in plain_inputs(inputs).items():
+        of_section = params.get(declared.section) if declared.flag is not None and declared.section else None
         if isinstance(of_section, Mapping) and name in of_section:
             found[name] = of_section[name]
     return found
 
 
 def loop_settings(inputs: type) -> tuple[str, ...]:
-    """Return the inputs of a stage that only section ``loop`` sets."""
-    return tuple(name for name, one in plain_inputs(inputs).items() if one.flag is None)
+    """Return the names of a stage's inputs that only section ``loop`` of params.yaml sets."""
+    return tuple(name for name, declared in plain_inputs(inputs).items() if declared.flag is None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Report of a stage about its own work.
-
-    Attributes:
-        curve: losses or predicted costs of all updates, or measured costs of all placements, in order.
-        text: summary for people.
-        curve_name: name of the curve in MLflow; "" for that of the stage.
-    """
+    """Result of a stage besides its files."""
 
     metrics: dict[str, float]
-    curve: list[float] = field(default_factory=list)
-    text: str = ""
-    curve_name: str = ""
+    curve: list[float] = field(default_factory=list)  # losses or costs of all updates, or measured costs, in order
+    text: str = ""  # summary to print
+    curve_name: str = ""  # name of the curve in MLflow; "" for ``Stage.curve``
 
 
 def _always(inputs: Any, outputs: Any) -> bool:
@@ -123,49 +106,35 @@ def _always(inputs: Any, outputs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the loop.
+    """One stage of the loop."""
 
-    Attributes:
-        name: name of its module, its section of params.yaml, its component and its runs in MLflow.
-        what, about, usage: its purpose in a sentence, more about it, and the purpose of its flags.
-        config, inputs, outputs: dataclasses of its section and of its files.
-        metrics: meaning of its metrics.
-        measures: True if it also takes section ``measure``. Under torchrun it measures on all devices at once.
-        takes_lineage: True if ``run`` takes a ``Lineage``.
-        curve: name of its outcome's curve in MLflow; "" for none.
-        learned_from: the input whose network records the training data of this stage.
-        concludes: True if it ends the loop: its metrics are also logged to the loop's run, and the networks that it has
-            read become versions of the registered models.
-        needs_params: True if its command needs params.yaml.
-        tracked: returns True if a run with these inputs and outputs is logged to MLflow.
-    """
-
-    name: str
-    what: str
-    config: type
+    name: str  # name of its module, its section of params.yaml, its component and its runs in MLflow
+    what: str  # purpose, in one sentence
+    config: type  # dataclass of its section of params.yaml
     inputs: type
     outputs: type
-    about: str = ""
-    usage: str = ""
-    metrics: str = ""
-    tags: tuple[str, ...] = ()
-    measures: bool = False
-    takes_lineage: bool = False
-    curve: str = ""
-    learned_from: str = ""
+    about: str = ""  # more about its purpose
+    usage: str = ""  # purpose of its flags, for the help of the command
+    metrics: str = ""  # meaning of its metrics
+    tags: tuple[str, ...] = ()  # tags of its component in metadata.yaml
+    measures: bool = False  # True if it also takes section ``measure``; under torchrun it measures on all devices
+    takes_lineage: bool = False  # True if ``run`` takes a ``Lineage``
+    curve: str = ""  # name of its outcome's curve in MLflow; "" for none
+    learned_from: str = ""  # the input whose network records the training data of this stage
+    # True if it ends the loop: its metrics are also logged to the loop's run, and its input networks are registered.
     concludes: bool = False
-    needs_params: bool = True
-    tracked: Callable[[Any, Any], bool] = _always
+    needs_params: bool = True  # True if its command needs params.yaml
+    tracked: Callable[[Any, Any], bool] = _always  # True if a run with these inputs and outputs is logged to MLflow
 
     @property
     def run(self) -> Callable[..., Outcome]:
-        """Return its code, ``run(config[, measure], inputs, outputs[, lineage])``."""
+        """Import its code, ``run(config[, measure], inputs, outputs[, lineage])``."""
         code: Callable[..., Outcome] = import_module(f"evenshard.loop.{self.name}").run
         return code
 
     @property
     def command(self) -> str:
-        """Return the command of ``evenshard``."""
+        """Return its command, such as ``train-cost``."""
         return self.name.replace("_", "-")
 
     @property
@@ -175,14 +144,14 @@ class Stage:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the sections of params.yaml that it takes, its own first."""
+        """Return the sections of params.yaml that it uses, its own first."""
         return (self.name, "measure") if self.measures else (self.name,)
 
     def settings(self, params: dict[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return its sections as dataclasses.
+        """Return its sections as dataclasses, by name.
 
         Args:
-            overrides: values by section and key; None means not given.
+            overrides: values by section and key; None keeps the value of ``params``.
 
         Raises:
             BadConfig: if a section is invalid.

@@ -48,14 +48,12 @@ def run(
         BadInput: if an input cannot be read.
     """
     if outputs.cost_net is None and outputs.cost_model is None:
-        raise BadConfig("nothing is to be written. Name a folder for the cost model: --model-out MODEL/cost_model.")
+        raise BadConfig("no output is named. Add --model-out MODEL/cost_model.")
     if outputs.cost_net is not None and inputs.tasks is None:
-        raise BadConfig(
-            "the cost network needs tasks. Give --tasks, or leave --out out and train the cost model alone."
-        )
+        raise BadConfig("the cost network needs tasks. Add --tasks, or omit --out to fit only the cost model.")
     method, pool = load_learned_sharder(inputs.method), load_tables(inputs.tables)
-    ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
-    optimizer_of(ran)  # refuses several optimizers, before training
+    ran = [placement for path in inputs.costs for placement in load_costs(path, pool) if placement.cost.fits]
+    optimizer_of(ran)  # raises for several optimizers, before training
     lineage, outcome = lineage or Lineage(), Outcome({})
     if outputs.cost_net is not None and inputs.tasks is not None:
         known = _require(method.examples(ran), inputs, "Measure some with `evenshard benchmark --placements`.")
@@ -64,7 +62,7 @@ def run(
     if outputs.cost_model is None:
         return outcome
     _require(ran, inputs, "Measure some.")
-    uncontrolled = [one for one in ran if not one.is_control]
+    uncontrolled = [placement for placement in ran if not placement.is_control]
     more = _fit_cost_model(config, inputs, outputs.cost_model, uncontrolled, lineage)
     return Outcome({**outcome.metrics, **more}, outcome.curve)
 
@@ -73,7 +71,7 @@ def _require(
     measured: Sequence[MeasuredPlacement], inputs: TrainCostInputs, remedy: str
 ) -> Sequence[MeasuredPlacement]:
     if not measured:
-        problem = "no placement that fits its devices, so there is nothing to learn from"
+        problem = "contains no placement that fits its devices"
         raise BadFile(inputs.costs[-1], problem, remedy)
     return measured
 
@@ -101,7 +99,7 @@ def _fit_cost_net(
     error = fitted.median_abs_pct_error
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
     metrics = {
-        "loss": fmean(fitted.losses[-20:]),
+        "loss": fmean(fitted.losses[-20:]),  # mean of the last minibatches, because single losses are noisy
         "fit_median_abs_pct_error": error,
         "num_placements": len(measured),
     }

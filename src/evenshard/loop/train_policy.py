@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPolicyOutputs) -> Outcome:
-    """Train the policy from its checkpoint of the previous round.
+    """Train the policy, from its checkpoint of the previous round if there is one.
 
     Raises:
         BadInput: if an input cannot be read.
@@ -33,8 +33,8 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     method = load_learned_sharder(config.method)
     if (kind := kind_in(inputs.cost_net)) != method.cost_net.kind:
         raise BadConfig(
-            f"train_policy.method is {method.name}, but {inputs.cost_net} holds a {brief(kind)}. Fit the cost "
-            f"network of {method.name}: evenshard train-cost --method {method.name}."
+            f"train_policy.method is {method.name}, but {inputs.cost_net} contains a {brief(kind)}. Fit the cost "
+            f"network with evenshard train-cost --method {method.name}."
         )
     settings = method.settings_of(config)
     cost_net = load_checkpoint(inputs.cost_net, method.cost_net)
@@ -51,9 +51,9 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     save_checkpoint(policy, outputs.policy)
     finished = [value for value in history if math.isfinite(value)]
     if not finished:
-        log.warning("round %d: no episode found room for its tables; the policy has learned nothing", inputs.round)
+        log.warning("round %d: every episode was infeasible; the policy was not updated", inputs.round)
         return Outcome({"num_dead_updates": len(history)}, [])
-    last = fmean(finished[-max(1, len(finished) // 5) :])
+    last = fmean(finished[-max(1, len(finished) // 5) :])  # mean of the last fifth, because single updates are noisy
     objective = method.objective
     log.info("round %d: %s of sampled placements %.3g -> %.3g", inputs.round, objective, finished[0], last)
     return Outcome(

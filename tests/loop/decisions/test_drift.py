@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
-from evenshard.loop.decisions.drift import Drift, drift_of
-from evenshard.loop.decisions.watch import request_now
+from evenshard.loop.decisions.drift import Drift, compute_drift
+from evenshard.loop.decisions.watch import update_request
 from evenshard.planner.file import load_answer
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.training_domain import QUANTILES, TrainingDomain, mean_reuse
@@ -39,7 +39,7 @@ NOW = pool(200, seed=1)
 
 
 def drift(tables: Sequence[Table], seen: TrainingDomain = SEEN, batch_size: int = BATCH_SIZE) -> Drift:
-    return drift_of(seen, tables, batch_size)
+    return compute_drift(seen, tables, batch_size)
 
 
 def all_reused(times: int) -> tuple[float, ...]:
@@ -112,7 +112,7 @@ def test_a_range_that_one_table_made_covers_little() -> None:
     found = drift(wide, seen)
     assert found.quantities[1].num_outside == 0 and found.outside_load_pct < 5
     assert found.rare_pct == pytest.approx(100, abs=3) and found.quantities[1].num_rare == 200
-    assert found.retrain_due and any("like hardly any table" in reason for reason in found.reasons)
+    assert found.retrain_due and any("hardly any similar table" in reason for reason in found.reasons)
     unexpected = drift(wide, replace(seen, embedding_dim_quantiles=()))
     assert unexpected.quantities[1].num_rare is None and not unexpected.retrain_due
 
@@ -141,9 +141,9 @@ def test_an_old_file_tells_ranges_alone() -> None:
 def test_batch_and_devices_count_too() -> None:
     assert drift(NOW, batch_size=BATCH_SIZE * 10).retrain_due
     assert "samples is larger" in drift(NOW, batch_size=BATCH_SIZE * 10).reasons[0]
-    many = drift_of(SEEN, NOW, BATCH_SIZE, 64)
+    many = compute_drift(SEEN, NOW, BATCH_SIZE, 64)
     assert many.retrain_due and "64 devices" in many.reasons[0]
-    assert not drift_of(SEEN, NOW, BATCH_SIZE, 2).retrain_due
+    assert not compute_drift(SEEN, NOW, BATCH_SIZE, 2).retrain_due
 
 
 def test_how_much_is_tolerated() -> None:
@@ -152,8 +152,8 @@ def test_how_much_is_tolerated() -> None:
     tenth = replace(table("tenth", 1000, 1024, load / 9 / 1024), reuse_bins=None)
     assert drift([*NOW, tenth]).outside_load_pct == pytest.approx(10)
     assert drift([*NOW, tenth]).retrain_due
-    assert drift_of(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=9.5).retrain_due
-    assert not drift_of(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=10.5).retrain_due
+    assert compute_drift(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=9.5).retrain_due
+    assert not compute_drift(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=10.5).retrain_due
 
 
 # What a model tells of its training data -----------------------------------------------------------------------------
@@ -269,5 +269,5 @@ def test_bad_input_is_one_line(
 
 def test_a_new_request_has_todays_batch() -> None:
     old = PlacementRequest(NOW, caps_of(1.0, 2), 64)
-    found = request_now(old, TableSet.of(NOW[:2]), 128)
+    found = update_request(old, TableSet.of(NOW[:2]), 128)
     assert (found.batch_size, found.tables, found.caps_bytes) == (128, NOW[:2], old.caps_bytes)

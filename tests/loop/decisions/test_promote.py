@@ -20,7 +20,7 @@ from evenshard.loop.decisions.promotion import (
     compare_models,
     decide,
 )
-from evenshard.loop.sharder_comparison import QUIET
+from evenshard.loop.sharder_comparison import UNKNOWN_NOISE
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
@@ -41,7 +41,7 @@ NOISY = Noise(2.0, None, None, num_controls=2, num_runs=1)
 def decided(
     candidate: list[float],
     champion: list[float],
-    noise: Noise = QUIET,
+    noise: Noise = UNKNOWN_NOISE,
     learned: tuple[int, int] = (100, 100),
     same: int = 0,
 ) -> Decision:
@@ -85,7 +85,7 @@ def test_slower_within_the_noise_must_still_be_tolerable() -> None:
     champion = [39.0, 40.0, 40.0, 41.0]
     found = decided([one * 1.02 for one in champion], champion, NOISY, learned=(1, 100))
     assert found.verdict is Verdict.UNCLEAR and not found.promote
-    assert "Take more tasks" in found.reason
+    assert "Use more tasks" in found.reason
     tolerant = decide([PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, tolerance_pct=3)
     assert tolerant.promote and tolerant.verdict is Verdict.EQUAL
 
@@ -178,7 +178,7 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 0
     shown = capsys.readouterr().out
-    assert "is promoted" in shown and "% faster" in shown and "All times are simulated, on simulated: h200." in shown
+    assert "is promoted" in shown and "% faster" in shown and "All times are simulated on simulated: h200." in shown
     assert "mean simulated ms" in shown and "measured" not in shown
     assert champion() == "models:/evenshard-cost/2"
     assert report()["outcome"] == "promoted" and report()["champion"] == "models:/evenshard-cost/1"
@@ -288,7 +288,7 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
     monkeypatch.setattr("evenshard.loop.decisions.promote.compare_models", then_another_candidate_wins)
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 1
     assert champion() == "models:/evenshard-cost/2"
-    assert "became models:/evenshard-cost/2 in the meantime" in str(report()["reason"])
+    assert "became models:/evenshard-cost/2 during the comparison" in str(report()["reason"])
     newest = newest_version()
     assert newest is not None and newest.version == "2", "a folder that has not won is not registered"
 
@@ -359,4 +359,4 @@ def test_the_same_files_are_no_candidate(place: Path) -> None:
     register_folder(good_model(place / "good"), served_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
     assert main(["promote", "--candidate", str(place / "good")]) == 1
-    assert report()["reason"] == "its files are the champion's" and report()["decision"] is None
+    assert report()["reason"] == "its files are identical to the champion's" and report()["decision"] is None

@@ -48,7 +48,7 @@ def test_a_bound_is_on_what_moves_from_the_plan_in_use(tmp_path: Path) -> None:
         assert (answer.nearness.source, answer.nearness.moved_bytes) == (str(at), 0)
         assert "moves" in difference.lower()
     assert placed(in_use)[0].nearness is None
-    with pytest.raises(BadConfig, match=r"max_move_gb is 1, but no plan in use is named\. Name it with --set in_use"):
+    with pytest.raises(BadConfig, match=r"max_move_gb is 1, but no current plan is given\. Name it with --set in_use"):
         placed(None, max_move_gb=1.0)
     with pytest.raises(BadFile, match="is a plan for TorchRec or what moves between two, without times"):
         placed(in_use / PLAN, max_move_gb=1.0)

@@ -1,1 +1,1 @@
-"""Decisions after measuring: promote a model, compare loops, retrain."""
+"""Decisions after measuring: promote a model, retrain it, move a running training to another placement."""

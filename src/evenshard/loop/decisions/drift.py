@@ -1,8 +1,8 @@
-"""Drift: how far today's tables have moved from those that a model was trained on.
+"""Drift of today's tables from the tables that a model was trained on.
 
-A table can drift in two ways. It is *outside* of a training range. Or it is inside, where the training data has hardly
-any table, because a range is set by its two extreme tables. Tables outside count by load, that is lookups times dim,
-because a rarely read table costs little. Rare tables count by number, because heavy tables are rare in every set.
+A table drifts if it is *outside* a training range, or *rare*: inside the range, but far from nearly all training
+tables. Tables outside count by load (lookups times dim), because a rarely read table costs little. Rare tables count by
+number, because heavy tables are rare in every set.
 """
 
 from __future__ import annotations
@@ -24,68 +24,48 @@ QUANTITIES = {
     "num_rows": "rows",
     "embedding_dim": "dim",
     "pooling_factor": "lookups per sample",
-    "reuse": "reuse of an index",
+    "reuse": "lookups per index",
 }
-# Two tables are similar in a quantity within this factor.
-NEAR = 1.6
-# A table is rare if fewer than this share of the training tables are similar to it.
-RARE = 0.005
-# Minimum width of the printed table.
-_WIDTH = 110
+SIMILAR_FACTOR = 1.6  # two tables are similar in a quantity within this factor
+RARE_SHARE = 0.005  # a table is rare if fewer than this share of the training tables are similar to it
+_WIDTH = 110  # minimum width of the printed table, characters
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Smallest, middle and largest value; the middle is None if the model lacks it."""
+    """Smallest, median and largest value."""
 
     low: float
-    median: float | None
+    median: float | None  # None if the model does not store it
     high: float
 
 
 @dataclass(frozen=True)
 class QuantityDrift:
-    """The drift of one quantity of the tables.
+    """The drift of one quantity of the tables."""
 
-    Attributes:
-        name: num_rows, embedding_dim, pooling_factor, or reuse (mean lookups of a looked-up index in a batch).
-        trained_on: range of the training tables; None if the model lacks it.
-        now: range of today's tables; None if no table has it.
-        num_outside: tables outside the training range.
-        outside_load_pct: their share of the load, %.
-        num_rare: number of tables inside with hardly any similar training table; None if unknown.
-    """
-
-    name: str
-    trained_on: Spread | None
-    now: Spread | None
-    num_outside: int
-    outside_load_pct: float
-    num_rare: int | None
+    name: str  # num_rows, embedding_dim, pooling_factor, or reuse (mean lookups of a looked-up index in a batch)
+    trained_on: Spread | None  # None if the model does not store it
+    now: Spread | None  # None if no table has this quantity
+    num_outside: int  # tables outside the training range
+    outside_load_pct: float  # their share of the load, %
+    num_rare: int | None  # tables inside the range with hardly any similar training table; None if unknown
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Drift of all tables from a model's training data.
-
-    Attributes:
-        retrain_due: True if the model does not cover the tables.
-        reasons: reasons to retrain, one clause each; empty if none is due.
-        remarks: tolerated differences from the training data, and facts that the model lacks.
-        outside_load_pct: share of the load in tables outside any range, %.
-        rare_pct: share of tables that are rare in any quantity, %; None if unknown.
-    """
+    """Drift of all tables from a model's training data."""
 
     retrain_due: bool
-    reasons: tuple[str, ...]
-    remarks: tuple[str, ...]
+    reasons: tuple[str, ...]  # reasons to retrain, one clause each
+    remarks: tuple[str, ...]  # tolerated differences from the training data, and facts that the model does not store
     num_tables: int
-    outside_load_pct: float
-    rare_pct: float | None
+    outside_load_pct: float  # share of the load in tables outside any range, %
+    rare_pct: float | None  # share of tables that are rare in any quantity, %; None if unknown
     quantities: tuple[QuantityDrift, ...]
 
 
-def drift_of(
+def compute_drift(
     seen: TrainingDomain,
     tables: Sequence[Table],
     batch_size: int,
@@ -96,16 +76,16 @@ def drift_of(
 
     Args:
         batch_size: today's global batch, samples.
-        num_devices: number of devices of the tables; None skips the check of devices.
+        num_devices: number of devices that hold the tables; None skips the check of devices.
         tolerated_pct: tolerated share of the load outside, and of rare tables, %.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
-    loads /= max(loads.sum(), 1e-300)
-    checked = [_check_figure(name, seen, tables, batch_size, loads) for name in QUANTITIES]
+    loads /= max(loads.sum(), 1e-300)  # shares; all tables may have no lookups
+    checked = [_check_quantity(name, seen, tables, batch_size, loads) for name in QUANTITIES]
     other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
-    outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
+    outside = np.any([other_bits, *(check.outside for check in checked)], axis=0)
     outside_load_pct = 100 * float(loads[outside].sum())
-    rare = [one.rare for one in checked if one.rare is not None]
+    rare = [check.rare for check in checked if check.rare is not None]
     rare_pct = 100 * float((np.any(rare, axis=0) & ~outside).mean()) if rare else None
 
     of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
@@ -115,16 +95,15 @@ def drift_of(
     remarks = []
     if outside_load_pct > tolerated_pct:
         reasons += [
-            f"{outside_load_pct:.0f} % of the load is in {_tables(int(outside.sum()))} that the model has seen nothing "
-            f"like",
+            f"{outside_load_pct:.0f} % of the load is in {_tables(int(outside.sum()))} outside the training range",
             *of_tables,
         ]
     else:
-        remarks += [f"{line}: {outside_load_pct:.1f} % of the load altogether" for line in of_tables]
+        remarks += [f"{line} ({outside_load_pct:.1f} % of the load in total)" for line in of_tables]
     if rare_pct is None:
-        remarks.append("the model tells the ranges of its training data alone, not how many tables were where")
+        remarks.append("the model stores only the ranges of its training data, so rare tables are not counted")
     elif rare_pct > tolerated_pct:
-        reasons.append(f"{rare_pct:.0f} % of the tables are like hardly any table the model was trained on")
+        reasons.append(f"{rare_pct:.0f} % of the tables have hardly any similar table in the training data")
     return Drift(
         retrain_due=bool(reasons),
         reasons=tuple(reasons),
@@ -132,7 +111,7 @@ def drift_of(
         num_tables=len(tables),
         outside_load_pct=outside_load_pct,
         rare_pct=rare_pct,
-        quantities=tuple(one.drift for one in checked),
+        quantities=tuple(check.drift for check in checked),
     )
 
 
@@ -141,19 +120,19 @@ def _reuse_line(reuse: QuantityDrift) -> list[str]:
         return []
     low, high = reuse.trained_on.low, reuse.trained_on.high
     have = "1 table has" if reuse.num_outside == 1 else f"{reuse.num_outside:,} tables have"
-    return [f"{have} an index reuse outside of the {low:.3g} to {high:.3g} lookups the model was trained on"]
+    return [f"{have} an index reuse outside the training range of {low:.3g} to {high:.3g} lookups per index"]
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _QuantityCheck:
     drift: QuantityDrift
     outside: np.ndarray
     rare: np.ndarray | None
 
 
-def _check_figure(
+def _check_quantity(
     name: str, seen: TrainingDomain, tables: Sequence[Table], batch_size: int, loads: np.ndarray
-) -> _Checked:
+) -> _QuantityCheck:
     values = [_value(name, table, batch_size) for table in tables]
     known = [value for value in values if value is not None]
     quantiles: tuple[float, ...] = getattr(seen, f"{name}_quantiles")
@@ -164,7 +143,9 @@ def _check_figure(
     )
     rare = None
     if quantiles:
-        rare = np.array([value is not None and _share_like(value, quantiles) < RARE for value in values]) & ~outside
+        rare = (
+            np.array([value is not None and _share_like(value, quantiles) < RARE_SHARE for value in values]) & ~outside
+        )
     middle = quantiles[QUANTILES.index(0.5)] if quantiles else None
     drift = QuantityDrift(
         name=name,
@@ -174,7 +155,7 @@ def _check_figure(
         outside_load_pct=100 * float(loads[outside].sum()),
         num_rare=None if rare is None else int(rare.sum()),
     )
-    return _Checked(drift, outside, rare)
+    return _QuantityCheck(drift, outside, rare)
 
 
 def _value(name: str, table: Table, batch_size: int) -> float | None:
@@ -185,15 +166,15 @@ def _value(name: str, table: Table, batch_size: int) -> float | None:
 
 
 def _share_like(value: float, quantiles: Sequence[float]) -> float:
-    """Return the share of training tables within a factor ``NEAR``, by log-linear interpolation of quantiles."""
-    logs = np.log(np.maximum(quantiles, 1e-9))
-    ends = np.log(max(value, 1e-9)) + np.log(NEAR) * np.array([-1.0, 1.0])
+    """Return the share of training tables within ``SIMILAR_FACTOR``, by log-linear interpolation of quantiles."""
+    logs = np.log(np.maximum(quantiles, 1e-9))  # a quantity may be 0
+    ends = np.log(max(value, 1e-9)) + np.log(SIMILAR_FACTOR) * np.array([-1.0, 1.0])
     below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
     return above - below
 
 
 def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
-    """Return the distribution function, excluding ("left") or including ("right") tables of exactly this value."""
+    """Return the share of training tables below a value, excluding ("left") or including ("right") equal tables."""
     at = int(np.searchsorted(logs, log_value, side=side))  # type: ignore[call-overload]
     if at == 0:
         return 0.0
@@ -213,7 +194,7 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
     console = plain_console(file, _WIDTH)
     count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
     covered = f"{count} covered by {printable(model)}."
-    due = f"Retrain: {printable(model)} does not cover what it is asked for."
+    due = f"Retrain: {printable(model)} does not cover this request."
     text, style = (due, "bold red") if drift.retrain_due else (covered, "bold green")
     console.print(text, style=style, soft_wrap=True)
     for reason in drift.reasons:
@@ -224,18 +205,18 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
     grid.add_column("")
     for head in ("trained on", "now", "outside", "of the load", "rare"):
         grid.add_column(head, justify="right")
-    for one in drift.quantities:
-        grid.add_row(QUANTITIES[one.name], *_cells(one))
+    for quantity in drift.quantities:
+        grid.add_row(QUANTITIES[quantity.name], *_cells(quantity))
     console.print(grid)
 
 
-def _cells(one: QuantityDrift) -> tuple[str, ...]:
+def _cells(quantity: QuantityDrift) -> tuple[str, ...]:
     return (
-        _spread(one.trained_on),
-        _spread(one.now),
-        "-" if one.trained_on is None else f"{one.num_outside:,}",
-        "-" if one.trained_on is None else f"{one.outside_load_pct:.1f} %",
-        "-" if one.num_rare is None else f"{one.num_rare:,}",
+        _spread(quantity.trained_on),
+        _spread(quantity.now),
+        "-" if quantity.trained_on is None else f"{quantity.num_outside:,}",
+        "-" if quantity.trained_on is None else f"{quantity.outside_load_pct:.1f} %",
+        "-" if quantity.num_rare is None else f"{quantity.num_rare:,}",
     )
 
 

@@ -1,7 +1,7 @@
 """Promotion: a comparison on held-out tasks decides whether the alias ``champion`` moves to a candidate.
 
-The first champion needs no comparison. If another process moves the alias during the comparison, it stays
-there, because the decision was about the earlier champion.
+The first champion needs no comparison. If another process moves the alias during the comparison, the promotion is
+refused, because the decision was about the earlier champion.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class PromotionOutcome(StrEnum):
     REFUSED = "refused"
 
 
-# Minimum width of the printed table.
-_WIDTH = 120
+_WIDTH = 120  # minimum width of the printed table, characters
 _STYLES = {
     PromotionOutcome.PROMOTED: "bold green",
     PromotionOutcome.ALREADY: "bold",
@@ -71,22 +70,15 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Promotion:
-    """Result of comparing a candidate with the champion.
-
-    Attributes:
-        reason: one clause about the candidate.
-        candidate: folder or URI of the candidate.
-        champion, champion_now: models:/name/version of the champion before and after; empty if there is none.
-        decision, comparison: None without measurements.
-    """
+    """Result of comparing a candidate with the champion."""
 
     outcome: PromotionOutcome
-    reason: str
-    candidate: str
-    champion: str
-    champion_now: str
-    decision: Decision | None = None
-    comparison: ModelComparison | None = None
+    reason: str  # one clause about the candidate
+    candidate: str  # folder or URI
+    champion: str  # models:/name/version before the promotion; empty if there was none
+    champion_now: str  # the same after the promotion
+    decision: Decision | None = None  # None without measurements
+    comparison: ModelComparison | None = None  # None without measurements
 
 
 def promote(
@@ -103,7 +95,7 @@ def promote(
 
     Raises:
         BadInput: if a file, a model or a setting cannot be used, or MLflow cannot be reached.
-        InfeasibleTask: if neither can place any held-out task.
+        InfeasibleTask: if neither model can place any held-out task.
         MeasurementFailed: if a kernel fails.
     """
     before = champion(REGISTERED_COST)
@@ -119,7 +111,7 @@ def promote(
     else:
         held = learned_model_of(before.uri, None)  # on any hardware, because it places tables today
         if held.digest == model.digest:
-            done = replace(done, reason="its files are the champion's")
+            done = replace(done, reason="its files are identical to the champion's")
         else:
             found = _compare_with_champion(inputs, report, model, held, measure, search, lineage)
             num_measured = (model.trained_on.num_measured, held.trained_on.num_measured)
@@ -168,7 +160,7 @@ def _compare_with_champion(
         learned, timed = model.trained_on, hardware.provenance
         if (learned.hardware, learned.optimizer) != (timed.hardware, timed.optimizer):
             log.warning(
-                "the candidate was trained on %s with %s and is compared on %s with %s",
+                "the candidate was trained on %s with optimizer %s, but is measured on %s with optimizer %s",
                 learned.hardware,
                 learned.optimizer,
                 timed.hardware,
@@ -180,19 +172,19 @@ def _compare_with_champion(
 
 
 def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
-    """Promote if the decision is positive, unless the alias has moved in the meantime."""
+    """Promote if the decision is positive, unless another process moved the alias during the comparison."""
     if done.decision is None or not done.decision.promote:
         return done
     now = champion(REGISTERED_COST)
     if now is None or now.version != before.version:
         change = "was removed" if now is None else f"became {now.uri}"
-        reason = f"the champion {change} in the meantime. Promote again"
+        reason = f"the champion {change} during the comparison. Promote again"
         return replace(done, reason=reason, champion_now="" if now is None else now.uri)
     return _make_champion(done, done.reason, version)
 
 
 def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
-    """Move the alias, also that of the policy's version; register a folder first."""
+    """Move the alias ``champion`` of the cost model and its policy; register the model first if it is a folder."""
     if version is None:
         version, policy = register_folder(Path(done.candidate), served_code())
     else:
@@ -216,7 +208,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
         "decision": None if promotion.decision is None else asdict(promotion.decision),
         "noise": None if comparison is None else asdict(comparison.noise),
         "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,
-        "tasks": [] if comparison is None else [asdict(one) for one in comparison.tasks],
+        "tasks": [] if comparison is None else [asdict(task) for task in comparison.tasks],
     }
     cleaned: dict[str, Any] = replace_non_finite(content)
     return cleaned
@@ -234,7 +226,7 @@ def print_promotion(promotion: Promotion) -> None:
         hardware = found.measured[0].provenance.hardware
         timed = measured_or_simulated(hardware)
         grid.add_column("model")
-        for head in (f"mean {timed} ms", "tasks without a placement", "placements learned from"):
+        for head in (f"mean {timed} ms", "tasks without a placement", "training placements"):
             grid.add_column(head, justify="right")
         for name, mean_ms, missed, learned in (
             (promotion.candidate, decision.candidate_ms, decision.num_candidate_missed, decision.candidate_measured),
@@ -244,11 +236,11 @@ def print_promotion(promotion: Promotion) -> None:
         console.print(grid)
         if decision.num_common:
             console.print(
-                f"Difference {difference.mean:+.2f} % [{difference.low:+.2f}, {difference.high:+.2f}] over "
-                f"{decision.num_common} held-out tasks, paired, 95 %; {decision.num_same} of them have the same "
-                f"placement. Below {decision.noise_pct:.2f} % is noise.",
+                f"Paired difference over {decision.num_common} held-out tasks: {difference.mean:+.2f} % "
+                f"[{difference.low:+.2f}, {difference.high:+.2f}] (95 %). {decision.num_same} of them have the same "
+                f"placement. Differences below {decision.noise_pct:.2f} % are noise.",
                 soft_wrap=True,
             )
-        console.print(f"All times are {timed}, on {printable(hardware)}.", style="dim")
+        console.print(f"All times are {timed} on {printable(hardware)}.", style="dim")
     if promotion.champion_now:
         console.print(f"The champion is {promotion.champion_now}.")

@@ -1,8 +1,8 @@
 """Comparison of two models, and the rule of promotion: faster, or as fast with fewer measurements.
 
-Both place the same held-out tasks, and one run measures both, so the differences are paired. A difference that
-measuring noise explains does not count (docs/decisions/0011). A regression that the 95 % interval includes is possible,
-and "as fast" must exclude regressions above ``tolerance_pct``.
+Both models place the same held-out tasks, and one run measures all placements, so the differences are paired. A
+difference below the measurement noise does not count (docs/decisions/0011). A candidate is "as fast" if the upper end
+of the 95 % interval of its slowdown is at most ``tolerance_pct``.
 """
 
 from __future__ import annotations
@@ -42,31 +42,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class PairedTask:
-    """One held-out task.
-
-    Attributes:
-        candidate_ms, champion_ms: measured cost of a step; infinite without a placement, or if it ran out of memory.
-        same_placement: True if both group the tables alike, so that one measurement counts for both.
-    """
+    """One held-out task."""
 
     task_id: str
-    candidate_ms: float
+    candidate_ms: float  # measured cost of a step; infinite without a placement, or if it ran out of memory
     champion_ms: float
-    same_placement: bool = False
+    same_placement: bool = False  # True if both models group the tables alike; one measurement then counts for both
 
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Measured placements of two models.
-
-    Attributes:
-        tasks: the held-out tasks, in their order.
-        measured: all measurements, controls included. A placement of both models is listed once, as the candidate's.
-    """
+    """Measured placements of two models."""
 
     tasks: tuple[PairedTask, ...]
     noise: Noise
-    measured: tuple[MeasuredPlacement, ...]
+    measured: tuple[MeasuredPlacement, ...]  # with controls; a placement of both models once, as the candidate's
 
 
 def compare_models(
@@ -83,8 +73,8 @@ def compare_models(
 
     Args:
         split: test tasks to place, and train tasks for the controls.
-        journal: stores every measurement at once, so that an interrupted comparison continues.
-        earlier: earlier runs, for the noise between runs.
+        journal: stores each measurement immediately, so that an interrupted comparison can resume.
+        earlier: earlier runs, to estimate the noise between runs.
 
     Raises:
         InfeasibleTask: if neither model can place any task.
@@ -95,15 +85,15 @@ def compare_models(
     answers, ids = dict[str, Answer](), list[tuple[str, str]]()
     for number, (own, other) in enumerate(zip(ours, theirs, strict=True)):
         first, second = f"{_CANDIDATE}-{number:05d}", f"{_CHAMPION}-{number:05d}"
-        ids.append((first, first if _same(own, other) else second))
-        answers |= {first: own, **({} if _same(own, other) else {second: other})}
-    if all(one.placement is None for one in answers.values()):
+        ids.append((first, first if _group_alike(own, other) else second))
+        answers |= {first: own, **({} if _group_alike(own, other) else {second: other})}
+    if all(answer.placement is None for answer in answers.values()):
         raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
     measured = measure_answers(answers, split.train, hardware, measure, journal, "promote")
-    cost_ms = {one.measurement_id: one.cost.max_device_ms for one in measured}
+    cost_ms = {placement.measurement_id: placement.cost.max_device_ms for placement in measured}
     tasks = tuple(
-        PairedTask(one.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
-        for one, (first, second) in zip(ours, ids, strict=True)
+        PairedTask(answer.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
+        for answer, (first, second) in zip(ours, ids, strict=True)
     )
     return ModelComparison(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
 
@@ -114,8 +104,8 @@ def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], sea
         return [replace(ask(sharder, task), sharder=who) for task in progress(tasks, f"placing with {model.source}")]
 
 
-def _same(ours: Answer, theirs: Answer) -> bool:
-    """Return True if both group the tables alike, because the tasks' devices are interchangeable."""
+def _group_alike(ours: Answer, theirs: Answer) -> bool:
+    """Return True if both put the same tables together; the devices of a task are interchangeable."""
     if ours.placement is None or theirs.placement is None:
         return False
     return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
@@ -123,33 +113,22 @@ def _same(ours: Answer, theirs: Answer) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision about the champion, and its reason in one sentence.
-
-    Attributes:
-        candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without any.
-        difference_pct: paired, % of the champion's mean; below 0 the candidate is faster. NaN without any.
-        noise_pct: a mean difference below this is measuring noise.
-        num_common: tasks that both could place.
-        num_same: number of those with the same placement.
-        num_candidate_missed, num_champion_missed: tasks that each could not place.
-        only_candidate, only_champion: tasks that only one could place.
-        candidate_measured, champion_measured: measured placements in each training set.
-    """
+    """A decision about the champion."""
 
     promote: bool
     verdict: Verdict
-    reason: str
-    candidate_ms: float
+    reason: str  # one clause about the candidate
+    candidate_ms: float  # mean measured cost over the common tasks; NaN without a common task
     champion_ms: float
-    difference_pct: Interval
-    noise_pct: float
-    num_common: int
-    num_same: int
-    num_candidate_missed: int
+    difference_pct: Interval  # paired, % of the champion's mean; negative if the candidate is faster
+    noise_pct: float  # a mean difference below this is measurement noise
+    num_common: int  # tasks that both models could place
+    num_same: int  # common tasks with the same placement
+    num_candidate_missed: int  # tasks that the candidate could not place
     num_champion_missed: int
-    only_candidate: tuple[str, ...]
+    only_candidate: tuple[str, ...]  # ids of tasks that only the candidate could place
     only_champion: tuple[str, ...]
-    candidate_measured: int
+    candidate_measured: int  # measured placements in the candidate's training set
     champion_measured: int
 
 
@@ -160,30 +139,30 @@ def decide(
     champion_measured: int,
     tolerance_pct: float = 1.0,
 ) -> Decision:
-    """Decide about a candidate.
+    """Decide whether to promote the candidate.
 
     Args:
         tasks: held-out tasks, at least one.
-        candidate_measured, champion_measured: measured placements that each model was trained on.
-        tolerance_pct: a candidate is as good if it is at most this much slower, %, with 95 % confidence.
+        candidate_measured, champion_measured: number of measured placements that each model was trained on.
+        tolerance_pct: largest slowdown, %, that counts as equally fast with 95 % confidence.
     """
-    common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
+    common = [task for task in tasks if math.isfinite(task.candidate_ms) and math.isfinite(task.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
     only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
-    num_same = sum(one.same_placement for one in common)
+    num_same = sum(task.same_placement for task in common)
     difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
     found = Decision(
         promote=False,
         verdict=_verdict(difference_pct, noise_pct, tolerance_pct),
         reason="",
-        candidate_ms=fmean(one.candidate_ms for one in common) if common else math.nan,
-        champion_ms=fmean(one.champion_ms for one in common) if common else math.nan,
+        candidate_ms=fmean(task.candidate_ms for task in common) if common else math.nan,
+        champion_ms=fmean(task.champion_ms for task in common) if common else math.nan,
         difference_pct=difference_pct,
         noise_pct=noise_pct,
         num_common=len(common),
         num_same=num_same,
-        num_candidate_missed=sum(math.isinf(one.candidate_ms) for one in tasks),
-        num_champion_missed=sum(math.isinf(one.champion_ms) for one in tasks),
+        num_candidate_missed=sum(math.isinf(task.candidate_ms) for task in tasks),
+        num_champion_missed=sum(math.isinf(task.champion_ms) for task in tasks),
         only_candidate=only_candidate,
         only_champion=only_champion,
         candidate_measured=candidate_measured,
@@ -196,13 +175,14 @@ def decide(
 def _difference_pct(common: Sequence[PairedTask]) -> Interval:
     if not common:
         return Interval(math.nan, math.nan, math.nan)
-    if all(one.same_placement for one in common):  # no uncertainty
+    if all(task.same_placement for task in common):  # no uncertainty
         return Interval(0.0, 0.0, 0.0)
-    return Interval.of_difference_pct([one.candidate_ms for one in common], [one.champion_ms for one in common])
+    return Interval.of_difference_pct([task.candidate_ms for task in common], [task.champion_ms for task in common])
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
-    """Return the noise floor of the mean over all common tasks; equal placements add no noise."""
+    """Return the noise floor of the mean over all common tasks."""
+    # only n - num_same of n tasks add noise, so the standard error of the mean is sqrt((n - num_same) / n) as large
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 
@@ -221,18 +201,18 @@ def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
     if math.isnan(mean):
         return False, "there is no task that both can place"
     if found.verdict is Verdict.BETTER:
-        return True, f"its placements are {-mean:.2g} % faster, and at least {-high:.2g} % with 95 % confidence"
+        return True, f"its placements are {-mean:.2g} % faster (at least {-high:.2g} % with 95 % confidence)"
     if found.verdict is Verdict.WORSE:
-        return False, f"its placements are {mean:.2g} % slower, which is more than noise ({found.noise_pct:.2g} %)"
+        return False, f"its placements are {mean:.2g} % slower, above the noise of {found.noise_pct:.2g} %"
     if found.verdict is Verdict.UNCLEAR:
         may_be = "an unknown amount" if math.isinf(high) else f"{high:.2g} %"
-        return False, f"its placements may be slower by {may_be}, and {tolerance_pct:g} % is tolerated. Take more tasks"
+        return False, f"its placements may be slower by {may_be}; the tolerance is {tolerance_pct:g} %. Use more tasks"
     same, own, other = "its placements cost the same, and it", found.candidate_measured, found.champion_measured
     if found.only_candidate:
         return True, f"{same} places {_tasks(len(found.only_candidate))} that the champion does not"
     if own < other:
-        return True, f"{same} learned from {own:,} placements instead of {other:,}"
-    return False, f"{same} learned from no fewer placements ({own:,}, the champion {other:,})"
+        return True, f"{same} learned from fewer placements ({own:,}; champion: {other:,})"
+    return False, f"{same} did not learn from fewer placements ({own:,}; champion: {other:,})"
 
 
 def _tasks(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Tasks ``place``, ``drift`` and ``watch`` of pipelines: their requests, run on addresses, and their files."""
+"""Implementation of the pipeline tasks ``place``, ``drift`` and ``watch``, which read local paths and S3 addresses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evenshard.base.retry import with_retries
 from evenshard.base.s3 import local_copy
 from evenshard.base.typed import section
 from evenshard.loop.commands import DriftRequest, WatchConfig
-from evenshard.loop.decisions.drift import Drift, drift_of, print_drift
-from evenshard.loop.decisions.watch import Watched, print_watched, traces_in, watch
+from evenshard.loop.decisions.drift import Drift, compute_drift, print_drift
+from evenshard.loop.decisions.watch import Watched, find_traces, print_watched, watch
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.config_file import request_record
 from evenshard.planner.diff import diff
@@ -32,8 +32,8 @@ from evenshard.sharders.catalog import HEURISTICS
 from evenshard.tables.sources import tables_from
 from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save_plan
 
-# Model and current plan are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no
-# files and no TorchRec model.
+# Arguments of ``place`` that a request cannot set: model and current plan are inputs of the task, traffic is passed as
+# tables, and a pod has no device to measure on, no files and no TorchRec model.
 NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "hosts", "near", "constraints"}
 NO_PLAN = "no_plan.txt"
 
@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 
 def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``evenshard.place`` in the section ``place`` of the settings, with defaults."""
+    """Return the arguments of ``evenshard.place`` from the section ``place`` of the settings, with defaults."""
     if "near" in request:
-        raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
+        raise BadConfig("params section place: near is not supported. Name the current plan with --set in_use=FILE.")
     arguments = asdict(section({"place": request}, "place", request_record(NOT_IN_REQUEST)))
     return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
 
@@ -58,16 +58,16 @@ def place_tables(
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
         request: arguments of ``evenshard.place``.
-        in_use: placement.json or TorchRec plan of the running training, or a folder with either; None for none.
-            ``max_move_gb`` needs placement.json.
+        in_use: placement.json or TorchRec plan of the running training, or a folder with either. ``max_move_gb`` needs
+            placement.json.
     """
     arguments = place_arguments(request)
     bound = arguments["max_move_gb"]
     if bound is not None and in_use is None:
-        raise BadConfig(f"max_move_gb is {bound:g}, but no plan in use is named. Name it with --set in_use=FILE.")
+        raise BadConfig(f"max_move_gb is {bound:g}, but no current plan is given. Name it with --set in_use=FILE.")
     near = in_use if bound is not None else None
     answer = place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
-    text = "No plan in use was named: nothing to compare with.\n"
+    text = "No current plan was given, so there is nothing to compare with.\n"
     if in_use is not None:
         judge = model_of(named_model(answer))
         with local_copy(in_use) as path:
@@ -77,9 +77,9 @@ def place_tables(
 
 
 def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
-    """Write placement.json and plan.json into their folders, and the page.
+    """Write placement.json and plan.json into their folders, and the report page.
 
-    If TorchRec cannot run this placement, for example for lack of kernels, no_plan.txt has the reason.
+    If TorchRec cannot run this placement, for example because kernels are missing, no_plan.txt gives the reason.
     """
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,13 +88,13 @@ def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: P
     try:
         save_plan(answer, plan / PLAN, compute_device=HardwareName.parse(answer.request.hardware).kind.compute_device)
     except BadConfig as error:  # the placement is useful without a plan
-        log.warning("no plan for TorchRec: %s", error)
+        log.warning("no TorchRec plan written: %s", error)
         (plan / NO_PLAN).write_text(f"{error}\n")
 
 
 @with_retries
-def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
-    """Compare today's tables with a model's training data; return the drift, also as Markdown."""
+def check_drift(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
+    """Compare today's tables with a model's training data; return the drift, and its text as Markdown."""
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = learned_model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
@@ -106,7 +106,7 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
             default_pooling_factor=asked.default_pooling_factor,
             columns=asked.columns,
         )
-    found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
+    found = compute_drift(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
     return found, _as_markdown(lambda file: print_drift(found, held.source, file))
 
 
@@ -114,13 +114,13 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
 def watch_training(
     traces: str, in_use: str, tables: str | None, model_uri: str, request: Mapping[str, Any], observation: Path
 ) -> tuple[Watched, str]:
-    """Decide if and to which placement a training should move; return the decision, also as Markdown.
+    """Decide if and to which placement a training should move; return the decision, and its text as Markdown.
 
     Args:
         traces: path or S3 address of a trace, an archive, or a folder of them.
         in_use: placement.json of the training, or a folder with it.
         tables: today's table file; None for the tables of the placement.
-        model_uri: model for predictions; "" for the placement's own model.
+        model_uri: model for predictions; "" for the model that made the placement.
         request: fields of ``WatchConfig``.
         observation: folder for observation.json and, if the traces allow, the cost dataset costs.parquet.
     """
@@ -134,7 +134,7 @@ def watch_training(
             with local_copy(tables) as path:
                 today = tables_from(path, old.request.batch_size)
         model = model_of(model_uri or named_model(old), None)
-        found = watch(traces_in(traced), placement, model, config, today, costs=observation / "costs.parquet")
+        found = watch(find_traces(traced), placement, model, config, today, costs=observation / "costs.parquet")
     content = {
         **asdict(found.observation),
         "comparison": asdict(found.comparison),

@@ -1,7 +1,7 @@
 """Decision to move a running training, from its traces and the savings of a new placement.
 
-The traces calibrate the model: the predicted saving per step is multiplied by the observed step time over the predicted
-one. The move pays if the saving over the remaining steps exceeds the time of the transfer and the restart.
+The traces calibrate the model: the predicted saving per step is multiplied by observed / predicted step time. The move
+pays if the saving over the remaining steps exceeds the time of the transfer and the restart.
 """
 
 from __future__ import annotations
@@ -33,32 +33,22 @@ _TRACES = ("*.json", "*.json.gz", "*.tar.gz")
 
 @dataclass(frozen=True)
 class Watched:
-    """A training, and the decision about its placement.
-
-    Attributes:
-        comparison: the observation and the prediction for the current placement.
-        scale: observed step time over the predicted one.
-        old, new: the current placement, and the best one found, with devices numbered to move least.
-        difference: between the two, with step times scaled to the observation.
-        paid: when the move pays back; None if the current placement is best.
-        pays: True to make the move.
-        costs_problem: why there is no cost dataset; empty if there is one.
-    """
+    """An observed training run, and the decision whether to move it to a new placement."""
 
     observation: ObservedTraining
-    comparison: ObservedAndPredicted
-    scale: float
-    old: PlacementAnswer
-    new: PlacementAnswer
-    difference: Difference
-    steps: int
-    paid: Payback | None
-    pays: bool
-    costs_problem: str = ""
+    comparison: ObservedAndPredicted  # of the current placement
+    scale: float  # observed step time / predicted step time
+    old: PlacementAnswer  # current placement
+    new: PlacementAnswer  # best placement found, with devices numbered to move the least data
+    difference: Difference  # from old to new, with step times scaled to the observation
+    steps: int  # remaining training steps
+    paid: Payback | None  # when the move pays back; None if the current placement is best
+    pays: bool  # True to make the move
+    costs_problem: str = ""  # reason for a missing cost dataset
 
     @property
     def best(self) -> PlacementAnswer:
-        """Return the placement to continue with."""
+        """Return the placement to use from now on."""
         return self.new if self.pays else self.old
 
 
@@ -87,8 +77,8 @@ def watch(
     observation, comparison, problem = _observe(traces, in_use, costs)
     if observation.unseen:
         raise BadConfig(
-            f"the traces do not show {', '.join(observation.unseen)}, so that what a move would save cannot be scaled "
-            f"to what the training takes. Record whole training steps: `evenshard observe -h`."
+            f"the traces lack {', '.join(observation.unseen)}, so predicted savings cannot be scaled to observed "
+            f"times. Record whole training steps (see `evenshard observe -h`)."
         )
     scale = comparison.observed_ms / comparison.predicted_ms if comparison.predicted_ms > 0 else 1.0
     today = tables or TableSet(old.request.tables, old.request.assumptions)
@@ -112,17 +102,17 @@ def replan(
     config: PlaceConfig | None = None,
     tables_from: str | None = None,
 ) -> PlacementAnswer:
-    """Place today's tables on the devices and by the rules of an old answer, no worse than the old placement.
+    """Place today's tables with the devices and rules of an old answer, which is also a candidate.
 
     Raises:
         InfeasibleTask: if they no longer fit.
     """
-    request = request_now(old.request, tables, batch_size)
+    request = update_request(old.request, tables, batch_size)
     config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
     return place_request(request, model, config)
 
 
-def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
+def update_request(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
     """Return the old request with today's tables, without rules about removed tables."""
     names = {table.name for table in tables.tables}
     return replace(
@@ -135,12 +125,12 @@ def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> Pla
     )
 
 
-def traces_in(path: Path) -> tuple[Path, ...]:
+def find_traces(path: Path) -> tuple[Path, ...]:
     """Return the traces in a folder, or the one file; raise BadConfig if there is none."""
-    found = tuple(sorted(one for kind in _TRACES for one in path.glob(kind))) if path.is_dir() else (path,)
+    found = tuple(sorted(trace for kind in _TRACES for trace in path.glob(kind))) if path.is_dir() else (path,)
     if not found:
         raise BadConfig(
-            f"{path} has no trace ({', '.join(_TRACES)}). Record one of every rank: `evenshard observe -h`."
+            f"{path} contains no trace ({', '.join(_TRACES)}). Record one per rank (see `evenshard observe -h`)."
         )
     return found
 
@@ -170,10 +160,10 @@ def _scale_times(difference: Difference, scale: float) -> Difference:
 def verdict_text(watched: Watched) -> str:
     """Format the decision in one line."""
     if watched.pays:
-        return f"Replan: the new placement pays over {watched.steps:,} steps."
+        return f"Replan: the move pays back within {watched.steps:,} steps."
     if not watched.difference.moves:
         return "Stay: no better placement was found."
-    return f"Stay: a move would not surely pay over {watched.steps:,} steps."
+    return f"Stay: a move is not certain to pay back within {watched.steps:,} steps."
 
 
 def print_watched(watched: Watched, file: TextIO | None = None) -> None:
@@ -181,8 +171,8 @@ def print_watched(watched: Watched, file: TextIO | None = None) -> None:
     console = plain_console(file)
     console.print(verdict_text(watched), style="bold")
     console.print(
-        f"Embedding tables take {watched.scale:.2f} times as long as predicted for the placement in use. The time that "
-        "a move saves is scaled by that, too.",
+        f"Embedding tables take {watched.scale:.2f} times the predicted time of the current placement. Predicted "
+        "savings are scaled by this factor.",
         soft_wrap=True,
     )
     if watched.costs_problem:
