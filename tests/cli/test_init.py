@@ -38,6 +38,7 @@ def test_every_template_is_written_and_can_be_read(begun: Path) -> None:
     assert load_prices("prices.yaml").hardware
     assert main(["place", "tables.csv", "--rules", "rules.yaml", "--devices", "4", "-q"]) == 0
     assert load_rules(Path("rules.yaml")).pinned
+    assert main(["place", "--config", "request.yaml", "--effort", "quick", "-q"]) == 0
 
 
 def test_nothing_is_overwritten(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
