@@ -40,8 +40,8 @@ from support.request_builders import request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
-    CONFIRMED: "simulated h100: 90 % of times within a factor of 1.13, by 40 held-out measurements",
-    UNCONFIRMED: "simulated h100: 90 % of times taken to be within a factor of 3.49, since no measurement confirms it",
+    CONFIRMED: "Device model h100: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)",
+    UNCONFIRMED: "Device model h100: assumed accurate to a factor of 3.49 (unverified)",
 }
 TABLES = """tables:
 - {name: clicks, num_rows: 2000000, embedding_dim: 128, pooling_factor: 20}
@@ -109,8 +109,8 @@ def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_pa
     assert one.device_error == CONFIRMED
     assert one.link_error == link(one.link).error
     assert device_error_text(one) == (
-        "simulated mine: 90 % of times within a factor of 1.13, by 40 held-out measurements; exchanges: 90 % of times "
-        "within a factor of 1.78, by 1,099 held-out measurements"
+        "Device model mine: 90 % of kernel times within a factor of 1.13 (40 held-out measurements); communication: "
+        "within 1.78 (1,099)"
     )
 
 
@@ -138,7 +138,7 @@ def test_terminal_and_page_say_it_once(monkeypatch: pytest.MonkeyPatch, error: D
     print_answer(one, file)
     for text in (file.getvalue(), page(one)):
         assert text.count(WORDS[error]) == 1
-    assert ('class="box warn">simulated' in page(one)) == (error == UNCONFIRMED)
+    assert ('class="box warn">Device model' in page(one)) == (error == UNCONFIRMED)
 
 
 def test_real_hardware_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,8 +206,8 @@ def test_what_shards_alone_do_not_tell_is_said() -> None:
     total = PlacementCost((DeviceCost.of_total(5.0),), "modelled")
     shard = measured(task(TABLES, 1), (0, 0, 0), total)
     trained_on = TrainingDomain.of([shard])
-    sum_only = "forward and backward compute were timed as one: how they share their sum is a guess"
-    alone = "the model was trained on shards alone: its times leave out the exchange between devices"
+    sum_only = "only the sum of forward and backward was measured, so the split is assumed"
+    alone = "communication was not measured, so it is modelled"
     assert trained_on.outside(task(TABLES, 1)) == (sum_only,)
     assert trained_on.outside(task(TABLES, 2)) == (sum_only, alone)
     assert TrainingDomain.of([shard, *seen()]).outside(task(TABLES, 2)) == ()

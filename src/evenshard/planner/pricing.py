@@ -297,11 +297,6 @@ def _unknown_hot_rows(request: PlacementRequest) -> int:
 
 def widening_note(below: float, above: float) -> str | None:
     """Return a note on an interval that is wider than the model's own; None if it is not."""
-    ends = {"upper end multiplied by": above, "lower end divided by": below}
-    changed = [f"{end} {factor:.3g}" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
-    if not changed:
-        return None
-    return (
-        "Outside the training range, times may grow or fall in proportion, so the interval is wider than the model's "
-        f"own ({', '.join(changed)})."
-    )
+    ends = {"upper": above, "lower": below}
+    changed = [f"the {end} bound is {factor:.3g}x wider" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
+    return f"Outside the training range: {' and '.join(changed)}." if changed else None

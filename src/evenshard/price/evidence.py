@@ -112,31 +112,34 @@ class DeviceError:
         return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
 
     def __str__(self) -> str:
-        """Return text such as "90 % of times within a factor of 1.13, by 40 held-out measurements"."""
-        taken = "90 % of times taken to be"
-        within = f"within a factor of {self.factor:.3g}"
-        return f"90 % of times {within}, by {self.why}" if self.is_measured else f"{taken} {within}, since {self.why}"
+        """Return text such as "90 % of times within a factor of 1.13 (40 held-out measurements)"."""
+        said = "90 % of times within" if self.is_measured else "assumed accurate to"
+        return f"{said} a factor of {self.factor:.3g} ({self.basis})"
 
     @property
-    def why(self) -> str:
-        """Return the reason for the factor, as a clause."""
+    def basis(self) -> str:
+        """Describe the measurements behind the factor, such as "40 held-out measurements" or "unverified"."""
         if self.is_measured:
             return f"{self.points:,} held-out measurements"
         if self.is_confirmed:
-            return f"{self.points:,} held-out measurements leave much of it to another profile"
-        if self.points:
-            return f"{self.points} held-out measurements are too few to confirm it"
-        return "no measurement confirms it"
+            return f"{self.points:,} held-out measurements, constants partly from another profile"
+        return f"unverified: only {self.points} held-out measurements" if self.points else "unverified"
 
 
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
-    """Describe the accuracy of simulated hardware and modelled links; empty if everything is real.
+    """Describe the accuracy of device models and link models; empty if both are None.
 
-    ``links`` is None to leave out links. ``hardware`` may be several joined names.
+    ``hardware`` may be several joined names, of which real ones are left out.
     """
-    names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
-    said = [] if error is None else [f"{names}: {error}"]
-    return "; ".join([*said, *([] if links is None else [f"exchanges: {links}"])])
+    if error is None:
+        return "" if links is None else f"Communication model: {links}"
+    names = [name.provenance.partition(": ")[2] for name in names_in(hardware) if name.kind.is_simulated]
+    kernels = f"Device model{'s' * (len(names) > 1)} {' and '.join(names)}: {error}".replace(
+        "of times", "of kernel times"
+    )
+    if links is not None and error.is_measured and links.is_measured:
+        return f"{kernels}; communication: within {links.factor:.3g} ({links.points:,})"
+    return kernels if links is None else f"{kernels}; communication: {links}"
 
 
 def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:

@@ -212,9 +212,9 @@ class TrainingDomain:
         """Return the part of ``outside`` about missing measurements: the parts of a sum, and communication."""
         found = []
         if not self.timed_apart:
-            found.append("forward and backward compute were timed as one: how they share their sum is a guess")
+            found.append("only the sum of forward and backward was measured, so the split is assumed")
         if num_devices > 1 and self.num_devices == (1, 1):
-            found.append("the model was trained on shards alone: its times leave out the exchange between devices")
+            found.append("communication was not measured, so it is modelled")
         return found
 
     def save(self, path: Path) -> None:
