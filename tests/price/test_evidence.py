@@ -14,7 +14,7 @@ from evenshard.price.evidence import (
     DeviceError,
     Evidence,
     error_factors,
-    with_device_error,
+    widen_interval,
 )
 
 SHARDS = Evidence("shards of real tables", "a paper", 6000, 2000, 5.1, 14.2)
@@ -82,7 +82,7 @@ def test_an_error_that_is_taken_from_other_devices_is_not_called_measured() -> N
 
 def test_an_interval_as_it_is_printed_is_the_one_that_is_said() -> None:
     for error in (DeviceError(45.0, 12), DeviceError(), DeviceError(16.0, 4000)):
-        low_ms, high_ms = with_device_error(error, 2.0, 2.0, 2.0)
+        low_ms, high_ms = widen_interval(error, 2.0, 2.0, 2.0)
         assert (2.0 / low_ms, high_ms / 2.0) == pytest.approx((error.factor, error.factor))
         assert f"a factor of {high_ms / 2.0:.3g}" in str(error)
 

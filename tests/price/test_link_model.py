@@ -24,8 +24,8 @@ from evenshard.price.link_model import (
     REDUCE_SCATTER,
     Curve,
     Link,
+    bus_factor,
     curve_at,
-    moved_share,
 )
 from evenshard.tables.reuse import FloatArray
 
@@ -62,7 +62,7 @@ def test_between_numbers_of_devices_times_are_interpolated() -> None:
 
 
 def test_bytes_of_collectives_are_those_of_bus_bandwidths() -> None:
-    assert [moved_share(one, 4) for one in COLLECTIVES] == [0.75, 0.75, 0.75, 1.5]
+    assert [bus_factor(one, 4) for one in COLLECTIVES] == [0.75, 0.75, 0.75, 1.5]
 
 
 def test_an_uneven_exchange_counts_as_an_even_one_that_takes_as_long() -> None:
@@ -214,4 +214,4 @@ def test_a_network_reaches_as_much_of_its_line_as_two_that_were_measured() -> No
     rates = {"infiniband_hdr": 25.0, "infiniband_ndr": 50.0, "infiniband_xdr": 100.0}
     for name, gb_s in rates.items():
         assert LINKS[name].bandwidth_gb_s == pytest.approx(0.766 * gb_s)
-        assert 1.5 < LINKS[name].error.factor < 1.6 and "too few" in str(LINKS[name].error)
+        assert 1.5 < LINKS[name].error.factor < 1.6 and "only 2 held-out" in str(LINKS[name].error)

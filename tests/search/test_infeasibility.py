@@ -13,7 +13,7 @@ from evenshard.base.units import BYTES_PER_GB as GB
 from evenshard.base.units import missing_text
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import reason, require_room
+from evenshard.search.infeasibility import find_reason, require_feasible
 from support.builders import capped
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks, only
 
@@ -24,7 +24,7 @@ def reason_of(of_task: ShardingTask, cut: Sequence[int] = ()) -> InfeasibleTask 
     limits = tuple(
         replace(own, types=own.types | {ROW_WISE}) if at in cut else own for at, own in enumerate(whole.limits)
     )
-    return reason(replace(whole, limits=limits))
+    return find_reason(replace(whole, limits=limits))
 
 
 def why(of_task: ShardingTask) -> str:
@@ -50,9 +50,9 @@ def test_a_task_with_a_reason_has_no_placement(of_task: ShardingTask) -> None:
     if reason_of(of_task) is not None:
         assert not legal_placements(of_task)
         with pytest.raises(InfeasibleTask, match=r"^task: "):
-            require_room(of_task)
+            require_feasible(of_task)
     else:
-        require_room(of_task)
+        require_feasible(of_task)
 
 
 # Rules that contradict each other ------------------------------------------------------------------------------------
@@ -180,6 +180,6 @@ def test_names_are_cut_and_steer_no_terminal() -> None:
     of_task = gb_task([9, 9])
     tables = tuple(replace(one, name=f"\x1b[31m{one.name}\n\u202e" + "x" * 5000) for one in of_task.tables)
     with pytest.raises(InfeasibleTask) as caught:
-        require_room(replace(of_task, tables=tables))
+        require_feasible(replace(of_task, tables=tables))
     message = str(caught.value)
     assert message.isprintable() and len(message) < 500 and "Raise memory_cap_gb" in message

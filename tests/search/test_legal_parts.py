@@ -160,7 +160,7 @@ def test_items_are_built_once_for_every_size_of_memory(monkeypatch: pytest.Monke
         asked = task(*tables, room=room, machine=TWO_NODES)
         answers.append(quick_parts(asked, known=known))
         assert len(built) == (0 if room == 100 else 2)
-        assert PackedItems.of(asked, known=known).room_D.tolist() == [room] * 4
+        assert PackedItems.of(asked, known=known).memory_D.tolist() == [room] * 4
     assert [found is None for found in answers] == [True, False, False, False]
     assert answers == [quick_parts(task(*tables, room=room, machine=TWO_NODES)) for room in (100, 640, 700, 5_000)]
 
@@ -173,7 +173,7 @@ def test_one_device_knows_no_types() -> None:
 # Against all placements of small tasks --------------------------------------------------------------------------------
 
 
-def pieces(size: int, step: int) -> Iterator[tuple[Span, ...]]:
+def shards(size: int, step: int) -> Iterator[tuple[Span, ...]]:
     inner = range(step, size, step)
     for count in range(len(inner) + 1):
         for cuts in combinations(inner, count):
@@ -185,8 +185,8 @@ def all_parts(one: Table, machine: Nodes) -> tuple[tuple[TablePart, ...], ...]:
     """All ways to put a table onto a machine."""
     rows, columns, devices = Span(0, one.num_rows), Span(0, one.embedding_dim), range(machine.num_devices)
     found = [(TablePart(one.name, rows, columns, tuple(devices)),)]
-    for spans in pieces(one.embedding_dim, 4):
-        for cuts in product(pieces(one.num_rows, 1), repeat=len(spans)):
+    for spans in shards(one.embedding_dim, 4):
+        for cuts in product(shards(one.num_rows, 1), repeat=len(spans)):
             both = [(span, rows) for span, of_span in zip(spans, cuts, strict=True) for rows in of_span]
             for homes in permutations(devices, len(both)):
                 parts = (

@@ -205,7 +205,7 @@ def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
     return np.asarray(what.reduce(grouped, axis=-1)).repeat(size, axis=-1)
 
 
-def reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
+def reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     """Return the bytes of a reduce-scatter of buffers, [..., D] bytes: in each domain first, then between domains.
 
     A device without rows takes part with a buffer of the same size.
@@ -216,12 +216,12 @@ def reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     return TierBytes.of_reduction(REDUCE_SCATTER, size, within, between)
 
 
-def all_reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
+def all_reduce_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     """Return the bytes of an all-reduce of buffers, [..., D] bytes: a reduce-scatter, then an all-gather."""
-    return replace(reduced_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
+    return replace(reduce_scatter_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
 
 
-def node_reduced_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
+def node_reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
     """Return the bytes of a reduce-scatter in each node, and of an all-to-all of its sums between nodes.
 
     A device without rows takes part with a buffer of the same size as others in its node.
@@ -290,13 +290,13 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
     latency_3 = latencies_ms(machine, volumes.collectives, links)
     forward_ms, backward_ms = np.zeros_like(volumes.sent), np.zeros_like(volumes.sent)
     for one in _outputs(task, volumes):
-        back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
+        back_ms = transfer_ms(machine, one.back * way.backward_bytes, links)
         is_same = way.forward_bytes == way.backward_bytes and one.collective not in _BACK
-        out_ms = back_ms if is_same else moved_ms(machine, one * way.forward_bytes, links)
+        out_ms = back_ms if is_same else transfer_ms(machine, one * way.forward_bytes, links)
         forward_ms += links.intra.forward_share * out_ms
         backward_ms += back_ms
     if np.any(volumes.replicated_values):
-        backward_ms += moved_ms(machine, _gradients(machine, volumes), links)
+        backward_ms += transfer_ms(machine, _gradients(machine, volumes), links)
     return ExchangeTimes(
         latency_3[0] + _inputs_ms(task, volumes, links),
         latency_3[1] + forward_ms,
@@ -322,10 +322,10 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
     devices = moved.intra.shape[-1]
     if devices == 1:
         return np.zeros_like(moved.intra)
-    return link.latency_ms(devices) + moved_ms(Nodes.one_node(devices), moved, Links(link))
+    return link.latency_ms(devices) + transfer_ms(Nodes.one_node(devices), moved, Links(link))
 
 
-def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
+def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
     """Return the multiples of ``volumes`` at which the slope of a curve changes, ascending; devices are alike."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
@@ -348,21 +348,21 @@ def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray
     if not links.counts_inputs:
         return np.zeros_like(volumes.input_bytes)
     # Each device receives these bytes: an all-to-all with send and receive swapped.
-    return moved_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
+    return transfer_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
     """Yield the collectives of the forward pass, with values counted as one byte each."""
     yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
     if volumes.summed.any():
-        yield reduced_bytes(task.machine, volumes.summed * task.batch_size)
+        yield reduce_scatter_bytes(task.machine, volumes.summed * task.batch_size)
     if volumes.summed_in_node.any():
-        yield from node_reduced_bytes(task.machine, volumes.summed_in_node * task.batch_size)
+        yield from node_reduce_scatter_bytes(task.machine, volumes.summed_in_node * task.batch_size)
 
 
 def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
     values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
-    return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
+    return all_reduce_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
 
 
 def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
@@ -389,7 +389,7 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
     return found_3
 
 
-def moved_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
+def transfer_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
     """Return the time for the bytes of a collective on both tiers, [..., D]."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:

@@ -81,7 +81,7 @@ def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
     calls = has_lookups(work.lookups).astype(np.float64)
     kernels_ns = backward_ns(profile, work, optimizer)
     took_ms = pass_ms(kernels_ns, calls, profile.bwd_overhead_us, profile.bwd_host_us)
-    return took_ms + beside_kernels_ms(profile, work.lookups)
+    return took_ms + outside_kernels_ms(profile, work.lookups)
 
 
 def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
@@ -89,7 +89,7 @@ def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
     return np.asarray(lookups_N >= ANY_LOOKUPS)
 
 
-def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
+def outside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
     """Return the time of backward calls in addition to their kernels, [N]; see ``GpuProfile.short_call_us``."""
     if profile.short_call_us == profile.medium_call_us == 0:
         return np.zeros(len(lookups_N))
@@ -195,10 +195,10 @@ def longest_bag_ns(
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """Return the time of the kernels that make linear indices and find runs of equal ones, without the sort, [N]."""
     bag_ns = profile.index_bag_ns * work.longest_bag
-    return np.asarray(profile.index_floor_us * NS_PER_US + indexed_ns(profile, work) + bag_ns)
+    return np.asarray(profile.index_floor_us * NS_PER_US + additive_index_ns(profile, work) + bag_ns)
 
 
-def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+def additive_index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """Return the part of ``index_ns`` that is a sum over tables, [N]."""
     return np.asarray(
         profile.index_ns_per_bag * work.bags
@@ -240,9 +240,9 @@ def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
     """Return the waits of the backward kernels; ``chain`` is the hottest row, a lower bound on an idle GPU."""
-    requests = work.row_requests + updated_state_requests(work, optimizer)
+    requests = work.row_requests + state_update_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
-    updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
+    updated_bytes = work.unique_bytes + state_update_bytes(work, optimizer)
     return Waits(
         np.zeros_like(instructions) if profile.gradient_lane_power else instructions,
         (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s,
@@ -251,13 +251,13 @@ def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -
     )
 
 
-def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
+def state_update_bytes(work: ShardWork, optimizer: str) -> FloatArray:
     """Return the bytes of optimizer state of the distinct rows, [N]; a row-wise state takes a sector."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
 
 
-def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
+def state_update_requests(work: ShardWork, optimizer: str) -> FloatArray:
     """Return the requests for states per weight, [N]; a row-wise state is included in the cost of a row."""
     _, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(2 * per_weight * work.unique_requests)

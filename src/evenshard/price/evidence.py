@@ -155,7 +155,7 @@ def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchan
     return 1 / (1 - below), 1 + above
 
 
-def with_device_error(
+def widen_interval(
     error: DeviceError | None,
     ms: float,
     low_ms: float,

@@ -99,7 +99,7 @@ def kernel_call(table: Table, name: str, optimizer: str = SGD) -> KernelCall:
     return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted, fused)
 
 
-def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
+def list_held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
     """Yield every part by table; replicas once for all devices."""
     for table in task.tables:
         parts = by_table[table.name]
@@ -114,16 +114,16 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a part on its device: those of all devices' samples."""
     own = deduplicate_table(part_table(part, whole), task.num_devices)
-    return lookups_of(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
+    return split_features(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a replicated table on a device: those of its own samples."""
     own = deduplicate_table(replica_table(table, task.num_devices), 1)
-    return lookups_of(own, max(round(task.local_batch), 1))
+    return split_features(own, max(round(task.local_batch), 1))
 
 
-def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
+def split_features(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
     """Split a table or part by feature; a sequence is not split, because its features share distinct rows."""
     features = table.num_features
     if table.is_sequence and features > 1:
@@ -132,7 +132,7 @@ def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: b
     return tuple(Lookup(one, batch_size, optimizer, is_cached) for one in feature_tables(table))
 
 
-def numbers_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
+def group_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
     """Return the positions of lookups, grouped by their bags."""
     found: dict[int, list[int]] = {}
     for number, one in enumerate(lookups):
@@ -202,7 +202,7 @@ class DevicePrice(Protocol):
         """
         ...
 
-    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+    def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """Return the forward and backward time of devices with these parts, by ensemble member, [D, M, 2]."""
         ...
 

@@ -244,7 +244,7 @@ def is_modelled(name: str) -> bool:
     return name.partition(" ")[0] not in BACKENDS
 
 
-def beyond_span(name: str, num_devices: int) -> str | None:
+def warn_beyond_span(name: str, num_devices: int) -> str | None:
     """Return a warning for more devices than a link of ``LINKS`` connects; None if it connects them all."""
     found = LINKS.get(name)
     if found is None or num_devices <= found.spans:
@@ -256,7 +256,7 @@ def beyond_span(name: str, num_devices: int) -> str | None:
     )
 
 
-def link_or_own(name: str, own: str = DEFAULT_LINK) -> str:
+def resolve_link(name: str, own: str = DEFAULT_LINK) -> str:
     """Return the name of a link in ``LINKS``; auto means ``own``.
 
     Raises:

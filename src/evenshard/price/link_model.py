@@ -39,7 +39,7 @@ COLLECTIVES = (ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
 _FAR_BYTES = 1e16
 
 
-def moved_share(collective: str, num_devices: int) -> float:
+def bus_factor(collective: str, num_devices: int) -> float:
     """Return the bytes that a device moves in the busier direction per byte of its buffer."""
     return (2 if collective == ALL_REDUCE else 1) * (num_devices - 1) / num_devices
 

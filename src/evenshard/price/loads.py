@@ -190,11 +190,11 @@ class Loads:
             for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True)
         ]
 
-    def fill(self, cells: CellChanges) -> None:
+    def recompute(self, cells: CellChanges) -> None:
         """Compute the sums of all placements."""
         self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
 
-    def make(self, changes: CellChanges, cells: CellChanges) -> None:
+    def apply(self, changes: CellChanges, cells: CellChanges) -> None:
         """Recompute the sums of changed places from the cells of all placements after the changes."""
         is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
         is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True

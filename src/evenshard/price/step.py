@@ -30,7 +30,7 @@ from evenshard.price.collectives import (
     part_volume,
     volumes_of,
 )
-from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, list_held_parts
 from evenshard.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.price.offload import HostLink, part_offload_ms
 from evenshard.price.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
@@ -100,7 +100,7 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
     )
 
 
-def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
+def collect_phases(devices: Sequence[PredictedDevice]) -> Phases:
     """Return the phases of devices, [D] each."""
     names = ("input_dist", "fwd_compute", "fwd_all_to_all", "bwd_all_to_all", "bwd_compute")
     return Phases(*(np.array([getattr(one, f"predicted_{name}_ms") for one in devices]) for name in names))
@@ -108,7 +108,7 @@ def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
 
 def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
     """Return the times of kernels and of communication in a step."""
-    phases = predicted_phases(devices)
+    phases = collect_phases(devices)
     compute_ms = kernels_ms(phases, pipeline)
     return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
 
@@ -169,7 +169,7 @@ class PartCosts:
         )
         return self._predict_side_by_side(by_table, device_1P, [parts])[0]
 
-    def divided_ms(self, collections: Collection[object]) -> float:
+    def division_ms(self, collections: Collection[object]) -> float:
         """Return the time to divide the outputs of collections on the device with the slowest memory, ms.
 
         TorchRec divides sums by lengths for MEAN tables cut by rows. Predicted times do not include it.
@@ -182,7 +182,7 @@ class PartCosts:
 
     def divisions_ms(self, parts: Sequence[TablePart]) -> float:
         """Return the division time of the collections with MEAN tables that a placement cuts by rows, ms."""
-        return self.divided_ms(row_wise_means(self.task, parts_by_table(self.task, parts)))
+        return self.division_ms(row_wise_means(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """Predict many placements of whole tables like ``predict``, but faster: shared terms are priced once."""
@@ -203,9 +203,9 @@ class PartCosts:
         numbers = iter((device_NP + self.task.num_devices * np.arange(len(placed))[:, None]).ravel().tolist())
         held = [
             one if one.device == EVERY_DEVICE else HeldPart(one.call, next(numbers), one.lookups)
-            for one in [*held_parts(self.task, by_table)] * len(placed)
+            for one in [*list_held_parts(self.task, by_table)] * len(placed)
         ]
-        compute_NDM2 = self._compute_ms(held, replicated_values(by_table), len(placed)) + self._offload_D12(by_table)
+        compute_NDM2 = self._compute_ms(held, sum_replicas(by_table), len(placed)) + self._offload_D12(by_table)
         return [
             self._prediction(parts, compute_DM2, exchanges.select(number))
             for number, (parts, compute_DM2) in enumerate(zip(placed, compute_NDM2, strict=True))
@@ -233,7 +233,7 @@ class PartCosts:
         """
         by_table = parts_by_table(self.task, parts)
         slopes_V, replica_ms = self.exchange_slopes
-        held = list(held_parts(self.task, by_table))
+        held = list(list_held_parts(self.task, by_table))
         lookups = LookupColumns(self.prices)
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
         row_E = np.array([lookups.row(one.lookups) for one in held])
@@ -244,7 +244,7 @@ class PartCosts:
         is_replica_E = np.array([one.device == EVERY_DEVICE for one in held])
         device_E = np.where(is_replica_E, 0, [one.device for one in held])
         cells = CellChanges(only_E, np.array([calls[one.call] for one in held]), row_E, device_E, only_E + 1)
-        loads.fill(cells)
+        loads.recompute(cells)
         compute_D = loads.compute_2ND[:, 0].sum(axis=0)
         device_E = np.where(is_replica_E, compute_D.argmax(), device_E)
         left_ED = loads.try_out(only_E, replace(cells, change_E=number_E, sign_E=only_E - 1)).sum(axis=0)
@@ -254,14 +254,14 @@ class PartCosts:
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
         for number, part in enumerate(ordered):
-            more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_V, replica_ms)
+            more = self._outside_kernels_ms(part, tables[part.table], by_table[part.table], slopes_V, replica_ms)
             alone[number] += more
             adds[number] += more
         position = {part: number for number, part in enumerate(ordered)}
         order = [position[part] for part in parts]
         return tuple(alone[order].tolist()), tuple(adds[order].tolist())
 
-    def _beside_ms(
+    def _outside_kernels_ms(
         self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_V: FloatArray, replica_ms: float
     ) -> float:
         """Sum a part's times outside of kernels: communication, dense gradients and other memory."""
@@ -320,7 +320,7 @@ class PartCosts:
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """Return forward and backward compute times by ensemble member, [N, D, M, 2], of ``copies`` (N) machines."""
         devices = copies * self.task.num_devices
-        found = [kind.price.held_ms(held, devices) for kind in self.kinds]
+        found = [kind.price.held_parts_ms(held, devices) for kind in self.kinds]
         total = np.zeros((devices, max(times.shape[1] for times in found), 2))
         kind_of_D = np.tile(self.kind_of_D, copies)
         for number, (kind, times) in enumerate(zip(self.kinds, found, strict=True)):
@@ -345,7 +345,7 @@ def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
     return Phases(inputs, forward, out, back, backward)
 
 
-def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
+def sum_replicas(by_table: Mapping[str, Sequence[TablePart]]) -> float:
     """Return the number of weights of all replicated tables."""
     replicated = (part for parts in by_table.values() for part in parts if len(part.devices) > 1)
     return float(sum(part.rows.size * part.columns.size for part in replicated))

@@ -72,7 +72,7 @@ def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
     return Window(forward, inputs), Window(nothing, out), Window(backward, back)
 
 
-def without_last_digits(ms: float) -> float:
+def round_for_sorting(ms: float) -> float:
     """Round a time, so that sorting keeps the order of practically equal times."""
     return float(f"{ms:.9g}")
 

@@ -1,7 +1,7 @@
 """Linear lower bounds of kernel and communication times.
 
 **Kernels.** Kernel times are convex in the sums of columns (``kernel_calls.DevicePrice``), so a tangent is a lower
-bound for any sum of pieces. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
+bound for any sum of shards. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
 
 **Communication.** A line bounds communication times by the volumes of devices, without latencies. Some times are
 common: no device takes less, including waits, than if all devices had the mean volume. Common times follow the curves
@@ -32,7 +32,7 @@ from functools import singledispatch
 import numpy as np
 
 from evenshard.placement.task import ShardingTask
-from evenshard.price.collectives import VOLUMES, Links, Volumes, bends
+from evenshard.price.collectives import VOLUMES, Links, Volumes, find_slope_changes
 from evenshard.price.device_model import (
     NS_PER_MS,
     NS_PER_US,
@@ -77,7 +77,7 @@ class TangentLine:
     at_0_2: FloatArray
     slopes_2H: FloatArray
 
-    def works(self, columns_PH: Columns) -> FloatArray:
+    def compute_work(self, columns_PH: Columns) -> FloatArray:
         """Return the work of tables along the lines, [2, P] ms."""
         return np.asarray(self.slopes_2H @ columns_PH.T)
 
@@ -91,7 +91,7 @@ class SharedSteps:
     def __init__(self) -> None:
         self.at_0_2: FloatArray = np.zeros(2)
 
-    def works(self, columns_PH: Columns) -> FloatArray:
+    def compute_work(self, columns_PH: Columns) -> FloatArray:
         """Return the work of tables, [2, P] ms."""
         return np.zeros((2, len(columns_PH)))
 
@@ -136,7 +136,7 @@ class PriceBounds:
         """Return the least kernel time of each additional call of a device, [2]."""
         return np.zeros(2)
 
-    def launched_ms_2(self, calls: int) -> FloatArray:
+    def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the least time of a device with this number of calls, however short its kernels are, [2]."""
         return np.zeros(2)
 
@@ -204,7 +204,7 @@ class DeviceModelBounds(PriceBounds):
         """Return the minimum times of a call's kernels, [2]."""
         return np.asarray(self._price.floors_ns[:, 0] / NS_PER_MS)
 
-    def launched_ms_2(self, calls: int) -> FloatArray:
+    def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the host time to launch this number of calls, [2]."""
         return np.asarray(self._price.overhead_ms_2 + calls * self._price.launch_ms_2)
 
@@ -231,7 +231,7 @@ class ExchangeLine:
     least: float = 0.0
     most: float = float("inf")
 
-    def turned_against(self, volume: float) -> ExchangeLine:
+    def tilt_toward(self, volume: float) -> ExchangeLine:
         """Return a line that is at most this one in its range, and steeper toward a volume beyond the range."""
         if self.least <= volume <= self.most:
             return self
@@ -255,7 +255,7 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
     is_alike, waits = task.machine.num_domains == 1 or name in SUMMED_BY_ALL, pipeline != LARGEST_SUM
     counts_3 = np.array([not hides_inputs(pipeline), True, True])
     by_curve_3 = np.array([is_alike, is_alike or (waits and not beside_nodes), is_alike]) & (name != OF_A_NODE)
-    is_made_up = name == SENT and not beside_nodes and _makes_up(task, links, pipeline)
+    is_made_up = name == SENT and not beside_nodes and _forward_outweighs_backward(task, links, pipeline)
     by_floor_3 = ~by_curve_3 & np.array([False, waits and beside_nodes, is_made_up])
     own, of_alone, floor = (
         float(exchanges_ms_3(task, volumes, links.floor) @ (counts_3 & phases_3))
@@ -271,7 +271,7 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
 
     return [
         replace(line, slope=line.slope + floor, own_slope=own, alone_slope=of_alone)
-        for line in _lines_below(curve_ms, bends(task, even, links))
+        for line in _lines_below(curve_ms, find_slope_changes(task, even, links))
     ]
 
 
@@ -289,7 +289,7 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
     return lines
 
 
-def _makes_up(task: ShardingTask, links: Links, pipeline: str) -> bool:
+def _forward_outweighs_backward(task: ShardingTask, links: Links, pipeline: str) -> bool:
     """Return True if a longer forward exchange of sent tables outweighs the time saved in the backward exchange."""
     machine = task.machine
     if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:

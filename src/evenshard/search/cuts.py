@@ -20,23 +20,23 @@ from evenshard.tables.table import Table
 Devices = npt.NDArray[np.int64]
 
 
-class Taken(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes of a device, of its host's memory and of its host's SSDs."""
 
     device: int
     host: int = 0
     ssd: int = 0
 
-    def less(self, other: Taken) -> Taken:
+    def minus(self, other: MemoryUse) -> MemoryUse:
         """Subtract the bytes of another record."""
-        return Taken(*(own - their for own, their in zip(self, other, strict=True)))
+        return MemoryUse(*(own - their for own, their in zip(self, other, strict=True)))
 
 
 class Line(NamedTuple):
     """Bytes of a part: a constant, and an amount per block."""
 
-    part: Taken
-    block: Taken
+    part: MemoryUse
+    block: MemoryUse
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class KnownParts:
+class FixedParts:
     """Fixed parts with their bytes on each device: replicas, and even rows with uneven lookups."""
 
     parts: tuple[TablePart, ...]
-    taken: Mapping[int, Taken]
+    taken: Mapping[int, MemoryUse]
 
     @property
     def device_bytes(self) -> int:

@@ -1,18 +1,18 @@
-"""Lower bounds of device times: of the mean device, of devices that hold whole pieces, and of column cuts.
+"""Lower bounds of device times: of the mean device, of devices that hold whole shards, and of column cuts.
 
 A device has the step time minus the time that every device spends on any placement: calls, latencies, and the cost of
-tables that are on all devices, such as replicas, rows cut over all of them, and exchanges between all. All other pieces
-have to fit into the rest, its room. Dual feasible functions decide if they can. Such a function maps each piece's share
-of the room to a number so that pieces that fit together sum to at most 1. Then all pieces together sum to at most the
+tables that are on all devices, such as replicas, rows cut over all of them, and exchanges between all. All other shards
+have to fit into the rest, its room. Dual feasible functions decide if they can. Such a function maps each shard's share
+of the room to a number so that shards that fit together sum to at most 1. Then all shards together sum to at most the
 number of devices. Functions: Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem"
 (1990); Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001).
 
 The room depends on the cost of tables on all devices, so ranges of this cost are examined one by one, and halved until
-no range is left in which the pieces may fit. Within a range each table takes the option that minimizes its pieces'
+no range is left in which the shards may fit. Within a range each table takes the option that minimizes its shards'
 numbers plus a price for its cost on all devices (Lagrange).
 
-Some costs of a call occur once, such as its hottest row: the maximum over its pieces. This is at least the mean over
-its pieces, weighted by their work. So the excess of a piece over the minimum of every call counts in proportion to its
+Some costs of a call occur once, such as its hottest row: the maximum over its shards. This is at least the mean over
+its shards, weighted by their work. So the excess of a shard over the minimum of every call counts in proportion to its
 work.
 
 **Cuts by columns** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64
@@ -22,7 +22,7 @@ parts, and the numbers up to the next option's: all its parts together cost at l
 the time of a part of an even share alone. If there are many tables, only those with the most lookups are bounded so.
 
 Legend: G groups, O options of a group (of ``CutBounds`` those bounded there), W options (in ``Options`` those of a
-group), Q pieces of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
+group), Q shards of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
 ``COLUMN_STEP`` columns, E widths of all tables, P lookups, N parts, S sets of values.
 """
 
@@ -54,7 +54,7 @@ MOST_WIDTHS = 1_000
 
 @dataclass(frozen=True)
 class Options:
-    """Options of all groups, [G, W]: work of all devices together, of the slowest piece alone, and memory."""
+    """Options of all groups, [G, W]: work of all devices together, of the slowest shard alone, and memory."""
 
     total_GW: FloatArray
     alone_GW: FloatArray
@@ -205,11 +205,11 @@ class CutBounds:
         number_O, _, most_O = self._parts_3O
         return np.asarray(least_FU[number_O, -(-self._blocks_F[number_O] // most_O) - 1])
 
-    def works_2(self, works_2FU: FloatArray) -> FloatArray:
+    def least_work_2(self, works_2FU: FloatArray) -> FloatArray:
         """Return the least work of all parts of each option, both passes, [2, options]."""
         return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
-    def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
+    def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
         """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite for impossible widths.
 
         Args:
@@ -219,17 +219,19 @@ class CutBounds:
             return np.zeros((2, 0, 0))
         bounds, columns_PH = self._kinds[kind]
         line_P = line_W[[cut.options[0] for cut in self._cuts]][self._cut_E[self._width_P]]
-        works_2P = np.array([line.works(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
+        works_2P = np.array([line.compute_work(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
         return self._sum_widths_2FU(works_2P + bounds.own_steps_ms(columns_PH))
 
     @cached_property
-    def shared_works_2FU(self) -> FloatArray:
+    def shared_work_2FU(self) -> FloatArray:
         """Return the work of a part for the steps that all parts cause together, on any kind of device."""
         if not self._cuts:
             return np.zeros((2, 0, 0))
-        return self._sum_widths_2FU(np.min([self._shared.works(columns_PH) for _, columns_PH in self._kinds], axis=0))
+        return self._sum_widths_2FU(
+            np.min([self._shared.compute_work(columns_PH) for _, columns_PH in self._kinds], axis=0)
+        )
 
-    def exchanged_FU(self, slopes_V: FloatArray) -> FloatArray:
+    def communication_FU(self, slopes_V: FloatArray) -> FloatArray:
         """Return the communication time of a part of 1, 2, ... blocks; infinite for impossible widths."""
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
@@ -286,24 +288,24 @@ COUNTS = (1, 2, 3, 4, 5)
 PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 # Most halvings of a range, and its least width relative to the time.
 MOST_HALVES, NARROW = 7, 3e-3
-# Relative difference at which the slower bisection for whole pieces ends.
-CLOSE_PIECES = 4e-3
+# Relative difference at which the slower bisection for whole shards ends.
+CLOSE_SHARDS = 4e-3
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class WholePieces:
-    """Lower bounds from pieces that must fit on devices; times of options, [W] each."""
+class IndivisibleShards:
+    """Lower bounds from shards that must fit on devices; times of options, [W] each."""
 
     table: OptionTable
     devices: int
     offset_ms: float  # additional time of each device
-    # Least time of a device with the option's longest piece; infinite if the option is not allowed.
+    # Least time of a device with the option's longest shard; infinite if the option is not allowed.
     alone_W: FloatArray
     common_W: FloatArray  # time on every device
     once_W: FloatArray  # one-time cost of a call with the option, beyond the minimum of its class
-    is_spread_W: npt.NDArray[np.bool_]  # True if its pieces are on all devices
-    # For the other options: classes of equal pieces, with the time of one, and the number of devices with such pieces.
+    is_spread_W: npt.NDArray[np.bool_]  # True if its shards are on all devices
+    # For the other options: classes of equal shards, with the time of one, and the number of devices with such shards.
     option_Q: Numbers
     work_Q: FloatArray
     count_Q: FloatArray
@@ -315,7 +317,7 @@ class WholePieces:
         """Find the largest time between ``low`` and ``high`` below which no placement can be."""
         if not self.may_fit(high):
             return high
-        while high - low > CLOSE_PIECES * high:
+        while high - low > CLOSE_SHARDS * high:
             middle = (low + high) / 2
             if self.may_fit(middle):
                 high = middle
@@ -368,7 +370,7 @@ class WholePieces:
 
     @cached_property
     def _widest_W(self) -> FloatArray:
-        """Return a lower bound of the widest piece's time, for any uneven cut."""
+        """Return a lower bound of the widest shard's time, for any uneven cut."""
         widest_W = np.zeros(len(self.alone_W))
         np.maximum.at(widest_W, self.option_Q, self.work_Q)
         if len(self.cuts.options):
@@ -383,12 +385,12 @@ class WholePieces:
 
 
 def _by_share(share_Q: FloatArray, least: float) -> FloatArray:
-    """Count small pieces as 0, and pieces that leave room for small pieces alone as a whole device."""
+    """Count small shards as 0, and shards that leave room for small shards alone as a whole device."""
     return np.where(share_Q > 1 - least, 1.0, np.where(share_Q < least, 0.0, share_Q))
 
 
 def _by_count(share_Q: FloatArray, count: int) -> FloatArray:
-    """Count whole steps of 1 / (count + 1): at most ``count`` pieces of a device exceed one."""
+    """Count whole steps of 1 / (count + 1): at most ``count`` shards of a device exceed one."""
     times_Q = (count + 1) * share_Q
     return np.where(times_Q == np.round(times_Q), share_Q, np.floor(times_Q) / count)
 

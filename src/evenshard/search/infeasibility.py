@@ -4,7 +4,7 @@ A reason holds for every placement. Memory is counted as if each table could be 
 may be cut counts with the least memory of all its parts together. In a task of whole tables
 (``ShardingTask.is_whole``), no table may be cut.
 
-Not every infeasible task has a simple reason: tables may fit by total size but not as pieces. Sharders that reach a
+Not every infeasible task has a simple reason: tables may fit by total size but not as shards. Sharders that reach a
 dead end raise the other errors below, and ``legal_parts`` decides if there is another placement.
 
 Legend: I items, D devices.
@@ -34,7 +34,7 @@ MORE_MEMORY = "Raise memory_cap_gb"
 MORE_ROOM = f"{MORE_MEMORY} or num_devices"
 
 
-def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
+def find_reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
     """Return an error with a simple reason that no placement can exist; None if there is no such reason.
 
     The most specific reason comes first: rules that leave a table no sharding type, replicas that fill a device,
@@ -46,17 +46,17 @@ def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTa
     return next((why for look in looks for why in look(task, found)), None)
 
 
-def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
+def require_feasible_sharding(task: ShardingTask, items: PackedItems | None = None) -> None:
     """Raise InfeasibleTask if there is a simple reason that no placement can exist."""
-    if (why := reason(task, items)) is not None:
+    if (why := find_reason(task, items)) is not None:
         raise why
 
 
-def require_room(task: ShardingTask) -> PackedItems:
+def require_feasible(task: ShardingTask) -> PackedItems:
     """Return the whole tables of a task as items; raise InfeasibleTask for a simple reason that they do not fit."""
     assert task.is_whole, "a sharder of whole tables is given task.as_whole"
     items = PackedItems.of(task)
-    if (why := reason(task, items)) is not None:
+    if (why := find_reason(task, items)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
     return items
 
@@ -88,7 +88,7 @@ def require_types(task: ShardingTask) -> None:
         raise why
 
 
-def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
+def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
     """Return the error of a sharder that finds no device for some tables, given the bytes in use on each device."""
     joined = next(one for one in merge_groups(len(task.tables), task.together) if tables[0] in one)
     everywhere = device_mask(task.num_devices, None)
@@ -104,7 +104,7 @@ def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]
     return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
 
 
-def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
+def no_placement_error(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
     """Return the error of a sharder that has no placement, with the memory that the task needs and has."""
     if task.may_offload:
         return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
@@ -120,8 +120,8 @@ def _needs_and_memory(task: ShardingTask) -> str:
 
 
 def _needs_and_room(items: PackedItems) -> str:
-    rooms = items.room_D.tolist()
-    need = sum(_least_bytes(item, items.room_D) for item in items.items)
+    rooms = items.memory_D.tolist()
+    need = sum(_least_bytes(item, items.memory_D) for item in items.items)
     room = f"{gb_text(need)} of the {len(rooms)} devices' {gb_text(sum(rooms))}"
     if any(item.is_free for item in items.items):
         return f"the tables need at least {room} ({caps_text(rooms)}), however they are cut"
@@ -147,9 +147,9 @@ def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator
 
 
 def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
-    if items.room_D.min() < 0:
-        device = int(items.room_D.argmin())
-        need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
+    if items.memory_D.min() < 0:
+        device = int(items.memory_D.argmin())
+        need, room = task.room_bytes[device] - int(items.memory_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
         yield InfeasibleTask(
             f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
@@ -191,13 +191,13 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Infeasib
 
 
 def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
-    most_I = np.where(items.allowed_ID, items.room_D, -1).max(axis=1)
+    most_I = np.where(items.allowed_ID, items.memory_D, -1).max(axis=1)
     rooms = zip(items.items, most_I.tolist(), strict=True)
     too_large = [(item, room) for item, room in rooms if not item.is_free and not legal_mask(0, item.size_bytes, room)]
     if not too_large:
         return
     item, room = max(too_large, key=lambda one: one[0].size_bytes)
-    limit, remedy = f"a whole device ({caps_text(items.room_D.tolist())})", MORE_MEMORY
+    limit, remedy = f"a whole device ({caps_text(items.memory_D.tolist())})", MORE_MEMORY
     if not item.allowed_D.all():
         limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
         remedy += ", or allow it a larger device"
@@ -213,9 +213,9 @@ def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTas
 
 
 def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
-    needs_I = np.array([_least_bytes(item, items.room_D) for item in items.items], dtype=np.int64)
+    needs_I = np.array([_least_bytes(item, items.memory_D) for item in items.items], dtype=np.int64)
     for allowed_D, inside in _confinements(items.allowed_ID):
-        need, room = int(needs_I[inside].sum()), int(items.room_D[allowed_D].sum())
+        need, room = int(needs_I[inside].sum()), int(items.memory_D[allowed_D].sum())
         if legal_mask(0, need, room):
             continue
         missing, confined = missing_text(need - room), [items.items[at] for at in inside]
@@ -225,7 +225,7 @@ def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask
             subject = "the tables" if len(tables) > 1 else _subject(tables)
             yield InfeasibleTask(
                 f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
-                f"({caps_text(items.room_D.tolist())}): {missing}.",
+                f"({caps_text(items.memory_D.tolist())}): {missing}.",
                 f"{MORE_ROOM}.",
             )
         else:
@@ -238,12 +238,12 @@ def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask
 
 def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     for item in items.items:
-        if item.is_free and not _fits_alone(task, item, items.room_D):
+        if item.is_free and not _fits_alone(task, item, items.memory_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
             yield InfeasibleTask(
                 f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
-                f"sharded ({types}): they have room for {_most_of(item, items.room_D)} "
-                f"({caps_text(items.room_D.tolist())}).",
+                f"sharded ({types}): they have room for {_most_of(item, items.memory_D)} "
+                f"({caps_text(items.memory_D.tolist())}).",
                 f"{MORE_ROOM}, or allow it more types.",
             )
 
@@ -258,45 +258,45 @@ def _confinements(
     yield np.ones(allowed_ID.shape[1], dtype=bool), np.arange(len(allowed_ID))
 
 
-def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
+def _least_bytes(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> int:
     """Return a lower bound of an item's memory; with column cuts, each part has the optimizer's state per row."""
-    room_D = np.where(item.allowed_D, room_D, -1)
+    memory_D = np.where(item.allowed_D, memory_D, -1)
     if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
         return item.least_bytes
-    if item.may_be_whole and room_D.max() >= item.size_bytes:
+    if item.may_be_whole and memory_D.max() >= item.size_bytes:
         return item.least_bytes
     (cut,) = item.cuts
-    parts = min(_fewest_parts(cut, room_D), len(room_D))
+    parts = min(_fewest_parts(cut, memory_D), len(memory_D))
     least = item.size_bytes + cut.part_bytes * (max(parts, item.least_parts) - 1)
-    return min([least, *(known.device_bytes for known in item.known if known.fit(room_D))])
+    return min([least, *(known.device_bytes for known in item.known if known.fit(memory_D))])
 
 
-def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
+def _fewest_parts(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
     """Return the least number of parts that fit; more than the number of devices if none do."""
-    fewest = len(room_D) + 1
+    fewest = len(memory_D) + 1
     for scope in cut.scopes:
-        enough = (-np.sort(-cut.most_blocks(room_D[scope]))).cumsum() >= cut.blocks
+        enough = (-np.sort(-cut.most_blocks(memory_D[scope]))).cumsum() >= cut.blocks
         if enough.any():
             fewest = min(fewest, int(enough.argmax()) + 1)
     return fewest
 
 
-def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
-    if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
+def _fits_alone(task: ShardingTask, item: PackedItem, memory_D: npt.NDArray[np.int64]) -> bool:
+    if item.may_be_whole and memory_D[item.allowed_D].max() >= item.size_bytes:
         return True
-    if any(known.fit(room_D) for known in item.known):
+    if any(known.fit(memory_D) for known in item.known):
         return True
     if task.pipeline and any(cut.in_rows for cut in item.cuts):  # the memory of uneven parts is not counted
-        return int(room_D[item.allowed_D].sum()) >= item.least_bytes
-    if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
+        return int(memory_D[item.allowed_D].sum()) >= item.least_bytes
+    if any(_most_together(cut, memory_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
         return True
-    return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes
+    return item.grid is not None and int(memory_D[item.allowed_D].sum()) >= item.least_bytes
 
 
-def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
-    most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
+def _most_of(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> str:
+    most = [(max(_most_together(cut, memory_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
     if not most:
-        return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
+        return f"{gb_text(int(memory_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
     count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
     if cut.in_rows:
         return f"{count:,} of its {cut.blocks:,} rows"
@@ -305,8 +305,8 @@ def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
     )
 
 
-def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    return int(np.sort(cut.most_blocks(room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
+def _most_together(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
+    return int(np.sort(cut.most_blocks(memory_D))[::-1][: cut.blocks // cut.least_blocks].sum())
 
 
 def _names(tables: Sequence[Table]) -> str:

@@ -16,7 +16,7 @@ from scipy.sparse import coo_array
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.search.cuts import Cut, Grid, Taken
+from evenshard.search.cuts import Cut, Grid, MemoryUse
 from evenshard.search.items import PackedItem, PackedItems
 
 Terms = Iterable[tuple[int, float]]
@@ -116,7 +116,7 @@ class _Model:
         self.program.limit([(held, 1), (sharding, -1)], most=0)
         return count, held
 
-    def take(self, device: int, variable: int, taken: Taken) -> None:
+    def take(self, device: int, variable: int, taken: MemoryUse) -> None:
         node = self.machine.node_of(device)
         for place, size in zip((("device", device), ("host", node), ("ssd", node)), taken, strict=True):
             if size:
@@ -128,7 +128,7 @@ class _Model:
 
     def limit(self, items: PackedItems) -> None:
         machine = self.machine
-        rooms = {"device": items.room_D.tolist(), "host": machine.host_bytes, "ssd": machine.ssd_bytes}
+        rooms = {"device": items.memory_D.tolist(), "host": machine.host_bytes, "ssd": machine.ssd_bytes}
         for (what, number), takes in self.taken.items():
             self.program.limit(takes, most=rooms[what][number] if rooms[what] else 0)
         for present in self.holders.values():
@@ -237,7 +237,7 @@ def _add_bytes(model: _Model, item: PackedItem, grid: Grid) -> int:
     counts = {device: model.program.variable(total) for device in np.flatnonzero(item.allowed_D).tolist()}
     model.program.equate(_ones(counts.values()), [(sharding, total)])
     for device, count in counts.items():
-        model.take(device, count, Taken(grid.block_bytes))
+        model.take(device, count, MemoryUse(grid.block_bytes))
     return sharding
 
 

@@ -3,7 +3,7 @@
 A search with more effort begins like one with less and continues from its best placements, so it never gives a worse
 answer. Effort is a number of tried changes, so the same arguments give the same placement.
 
-Legend: N placements, G groups, S pieces of an option (padded).
+Legend: N placements, G groups, S shards of an option (padded).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.task import restrict_to_row_wise
 from evenshard.price.loads import Indices
 from evenshard.price.step import PartCosts, PredictedParts
-from evenshard.price.step_time import without_last_digits
+from evenshard.price.step_time import round_for_sorting
 from evenshard.search.annealing import PHASES, Annealing, Best, Phases
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyStarts, greedy_starts
+from evenshard.search.greedy import GreedyStarts, select_starts
 from evenshard.search.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.search.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.search.placer import GreedyPlacer
@@ -57,7 +57,7 @@ QUICK, NORMAL, LONG = "quick", "normal", "long"
 EFFORTS = {QUICK: PlanSearchEffort(50_000), NORMAL: PlanSearchEffort(), LONG: PlanSearchEffort(1_000_000)}
 
 
-def effort_called(name: str) -> PlanSearchEffort:
+def get_effort(name: str) -> PlanSearchEffort:
     """Return the effort with this name from ``EFFORTS``.
 
     Raises:
@@ -158,7 +158,7 @@ class PlanSearch:
         # Known placements may have uneven rows, which no option has.
         predicted = [self.costs.predict(parts) for parts in (*ordered[:1], *map(tuple, known))]
         more_ms = self.costs.divisions_ms
-        best = min(predicted, key=lambda one: without_last_digits(one.predicted_ms + more_ms(one.parts)))
+        best = min(predicted, key=lambda one: round_for_sorting(one.predicted_ms + more_ms(one.parts)))
         candidates = tuple(dict.fromkeys((best.parts, *ordered)))
         return PlanSearchResult(best, candidates[:MOST_CANDIDATES], self.is_interrupted)
 
@@ -170,7 +170,7 @@ class PlanSearch:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
         placer = GreedyPlacer(self.space)
         makes = GreedyStarts(placer)
-        greedy = greedy_starts(placed := makes.all(), MOST_STARTS) + makes.means_in_rows(placed)
+        greedy = select_starts(placed := makes.make_all(), MOST_STARTS) + makes.cut_means_by_rows(placed)
         arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [
             arrays_of(self.space.table, one) for one in choices
         ]

@@ -1,10 +1,10 @@
 """The choices of a search: groups of tables, and the sharding options of each.
 
-A piece is placed as a unit: columns on a device, rows on all devices of a node or on all devices, or a replica on each.
-Tables that stay together are one group with one piece. Collections with MEAN tables are cut by rows as a whole.
+A shard is placed as a unit: columns on a device, rows on all devices of a node or on all devices, or a replica on each.
+Tables that stay together are one group with one shard. Collections with MEAN tables are cut by rows as a whole.
 
-Legend: D devices, G groups, O options of all groups or cuts, A pieces of all options or parts of all cuts, K
-collections, P pieces, M placements.
+Legend: D devices, G groups, O options of all groups or cuts, A shards of all options or parts of all cuts, K
+collections, P shards, M placements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evenshard.placement.parts import COLUMN_STEP, Storage
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.price.loads import Indices, Mask, Rows
 from evenshard.price.step import PartCosts
-from evenshard.search.piece_builder import PieceArrays
+from evenshard.search.shard_builder import ShardArrays
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import MEAN
 
@@ -33,15 +33,15 @@ WRONG = 0.1
 class ShardingOption:
     """A sharding option for a group of tables, like TorchRec's ``ShardingOption``.
 
-    Each piece is on ``span`` consecutive devices; its place is the index of such a set. All pieces are within
-    ``home_span`` devices. ``pieces`` has the index of each among all pieces of the space, ``widths`` its columns.
+    Each shard is on ``span`` consecutive devices; its place is the index of such a set. All shards are within
+    ``home_span`` devices. ``shards`` has the index of each among all shards of the space, ``widths`` its columns.
     """
 
     sharding_type: str
     storage: Storage
     span: int
     home_span: int
-    pieces: tuple[int, ...]
+    shards: tuple[int, ...]
     widths: tuple[int, ...]
 
 
@@ -79,28 +79,28 @@ class Cuts:
 
 
 class OptionRun(NamedTuple):
-    """Options of a group of one type and storage; ``first_piece`` is the index of the piece of ``cuts.widths[0]``."""
+    """Options of a group of one type and storage; ``first_shard`` is the index of the shard of ``cuts.widths[0]``."""
 
     sharding_type: str
     storage: Storage
     cuts: Cuts
-    first_piece: int
+    first_shard: int
 
 
 class OptionTable:
-    """All options of all groups, concatenated, and the pieces of each.
+    """All options of all groups, concatenated, and the shards of each.
 
     Attributes:
         num_options_G, first_option_G: number of options of each group, and the index of the first.
         group_O, number_O: the group of each option, and its index in the group.
-        count_O, first_O: number of pieces of each option, and the index of the first in ``piece_A``.
-        piece_A, option_A: the index of each piece among the distinct pieces, and its option.
+        count_O, first_O: number of shards of each option, and the index of the first in ``shard_A``.
+        shard_A, option_A: the index of each shard among the distinct shards, and its option.
         type_O, storage_O: indices into ``types`` and ``storages``.
-        span_O, home_O: consecutive devices of each piece, and of all pieces together.
-        bytes_O, width_O: device memory of the largest piece, and columns of the widest.
+        span_O, home_O: consecutive devices of each shard, and of all shards together.
+        bytes_O, width_O: device memory of the largest shard, and columns of the widest.
         is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts whose
             width is a power of two.
-        shape_O: an id of the type and the columns of the first piece.
+        shape_O: an id of the type and the columns of the first shard.
         twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ only in storage (``cut_O`` is an id
             of the widths); the index of each option's first twin, and the number of its twins.
     """
@@ -109,14 +109,14 @@ class OptionTable:
         self,
         num_options_G: Indices,
         count_O: Indices,
-        piece_A: Indices,
+        shard_A: Indices,
         types: tuple[tuple[str, ...], Indices],
         storages: tuple[tuple[Storage, ...], Indices],
         homes_2O: Indices,
         cut_O: Indices,
-        pieces: PieceArrays,
+        shards: ShardArrays,
     ) -> None:
-        self.num_options_G, self.count_O, self.piece_A = num_options_G, count_O, piece_A
+        self.num_options_G, self.count_O, self.shard_A = num_options_G, count_O, shard_A
         (self.types, self.type_O), (self.storages, self.storage_O) = types, storages
         self.span_O: Indices = homes_2O[0]
         self.home_O: Indices = homes_2O[1]
@@ -125,17 +125,17 @@ class OptionTable:
         self.number_O = np.arange(len(self.group_O)) - self.first_option_G[self.group_O]
         self.first_O = np.cumsum(count_O) - count_O
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
-        self.most_pieces = int(count_O.max())
+        self.most_shards = int(count_O.max())
         self.place_type: np.dtype[Any] = np.dtype(np.int16 if self.home_O.max() < 2**15 else np.int64)
-        self._columns_A = columns_A = pieces.columns_P[piece_A]
-        self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
+        self._columns_A = columns_A = shards.columns_P[shard_A]
+        self.bytes_O = np.maximum.reduceat(shards.size_P[shard_A], self.first_O)
         self.width_O = np.maximum.reduceat(columns_A, self.first_O)
         least_O = np.minimum.reduceat(columns_A, self.first_O)
         is_even_O = self.width_O - least_O <= COLUMN_STEP
         is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
         self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
         self.is_on_device_O = np.array([storage.is_on_device for storage in self.storages])[self.storage_O]
-        self.is_replica_O = pieces.values_P[piece_A[self.first_O]] > 0
+        self.is_replica_O = shards.values_P[shard_A[self.first_O]] > 0
         columns_O = columns_A[self.first_O]
         shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
         self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
@@ -159,7 +159,7 @@ class OptionTable:
             self.storages[self.storage_O[number]],
             int(self.span_O[number]),
             int(self.home_O[number]),
-            tuple(self.piece_A[own].tolist()),
+            tuple(self.shard_A[own].tolist()),
             tuple(self._columns_A[own].tolist()),
         )
 
@@ -183,18 +183,18 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the index of its option, and the place of each piece (``ShardingOption``)."""
+    """The sharding of a group: the index of its option, and the place of each shard (``ShardingOption``)."""
 
     option: int
     places: tuple[int, ...] = (0,)
 
 
 @dataclass
-class Pieces(Rows):
-    """Pieces added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
+class Shards(Rows):
+    """Shards added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
 
     change_F: Indices
-    piece_F: Indices
+    shard_F: Indices
     device_F: Indices
     sign_F: Indices
 
@@ -220,7 +220,7 @@ def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edi
 def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
     """Convert choices of groups, by default of all, to options [E] and places [E, S]."""
     first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
-    place_ES = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
+    place_ES = np.zeros((len(choices), table.most_shards), dtype=table.place_type)
     for place_S, one in zip(place_ES, choices, strict=True):
         place_S[: len(one.places)] = one.places
     return first_E + np.array([one.option for one in choices], dtype=np.int64), place_ES
@@ -246,25 +246,25 @@ class MeanCollections:
     mark options that cut tables of the collections, and their MEAN tables, by rows.
     """
 
-    def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
+    def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_shards: int) -> None:
         task = costs.task
         self.names = sorted(task.may_be_row_wise) if task.means_of_rows else []
         firsts = [task.tables[group.tables[0]] for group in groups]
         number_of = {name: number for number, name in enumerate(self.names)}
         self.number_G = np.array([number_of.get(one.collection, -1) for one in firsts])
         self._size_K = np.bincount(self.number_G[self.number_G >= 0], minlength=len(self.names))
-        self._divided_K = np.array([costs.divided_ms({name}) for name in self.names])
+        self._divided_K = np.array([costs.division_ms({name}) for name in self.names])
         number_O = self.number_G[table.group_O]
         self.is_row_O = np.array([name in ROWS_ALONE for name in table.types])[table.type_O] & (number_O >= 0)
         self.is_mean_O = self.is_row_O & np.array([one.pooling == MEAN for one in firsts])[table.group_O]
-        self._number_P = np.full(num_pieces, -1)
+        self._number_P = np.full(num_shards, -1)
         number_O = number_O + len(self.names) * self.is_mean_O
-        self._number_P[table.piece_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
+        self._number_P[table.shard_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
 
-    def count_rows(self, pieces: Pieces, count: int) -> Indices:
-        """Count other tables, then MEAN tables of each collection that pieces of M changes cut by rows, [M, 2 K]."""
-        own, size = pieces.select(self._number_P[pieces.piece_F] >= 0), 2 * len(self.names)
-        found = np.bincount(own.change_F * size + self._number_P[own.piece_F], own.sign_F, count * size)
+    def count_rows(self, shards: Shards, count: int) -> Indices:
+        """Count other tables, then MEAN tables of each collection that shards of M changes cut by rows, [M, 2 K]."""
+        own, size = shards.select(self._number_P[shards.shard_F] >= 0), 2 * len(self.names)
+        found = np.bincount(own.change_F * size + self._number_P[own.shard_F], own.sign_F, count * size)
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
@@ -272,6 +272,6 @@ class MeanCollections:
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 
-    def divided_ms(self, rows_MK: Indices) -> FloatArray:
+    def division_ms(self, rows_MK: Indices) -> FloatArray:
         """Return the time of dividing the outputs of collections with MEAN tables cut by rows, [M] ms."""
         return np.asarray((rows_MK[:, len(self.names) :] > 0) @ self._divided_K)

@@ -111,7 +111,7 @@ def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]
         return _read_network(folder, kind)[:2]
 
 
-def kind_in(folder: Path) -> str:
+def read_kind(folder: Path) -> str:
     """Read the kind of the network in a folder.
 
     Raises:

@@ -20,8 +20,8 @@ from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, ev
 from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
-from evenshard.search.infeasibility import no_room, require_room
-from evenshard.search.items import PackedItem, PackedItems, Room
+from evenshard.search.infeasibility import no_device_error, require_feasible
+from evenshard.search.items import FreeMemory, PackedItem, PackedItems
 from evenshard.tables.table import Table
 
 ATTEMPTS = 20
@@ -52,7 +52,7 @@ def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
     Raises:
         InfeasibleTask: if no device has enough memory for a table.
     """
-    items = require_room(task)
+    items = require_feasible(task)
     shuffled = [items.items[number] for number in rng.permutation(len(items.items))]
     shuffled.sort(key=lambda item: bool(item.allowed_D.all()))
     return _place_in_order(task, items, shuffled, lambda item, legal, used_D: int(rng.choice(legal)))
@@ -63,11 +63,11 @@ Choose = Callable[[PackedItem, npt.NDArray[np.int64], npt.NDArray[np.int64]], in
 
 
 def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[PackedItem], choose: Choose) -> Placement:
-    room, device_of_table = Room(items), [0] * len(task.tables)
+    room, device_of_table = FreeMemory(items), [0] * len(task.tables)
     for item in order:
-        legal, used_D = np.flatnonzero(room.of(item) >= item.size_bytes), items.room_D - room.left_D
+        legal, used_D = np.flatnonzero(room.of(item) >= item.size_bytes), items.memory_D - room.left_D
         if not len(legal):
-            raise no_room(task, item.positions, used_D.tolist())
+            raise no_device_error(task, item.positions, used_D.tolist())
         device = choose(item, legal, used_D)
         room.take(item, {device: item.size_bytes})
         for position in item.positions:
@@ -173,7 +173,7 @@ class GreedySharder:
         Raises:
             InfeasibleTask: if no device has enough memory for a table.
         """
-        items, load_D = require_room(task), np.zeros(task.num_devices)
+        items, load_D = require_feasible(task), np.zeros(task.num_devices)
         weight_of = {item.positions: sum(map(self._weight, item.tables)) for item in items.items}
 
         def choose(item: PackedItem, legal: npt.NDArray[np.int64], used_D: npt.NDArray[np.int64]) -> int:

@@ -55,7 +55,7 @@ class TableNetwork(ScaledNetwork):
         return representations
 
 
-def standardised_B(returns_B: torch.Tensor) -> torch.Tensor:
+def standardise_B(returns_B: torch.Tensor) -> torch.Tensor:
     """Standardise returns to mean 0 and deviation 1, [B]; zeros if all returns are equal."""
     centred_B = returns_B - returns_B.mean()
     return centred_B / (centred_B.square().mean().sqrt() + 1e-8)

@@ -22,7 +22,7 @@ from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
-def shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
+def select_shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
     """Select the training data of the cost network: every timed shard, alone or in a placement, but no controls."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
@@ -118,7 +118,7 @@ SHARDER = LearnedSharder(
     AutoShardCostNet,
     AutoShardPolicy,
     ImpalaConfig,
-    examples=shards,
+    examples=select_shards,
     fit_round=cost_net_round,
     train_round=policy_round,
     sharder=_sharder,

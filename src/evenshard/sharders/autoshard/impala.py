@@ -20,7 +20,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Memory, PolicyOutput, is_feasible
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
 from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
@@ -68,7 +68,7 @@ class Actors:
         self._num_tasks = num_tasks
         self._generator = generator
         self._choose = choose_sampled(generator)
-        self._memory = policy.blank_memory(len(env.step_B))
+        self._memory = policy.initial_memory(len(env.step_B))
         self._policy = copy.deepcopy(policy)
         everywhere = torch.ones(len(env.step_B), dtype=torch.bool)
         env.restart(everywhere, self._draw_tasks())
@@ -87,7 +87,7 @@ class Actors:
             self._memory = judgement.memory
             device_B = self._choose(judgement.logits_UBD[0])
             devices.append(device_B)
-            log_probs.append(chosen_log_probs(judgement, device_B[None])[0])
+            log_probs.append(gather_log_probs(judgement, device_B[None])[0])
             outcomes.append(self._env.step(device_B))
             self._env.restart(outcomes[-1].done_B, self._draw_tasks())
             observations.append(self._env.observe())
@@ -104,7 +104,7 @@ class Actors:
         return torch.randint(self._num_tasks, self._env.step_B.shape, generator=self._generator)
 
 
-def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
+def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
@@ -157,8 +157,8 @@ def v_trace(
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
     """Sum policy gradient, squared value error and entropy bonus over the steps and slots, as published."""
-    judgement: Judgement = policy(unroll.seen, unroll.memory)
-    log_prob_UB = chosen_log_probs(judgement, unroll.device_UB)
+    judgement: PolicyOutput = policy(unroll.seen, unroll.memory)
+    log_prob_UB = gather_log_probs(judgement, unroll.device_UB)
     value_UB = judgement.value_UB[:-1]
     traced = v_trace(
         log_ratio_UB=log_prob_UB - unroll.acting_log_prob_UB,

@@ -146,14 +146,14 @@ def fit_cost_model(
     )
     normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
     model = CostModel(sizes, normalizer, generator)
-    held_out_by_N = held_out_members(measured, config.num_members, generator)
+    held_out_by_N = assign_held_out_members(measured, config.num_members, generator)
     losses = _learn(model, rows, held_out_by_N[rows.placement_R], config, generator, track)
     model.exchange, exchange_pct_error = fit_exchange(measured)
     model.calibration, held_out_pct_error = calibrate(model, measured, held_out_by_N)
     return model, CostModelFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R3))
 
 
-def held_out_members(
+def assign_held_out_members(
     measured: Sequence[MeasuredPlacement], num_members: int, generator: torch.Generator
 ) -> torch.Tensor:
     """Assign each placement the member that is not trained on it, [N]; one per task if there are enough tasks.

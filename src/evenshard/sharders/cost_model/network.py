@@ -239,10 +239,10 @@ class ConvexNet(nn.Module):
     def member_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor) -> torch.Tensor:
         """Return each member's forward and backward time, [..., K, 2] ms, from sums [..., I] and jump sums [..., J]."""
         each_OO = torch.diag(self.time_scale_ms.repeat(self.sizes.num_members))
-        both = self.mixed_ms(inputs, jump_sums, each_OO)
+        both = self.mix_ms(inputs, jump_sums, each_OO)
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
-    def mixed_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+    def mix_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
         """Compute the outputs times ``mix_OX``, [..., X], mixed in the weights because devices far outnumber them."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))

@@ -18,7 +18,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
 from evenshard.price.device_model import LANE_LIMITS
-from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup, numbers_by_bags
+from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup, group_by_bags
 from evenshard.price.step import DeviceKind, PartCosts, PredictedParts
 from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import PriceBounds, SharedSteps, TangentLine, price_bounds
@@ -78,7 +78,7 @@ class LearnedPrice(DevicePrice):
         return found
 
     def _represent(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
-        for bags, numbers in numbers_by_bags(lookups).items():
+        for bags, numbers in group_by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
@@ -103,7 +103,7 @@ class LearnedPrice(DevicePrice):
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
     @torch.no_grad()
-    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+    def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """Compute each member's forward and backward time of devices with these parts, [D, M, 2]."""
         net, lookups = self._model.net, [lookup.pooled for one in held for lookup in one.lookups]
         calls_D = np.zeros(num_devices, dtype=np.float32)
@@ -160,7 +160,7 @@ class LearnedBounds(PriceBounds):
         """Return the radix passes that every placement needs, although few tables need them alone."""
         return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
-    def launched_ms_2(self, calls: int) -> FloatArray:
+    def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the time of this number of empty calls, [2]."""
         return np.asarray(calls * self._price.empty_ms_2)
 
@@ -194,7 +194,7 @@ class SharedPasses(SharedSteps):
         self._pass_ms_L2, self._lookups_per_row_L = pass_ms_L2, np.array(prices)
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
-    def works(self, columns_PH: Columns) -> FloatArray:
+    def compute_work(self, columns_PH: Columns) -> FloatArray:
         """Return the passes' time for tables that need none alone, at most that of all their lookups, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))

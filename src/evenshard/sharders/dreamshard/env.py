@@ -216,16 +216,16 @@ def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Ten
     return cost_BT.argsort(dim=1, descending=True, stable=True)
 
 
-def went_to_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+def chosen_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
     """Return True at the device where the table of each step was placed, nowhere if it was not."""
     device_D = torch.arange(batch.device_mask_BD.shape[1])
     return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
 
 
-def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+def legal_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
     """Return the legal devices of each choice."""
     size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
-    placed_BTD = went_to_BTD(batch, episodes) * size_BT1
+    placed_BTD = chosen_mask_BTD(batch, episodes) * size_BT1
     used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
     has_room_BTD: torch.Tensor = legal_mask(used_before_BTD, size_BT1, batch.cap_BD[:, None])
     return has_room_BTD & batch.device_mask_BD[:, None]
@@ -234,7 +234,7 @@ def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
 def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
     """Return the device costs that the policy saw at each step: those since the device last got a table."""
     known_BUC = torch.cat([episodes.empty_costs_BC[:, None], episodes.new_costs_BTC], dim=1)  # U = 1 + T
-    went_BTD = went_to_BTD(batch, episodes)
+    went_BTD = chosen_mask_BTD(batch, episodes)
     step_T1 = torch.arange(1, went_BTD.shape[1] + 1)[:, None]
     since_BTD = (went_BTD * step_T1).cummax(dim=1).values.roll(1, dims=1)
     since_BTD[:, 0] = 0
@@ -242,15 +242,15 @@ def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
     return known_BUC[episode_B11, since_BTD]
 
 
-def replayed_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
+def replay_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
     """Recompute the logits of every choice, [B, T, D], with gradients, masked as when acting.
 
     All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
     Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.
     """
     repr_BTH = policy.encode(batch.features_PF)[episodes.table_BT]
-    placed_BTDH = went_to_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]
+    placed_BTDH = chosen_mask_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]
     before_BTDH = placed_BTDH.cumsum(dim=1) - placed_BTDH
     logits_BTD = policy.device_logits(before_BTDH, seen_costs_BTDC(batch, episodes))
-    illegal_BTD = ~acting_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
+    illegal_BTD = ~legal_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
     return logits_BTD.masked_fill(illegal_BTD, -torch.inf)

@@ -20,7 +20,7 @@ from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
-def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
+def select_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
     """Select the training data of the cost network: feasible placements, without controls and single shards.
 
     A control would count several times, and a single shard has no communication; shards count if nothing else exists.
@@ -41,8 +41,7 @@ def cost_net_round(
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
-        measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round is the scale of all
-            rounds.
+        measured: ``select_placements`` of all rounds, at least one. The first round's mean cost is the scale of all.
         config: its learning rate is that of the first round.
     """
     if checkpoint.is_new:
@@ -138,7 +137,7 @@ SHARDER = LearnedSharder(
     DreamShardCostNet,
     DreamShardPolicy,
     ReinforceConfig,
-    examples=whole_placements,
+    examples=select_placements,
     fit_round=cost_net_round,
     train_round=policy_round,
     sharder=DreamShardSharder,
