@@ -1,4 +1,4 @@
-"""The step time of a placement: device models, links, exchanges, and records of measured and predicted costs.
+"""Step time of a placement: device models, links, collectives, and measured and predicted costs.
 
 ::
 

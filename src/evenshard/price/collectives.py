@@ -1,4 +1,4 @@
-"""Communication between the devices of a machine in a training step, and its time.
+"""Communication volumes and times of the collectives in a training step.
 
 Forward, with the reverse direction in backward:
 
@@ -54,7 +54,7 @@ GRADIENT_BYTES = 4
 
 @dataclass
 class Volumes:
-    """Values and bytes on each device that determine its communication, [..., D] each, per sample of the global batch.
+    """Communication volumes of each device, [..., D], per sample of the global batch.
 
     Attributes:
         sent: values that other devices receive without a reduction.
@@ -78,7 +78,7 @@ class Volumes:
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Return volumes with these numbers, [V, ..., D] and [...], without collectives."""
+        """Build from an array of the volume kinds, [V, ..., D], and replicated values, [...]."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
@@ -118,7 +118,7 @@ def part_volume(table: Table, name: str, columns: int, share: float, num_devices
 
 
 def distinct_share(table: Table, num_devices: int) -> float:
-    """Return the indices that a device sends per lookup of its samples: 1, or less if indices are deduplicated."""
+    """Return the fraction of lookups that the input dist sends after deduplication: 1 without it."""
     if not table.is_deduplicated or not table.pooling_factor:
         return 1.0
     return deduplicate_table(table, num_devices).pooling_factor / table.pooling_factor
@@ -129,7 +129,7 @@ def volumes_of(
 ) -> Volumes:
     """Compute the volumes of a placement, [D] each, or of the same parts under N device assignments, [N, D] each.
 
-    ``device_NP`` has the device of each part, by table, without replicas.
+    ``device_NP`` is the device of each part, table by table, without replicas.
     """
     found = Volumes.empty(task.num_devices)
     homes: list[int] = []
@@ -156,7 +156,7 @@ def volumes_of(
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
+    """Bytes that each device sends or receives in a collective, by tier, [..., D].
 
     Attributes:
         near: number of consecutive devices that exchange over the fast link.
@@ -178,7 +178,7 @@ class TierBytes:
 
     @property
     def back(self) -> TierBytes:
-        """Return the bytes of the collective in the opposite direction."""
+        """Return the bytes of the reverse collective (sent and received swapped)."""
         return replace(self, collective=_BACK.get(self.collective, self.collective))
 
     def __mul__(self, factor: float) -> TierBytes:
@@ -190,7 +190,7 @@ _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
 def all_to_all_bytes(machine: Nodes, per_device: FloatArray) -> TierBytes:
-    """Return the bytes of an all-to-all in which each device sends ``per_device`` bytes to every other, [..., D]."""
+    """Return the bytes per tier of an all-to-all in which a device sends ``per_device`` bytes to each other device."""
     size, devices = machine.domain_size, machine.num_devices
     domain_sums = _of_each(per_device, size, np.add)
     received_intra = domain_sums - per_device
@@ -206,7 +206,7 @@ def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
 
 
 def reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
-    """Return the bytes of a reduce-scatter of buffers, [..., D] bytes: in each domain first, then between domains.
+    """Return the bytes per tier of a hierarchical reduce-scatter: within each domain, then between domains.
 
     A device without rows takes part with a buffer of the same size.
     """
@@ -222,7 +222,7 @@ def all_reduce_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
 
 
 def node_reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
-    """Return the bytes of a reduce-scatter in each node, and of an all-to-all of its sums between nodes.
+    """Return the bytes of a reduce-scatter within each node and of the following all-to-all between nodes.
 
     A device without rows takes part with a buffer of the same size as others in its node.
     """
@@ -233,7 +233,7 @@ def node_reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> tuple[Tier
 
 
 def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
-    """Return the bytes of an all-to-all among devices with the same number in their nodes."""
+    """Return the bytes of an all-to-all among devices with the same local rank."""
     size, nodes = machine.devices_per_node, machine.num_nodes
     of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
     by_node = per_device.reshape(*lead, nodes, size)
@@ -247,22 +247,22 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """Communication times of each device in a step, [..., D] ms each."""
+    """Communication times of each device in a step (input dist, forward, backward), [..., D] ms."""
 
     input_dist: FloatArray
     forward: FloatArray
     backward: FloatArray
 
     def select(self, number: int) -> ExchangeTimes:
-        """Return the times of one of many placements."""
+        """Return the times of placement ``number``."""
         return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
 
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a machine's two tiers; a machine of one domain has only the first.
+    """Links of a machine: within a domain and between domains; a single-domain machine has only the first.
 
-    ``counts_inputs`` is False if measurements of whole tables do not include the input dist.
+    ``counts_inputs`` is False to leave the input dist out, as in measurements of unsharded tables.
     """
 
     intra: Link
@@ -271,12 +271,12 @@ class Links:
 
     @property
     def widest(self) -> Link:
-        """Return the link that determines the latency of collectives over all devices."""
+        """Return the link that a collective over all devices must cross: between domains, if there are several."""
         return self.inter or self.intra
 
     @property
     def floor(self) -> Links:
-        """Return links whose time is proportional to bytes, and a lower bound."""
+        """Return links whose transfer times are linear lower bounds, without latency."""
         return replace(self, intra=self.intra.floor, inter=None if self.inter is None else self.inter.floor)
 
 
@@ -305,7 +305,7 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
 
 
 def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
-    """Return the bytes of an all-to-all of whole tables between the devices of one node.
+    """Return the all-to-all bytes of pooled embeddings of unsharded tables on one node.
 
     A device pools its tables for the whole global batch and sends every other device the samples of that device.
     ``dims`` is the number of values per sample that each device computes, [..., D].
@@ -326,7 +326,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return the multiples of ``volumes`` at which the slope of a curve changes, ascending; devices are alike."""
+    """Return, ascending, the factors on ``volumes`` at which a link curve changes slope (equal devices)."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):
@@ -352,7 +352,7 @@ def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
-    """Yield the collectives of the forward pass, with values counted as one byte each."""
+    """Yield the bytes of each forward collective, counting one byte per value."""
     yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
     if volumes.summed.any():
         yield reduce_scatter_bytes(task.machine, volumes.summed * task.batch_size)
@@ -366,7 +366,7 @@ def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
 
 
 def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
-    """Return the latencies of input dist, forward and backward of (module, sharding type) collectives, [3].
+    """Return the total latencies of input dist, forward and backward collectives, [3] ms.
 
     The input dist has two all-to-alls: lengths, then indices.
     """
@@ -390,7 +390,7 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
 
 
 def transfer_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """Return the time for the bytes of a collective on both tiers, [..., D]."""
+    """Return the transfer time of a collective on both tiers, without latency, [..., D] ms."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:
         return near_ms

@@ -1,7 +1,7 @@
-"""Records of one measurement of a placement. Times are milliseconds of one training step.
+"""Records of measured placement costs; times are ms of one training step.
 
-No record has an impossible time, a NaN or a negative one: devices and file readers raise MeasurementFailed instead. A
-time that was not measured is None, never an estimate.
+Records reject NaN and negative times: devices and file readers raise MeasurementFailed. A time that was not measured is
+None, never an estimate.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DeviceCost:
 
     @staticmethod
     def of_total(fwd_bwd_compute_ms: float) -> DeviceCost:
-        """Return the cost of a shard alone on a device, of which only forward and backward together were timed."""
+        """Create the cost of a single shard whose forward and backward were timed only together."""
         return DeviceCost(None, 0.0, 0.0, None, fwd_bwd_compute_ms=fwd_bwd_compute_ms)
 
     @staticmethod
@@ -69,7 +69,7 @@ class DeviceCost:
         return DeviceCost(never, never, never, never, status=OUT_OF_MEMORY)
 
     def with_exchange(self, out_ms: float, back_ms: float, wait_ms: float, inputs_ms: float) -> DeviceCost:
-        """Add communication times to a cost; a direct constructor call, because ``replace`` takes ten times as long."""
+        """Return a copy with communication times added; ``dataclasses.replace`` would take ten times as long."""
         return DeviceCost(
             self.fwd_compute_ms,
             out_ms,
@@ -84,7 +84,7 @@ class DeviceCost:
         )
 
     def problem(self) -> str | None:
-        """Explain in a clause why this cost is impossible; None if it is valid."""
+        """Return why this cost is invalid; None if it is valid."""
         if self.status not in (OK, OUT_OF_MEMORY):
             return f"status is {brief(self.status)}, not {OK} or {OUT_OF_MEMORY}"
         if self.status == OUT_OF_MEMORY:
@@ -103,7 +103,7 @@ class DeviceCost:
 
     @property
     def compute_ms(self) -> float:
-        """Return forward plus backward compute, without communication; infinite out of memory."""
+        """Return forward plus backward compute time, without communication; infinite if out of memory."""
         if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
             assert self.fwd_bwd_compute_ms is not None, "the time of a device is known in parts or as a whole"
             return self.fwd_bwd_compute_ms
@@ -118,7 +118,7 @@ class DeviceCost:
 
     @property
     def total_ms(self) -> float:
-        """Return the sum of the device's times without waiting, ignoring overlap."""
+        """Return the sum of the device's times, excluding wait and ignoring overlap."""
         return self.input_dist_ms + self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
 
 
@@ -128,12 +128,12 @@ _times_of = attrgetter(*_TIMES)
 
 
 def time_problem(name: str, value: object) -> str | None:
-    """Explain in a clause why a value is not a measured time; None if it is."""
+    """Return why a value is not a valid measured time; None if it is valid."""
     return _number_problem(name, value, MOST_MS, "a time from 0 to {:g} ms")
 
 
 def moment_problem(name: str, value: object) -> str | None:
-    """Explain in a clause why a value is not a time in seconds since 1970 UTC; None if it is."""
+    """Return why a value is not a valid Unix timestamp in seconds; None if it is valid."""
     return _number_problem(name, value, LAST_MOMENT, "a moment in seconds from 1970 to the year 9999")
 
 
@@ -164,10 +164,10 @@ class PlacementCost:
 
     @property
     def max_device_ms(self) -> float:
-        """Return the largest sum of a device's times, the objective of DreamShard (section 2) and AutoShard.
+        """Return the largest total time of any device, the objective of DreamShard (section 2) and AutoShard.
 
-        Cost datasets record it. A step takes longer, because exchanges are barriers (``step_ms``). Infinite if a device
-        ran out of memory.
+        Cost datasets record this value. A step takes longer, because devices wait for each other in every collective
+        (``step_ms``). Infinite if a device ran out of memory.
         """
         return max(device.total_ms for device in self.devices)
 
@@ -183,7 +183,7 @@ class PlacementCost:
 
     @property
     def _phases(self) -> Phases:
-        """Return the phases of the devices; a joint time of forward and backward counts as backward."""
+        """Return the phases of all devices; an undivided forward plus backward time counts as backward."""
         compute = [one.split_ms if one.fwd_bwd_compute_ms is None else (0.0, one.compute_ms) for one in self.devices]
         forward, backward = np.array(compute).T
         exchanges = [(one.input_dist_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms) for one in self.devices]
@@ -203,7 +203,7 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 
 def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
-    """Combine measurements of a placement at several moments into their medians.
+    """Combine repeated measurements of a placement into medians.
 
     A device that ran out of memory in one visit counts as out of memory.
     """
@@ -228,7 +228,7 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of a measurement, which every row of a dataset repeats.
+    """Provenance of a measurement, repeated in every dataset row.
 
     Attributes:
         hardware: kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
@@ -285,17 +285,17 @@ class MeasuredPlacement:
 
     @property
     def is_control(self) -> bool:
-        """Return True for a repeated control placement, which measures noise and not a sharder."""
+        """Return True if this is a repeated control placement, used to measure noise."""
         return self.proposed_by == CONTROL
 
     @cached_property
     def placement(self) -> Placement:
-        """Return the devices of its tables, which must be whole."""
+        """Return the device of each table; the tables must not be sharded."""
         return Placement.of(self.task, self.parts)
 
     @cached_property
     def shards(self) -> tuple[tuple[Table, ...], ...]:
-        """Return the tables of each device, all of which are whole, by device id."""
+        """Return the (unsharded) tables of each device, by device id."""
         return self.placement.shards_of(self.task.tables)
 
 

@@ -1,6 +1,6 @@
-"""The evidence for a simulated device: the real measurements that its profile was fitted to or compared with.
+"""Evidence for a simulated device: the measurements that its profile was fitted to or compared with.
 
-It determines the device's error, which every interval of a time on simulated hardware includes.
+The error on held-out measurements widens every interval of a time on simulated hardware.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Evidence:
     p90_error_percent: float | None = None
 
     def problem(self) -> str | None:
-        """Explain in a clause why the evidence is impossible; None if it is valid."""
+        """Return why the evidence is impossible; None if it is valid."""
         for name in ("points", "source"):
             if not getattr(self, name).strip():
                 return f"{name} is empty"
@@ -62,9 +62,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class DeviceError:
-    """Error of a simulated device: nine of ten held-out measurements, so many points, are predicted with a smaller one.
+    """Error of a simulated device or link: the 90th percentile of its errors on ``points`` held-out measurements, %.
 
-    Points are 0 where nothing confirms the profile.
+    ``points`` is 0 if nothing confirms the profile.
     """
 
     percent: float = UNCONFIRMED_PERCENT
@@ -72,9 +72,9 @@ class DeviceError:
 
     @staticmethod
     def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
-        """Return the error of the first evidence with enough held-out measurements; the most relevant is first.
+        """Return the error from the first (most relevant) evidence with enough held-out measurements.
 
-        A profile extrapolated from another one needs fewer measurements, because no constant is from a data sheet.
+        A profile extrapolated from another one needs fewer measurements, because its other constants were fitted.
         """
         least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
         for one in evidence:
@@ -91,7 +91,7 @@ class DeviceError:
         return self.points >= MIN_HELD_OUT
 
     def problem(self) -> str | None:
-        """Explain in a clause why the error is impossible; None if it is valid."""
+        """Return why the error is impossible; None if it is valid."""
         for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
             if problem := limits.problem(getattr(self, name)):
                 return f"{name} {problem}"
@@ -99,7 +99,7 @@ class DeviceError:
 
     @property
     def factor(self) -> float:
-        """Return the factor that covers 90 % of times, measured or assumed.
+        """Return the multiplicative error factor that covers 90 % of times.
 
         The half-width of the 90 % interval of log time equals the relative error e: with errors of both signs, the mean
         of log(1 + e) and -log(1 - e) is e, to the third order.
@@ -108,7 +108,7 @@ class DeviceError:
 
     @property
     def is_measured(self) -> bool:
-        """Return True if the factor is measured on held-out measurements, not assumed."""
+        """Return True if the factor comes from held-out measurements, False if it is assumed."""
         return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
 
     def __str__(self) -> str:
@@ -143,10 +143,10 @@ def device_text(hardware: str, error: DeviceError | None, links: DeviceError | N
 
 
 def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:
-    """Return the factors to divide and to multiply a time by for its 90 % interval.
+    """Return the factors of a time's 90 % interval: divide by the first, multiply by the second.
 
-    Errors of kernels and exchanges are assumed independent, so the squares of their shares add up. Real hardware has no
-    error of kernels (None). Without an error of links, exchanges have the same error as kernels.
+    Kernel and communication errors are assumed independent, so the squares of their shares add up. ``kernels`` is None
+    for real hardware. If ``links`` is None, communication has the same error as kernels.
     """
     off = kernels.factor if kernels is not None else 1.0
     shares = ((1.0, off),) if links is None else ((1 - exchange_share, off), (exchange_share, links.factor))
@@ -165,7 +165,7 @@ def widen_interval(
 ) -> tuple[float, float]:
     """Widen the 90 % interval of a cost model by the errors of device and links.
 
-    They are assumed independent of the model's error, so their squares add up on the log scale. See ``error_factors``.
+    The errors are assumed independent of the model's, so squares add up on the log scale. See ``error_factors``.
     """
 
     def factor(end_ms: float, off: float) -> float:

@@ -1,4 +1,4 @@
-"""Profiles: the constants of simulated GPUs and of calibrated links, as YAML files, each number with its source.
+"""YAML profiles with the sourced constants of simulated GPUs and calibrated links.
 
 A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to the data that it was fitted to or
 compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file with a ``vendor``
@@ -42,7 +42,7 @@ CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """The constants of a GPU that runs FBGEMM's fused table-batched embedding.
+    """Constants of a GPU that runs FBGEMM's fused table-batched embedding kernels.
 
     Attributes:
         link: name of the link between such devices, in ``price/link.py``.
@@ -148,7 +148,7 @@ class GpuProfile:
 
     @property
     def error(self) -> DeviceError:
-        """Return the error of its times against the real device."""
+        """Return the error of the profile against the real device."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @property
@@ -238,7 +238,7 @@ ABOVE_0 = Range(1e-9, 1e18)
 
 
 def profile_of(hardware: HardwareName) -> GpuProfile | None:
-    """Return the profile of simulated hardware; None for real hardware. Raises as ``gpu_profile``."""
+    """Return the profile of simulated hardware; None for real hardware. Raises like ``gpu_profile``."""
     return gpu_profile(hardware.device) if hardware.kind.is_simulated else None
 
 
@@ -262,7 +262,7 @@ def gpu_profile(name: str) -> GpuProfile:
 
 @blame_file
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """Read a profile as a dataclass of numbers, strings, evidence and curves; fields with a default are optional.
+    """Load a profile into the dataclass ``kind``; fields with a default are optional.
 
     Raises:
         BadFile: if the file is missing or not YAML, or a constant is missing, unknown, impossible or without a source.
@@ -316,7 +316,7 @@ def write_profile(
     path: Path,
     extrapolated_from: str = "",
 ) -> None:
-    """Write the profile of ``template`` with some constants replaced; the others keep their sources.
+    """Write a copy of the ``template`` profile with some constants replaced.
 
     The evidence for the template does not apply to the new constants. The file is written atomically.
 
@@ -363,7 +363,7 @@ def is_data_sheet(path: Path) -> bool:
 
 
 def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Complete a data sheet to the content of a profile."""
+    """Fill in the constants that a data sheet lacks, using ``gpu_rules``."""
     stated = {name: entry if isinstance(entry, dict) else {"value": entry} for name, entry in content.items()}
     for name, limits in gpu_rules.SHEET.items():
         if name not in stated:

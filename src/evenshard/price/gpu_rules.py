@@ -1,4 +1,4 @@
-"""GPUs without measurements, from their data sheets: rules learned on the GPUs whose kernels were all measured.
+"""Rules that derive a GPU's profile from its data sheet, learned from fully measured GPUs.
 
 Times per bag, lookup, row and pair are inversely proportional to the speed of a GPU, and rates are proportional to it:
 
@@ -58,7 +58,7 @@ def constants_by_rules(
     fitted: Mapping[str, Mapping[str, float]],
     speed: Callable[[Mapping[str, float]], float] = speed_of,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Compute the constants of a profile that its data sheet lacks, and list those that scale with the data sheet.
+    """Compute the profile constants that a data sheet lacks; also return the names of those that were scaled.
 
     ``fitted`` has all constants of the profiles to learn from, by name.
     """
@@ -81,7 +81,7 @@ def constants_by_rules(
 
 
 def exponent(constant: str) -> int:
-    """Return the power of the speed that a constant is proportional to: 1 for rates, -1 for times of work, else 0."""
+    """Return the power of GPU speed by which a constant scales: 1 for rates, -1 for times per unit of work, else 0."""
     if constant in _RATES:
         return 1
     return -1 if "_ns_per_" in constant or constant in _TIMES else 0

@@ -1,4 +1,4 @@
-"""Kernel calls of table parts: which parts share a call, the tables that it looks up, and the price of a device.
+"""Kernel calls of table parts: which parts share a call, its lookups, and the price interface.
 
 TorchRec makes one fused call on a device per module, sharding type, weight data type, pooling and optimizer, with
 separate calls for weighted lookups; replicated tables use a dense call. Whole pooled tables are written as column_wise
@@ -38,7 +38,7 @@ ROUNDING = 1e-5
 
 
 class Lookup(NamedTuple):
-    """A table that a call looks up for ``bags`` samples of the batch.
+    """Lookups of one table (or part) in a kernel call, for ``bags`` samples.
 
     ``table`` is a table or a part; each lookup of a sequence is an output. ``optimizer`` updates it in the same call;
     for replicas it is sgd, because their dense gradients are applied later. ``is_cached`` if rows are looked up in a
@@ -52,7 +52,7 @@ class Lookup(NamedTuple):
 
     @property
     def pooled(self) -> Lookup:
-        """Return lookups of a pooling table with the same number of outputs: those of a sequence become bags of one."""
+        """Return pooled lookups with the same number of outputs: each sequence lookup becomes a bag of one."""
         if not self.table.is_sequence:
             return self
         lookups = self.table.pooling_factor * self.bags
@@ -76,13 +76,13 @@ class KernelCall(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Return True if it leaves dense gradients, which all devices reduce before the optimizer step."""
+        """Return True if the call produces dense gradients, which are all-reduced before the optimizer step."""
         return TYPES[self.sharding_type].is_replicated
 
 
 @dataclass(frozen=True)
 class HeldPart:
-    """A part on a device, as seen by its kernel call; device -1 means a replica on every device."""
+    """Part on a device with the data that its kernel call needs; device -1 marks a replica on every device."""
 
     call: KernelCall
     device: int
@@ -133,7 +133,7 @@ def split_features(table: Table, batch_size: int, optimizer: str = SGD, is_cache
 
 
 def group_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
-    """Return the positions of lookups, grouped by their bags."""
+    """Map each number of bags to the positions of the lookups that have it."""
     found: dict[int, list[int]] = {}
     for number, one in enumerate(lookups):
         found.setdefault(one.bags, []).append(number)
@@ -141,7 +141,7 @@ def group_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
 
 
 def feature_tables(table: Table) -> tuple[Table, ...]:
-    """Split a table into tables of one feature each; their names are numbered, because names seed the lookups."""
+    """Split a multi-feature table into one table per feature, with numbered names."""
     plain = _plain(table)
     if table.num_features == 1:
         return (plain,)
@@ -159,7 +159,7 @@ def _plain(table: Table) -> Table:
 
 
 class DevicePrice(Protocol):
-    """Compute times of one kind of device, ms. ``search.bound_lines.price_bounds`` has lower bounds of each price."""
+    """Interface of prices: the kernel times of one kind of device, ms. ``price_bounds`` has their lower bounds."""
 
     @property
     def num_maxima(self) -> int:
@@ -168,21 +168,21 @@ class DevicePrice(Protocol):
 
     @property
     def is_by_call(self) -> bool:
-        """Return True if each kernel call of a device has its own price; False if all calls are priced together."""
+        """Return True if kernel calls are priced separately; False if all calls of a device are priced together."""
         ...
 
     @property
     def lane_limits(self) -> tuple[int, ...]:
-        """Return the largest dims of calls by number of lanes, fewest lanes first; empty if lanes do not matter."""
+        """Return, ascending, the dims up to which a row takes fewer warp lanes; empty if lanes do not matter."""
         return ()
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Return True if times depend on hot rows that are adjacent in memory (``tables/locality.py``)."""
+        """Return True if times depend on whether hot rows are adjacent in memory (``tables/locality.py``)."""
         return False
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return the columns of tables, [P, H].
+        """Return the price columns (additive features) of looked-up tables, [P, H].
 
         Args:
             dims_P: dims that replace the tables' own, so that parts of a table can share a ``Lookup``.
@@ -203,7 +203,7 @@ class DevicePrice(Protocol):
         ...
 
     def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
-        """Return the forward and backward time of devices with these parts, by ensemble member, [D, M, 2]."""
+        """Return forward and backward times of devices that hold these parts, by ensemble member, [D, M, 2]."""
         ...
 
     def interval(self, members_M: FloatArray) -> float:

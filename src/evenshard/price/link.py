@@ -1,6 +1,6 @@
-"""Links by name: fitted links, links by rules and data sheets, and given bandwidths.
+"""Link lookup by name: fitted links, links estimated from data sheets, and plain bandwidths.
 
-The rules are learned on the fitted links. Decision 38, and the evidence of each such link, have their errors.
+The estimation rules are learned on the fitted links; decision 38 and each link's evidence state their errors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 
 
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
-    """Estimate an NVLink from its data sheet, as the mean of the fitted links with its line rate.
+    """Estimate an NVLink from its line rate, as the mean of fitted links with the same rate.
 
     Without such a link, it is the mean over all line rates: the same latencies, with byte times scaled by line rate.
 
@@ -166,7 +166,7 @@ def _by_fitted_links(line_gb_s: float, spans: float, evidence: Sequence[Evidence
 
 
 def _nvlink(line_gb_s: float, spans: float) -> Link:
-    """Build an NVLink from its line rate by the rule; its error is smaller if a fitted link has that rate."""
+    """Build an NVLink from its line rate by ``nvlink_by_rule``."""
     return _by_fitted_links(line_gb_s, spans, [_SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE])
 
 
@@ -240,12 +240,12 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 
 def is_modelled(name: str) -> bool:
-    """Return True if exchange times of a provenance with this link are modelled, not measured."""
+    """Return True if communication times recorded with this link name are modelled, not measured."""
     return name.partition(" ")[0] not in BACKENDS
 
 
 def warn_beyond_span(name: str, num_devices: int) -> str | None:
-    """Return a warning for more devices than a link of ``LINKS`` connects; None if it connects them all."""
+    """Return a warning if ``num_devices`` exceeds what the link connects; else None."""
     found = LINKS.get(name)
     if found is None or num_devices <= found.spans:
         return None
@@ -257,7 +257,7 @@ def warn_beyond_span(name: str, num_devices: int) -> str | None:
 
 
 def resolve_link(name: str, own: str = DEFAULT_LINK) -> str:
-    """Return the name of a link in ``LINKS``; auto means ``own``.
+    """Resolve a link name to its name in ``LINKS``; "auto" selects ``own``.
 
     Raises:
         BadConfig: if there is no such link.
@@ -297,7 +297,7 @@ def _of_file(path: Path) -> Link:
 
 
 def bandwidth_name(gb_s: float) -> str:
-    """Return the name of a link of which only a bandwidth is known."""
+    """Format a bandwidth as a link name, such as 50gb_s."""
     return f"{Decimal(f'{gb_s:.6g}'):f}gb_s"
 
 

@@ -1,4 +1,4 @@
-"""Times of exchanges over a link: a latency, and terms that grow with three counts of bytes.
+"""Time of a collective on a link: a latency plus terms for own, slowest and total bytes.
 
 The three counts: the bytes of the device in the busier of its two directions, those of the device that moves most (the
 others wait for its data), and those that all devices send together (they share the path through a host's memory).
@@ -40,13 +40,13 @@ _FAR_BYTES = 1e16
 
 
 def bus_factor(collective: str, num_devices: int) -> float:
-    """Return the bytes that a device moves in the busier direction per byte of its buffer."""
+    """Return the bytes that a device sends or receives (the larger) per byte of its buffer."""
     return (2 if collective == ALL_REDUCE else 1) * (num_devices - 1) / num_devices
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The time of one of ``COLLECTIVES`` between ``num_devices`` devices that all move the same number of bytes.
+    """Time of one of ``COLLECTIVES`` by message size, if all ``num_devices`` devices move the same number of bytes.
 
     Attributes:
         kb: 10**3 bytes that each device moves in the busier of its two directions, at each point; the first is 0.
@@ -61,7 +61,7 @@ class Curve:
     gb_s: float
 
     def problem(self) -> str | None:
-        """Explain in a clause why the curve is impossible; None if it is valid."""
+        """Return why the curve is invalid; None if it is valid."""
         if self.collective not in COLLECTIVES:
             return f"collective is none of {', '.join(COLLECTIVES)}"
         if self.num_devices < 2:
@@ -77,23 +77,23 @@ class Curve:
 
     @property
     def latency_ms(self) -> float:
-        """Return the time without bytes."""
+        """Return the latency, the time of an empty message, ms."""
         return self.us[0] / 1e3
 
     def bytes_ms(self, moved: FloatArray | float) -> FloatArray:
-        """Return the time of bytes without the latency, [any shape]."""
+        """Return the transfer time without latency, ms, in the shape of ``moved``."""
         return np.asarray(np.interp(moved, *self._points))
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return bytes and ms above the latency, with a far last point so that every size is interpolated."""
+        """Return the curve's points (bytes, ms without latency), extended for extrapolation."""
         moved, ms = 1e3 * np.array(self.kb), (np.array(self.us) - self.us[0]) / 1e3
         beyond_ms = ms[-1] + (_FAR_BYTES - moved[-1]) / self.gb_s / 1e6
         return np.append(moved, _FAR_BYTES), np.append(ms, beyond_ms)
 
     @property
     def floor(self) -> Curve:
-        """Return a straight line with the same latency that is a lower bound of the curve."""
+        """Return a linear lower bound of the curve with the same latency."""
         more_us = np.array(self.us[1:]) - self.us[0]
         chords = np.divide(self.kb[1:], more_us, out=np.full(len(more_us), np.inf), where=more_us > 0)
         return replace(self, kb=(0.0,), us=self.us[:1], gb_s=float(chords.max(initial=self.gb_s)))
@@ -131,7 +131,7 @@ def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curv
 
 @dataclass(frozen=True)
 class Link:
-    """A link between devices. Its bandwidths are 10**9 bytes per second; infinite if those bytes take no time.
+    """Link between devices: latency, three bandwidths (10**9 bytes per second) and measured curves.
 
     Attributes:
         latency_us: microseconds of an exchange without its bytes.
@@ -156,12 +156,12 @@ class Link:
 
     @property
     def error(self) -> DeviceError:
-        """Return the error of its exchanges by the evidence; unconfirmed links count as devices do."""
+        """Return the error of its communication times, from its evidence."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @cached_property
     def floor(self) -> Link:
-        """Return a link whose times are a lower bound and proportional to bytes."""
+        """Return a link whose transfer times are proportional to bytes and a lower bound of this link's."""
         return replace(self, curves=tuple(one.floor for one in self.curves)) if self.curves else self
 
     @cached_property
@@ -188,7 +188,7 @@ class Link:
         num_devices: int,
         collective: str = ALL_TO_ALL,
     ) -> FloatArray:
-        """Return the time of bytes without the latency, [any shape] ms.
+        """Return the transfer time of a collective without latency, ms.
 
         Args:
             own, slowest, shared: bytes of the device in its busier direction, of the busiest device, and of all.
@@ -201,7 +201,7 @@ class Link:
     def even_bytes(
         self, own: FloatArray | float, slowest: FloatArray | float, shared: FloatArray | float, num_devices: int
     ) -> FloatArray | float:
-        """Convert to the bytes of an even exchange with the same linear time; for the arguments see ``bytes_ms``."""
+        """Convert an uneven collective to the equivalent bytes per device of an even one."""
         if self.counts_own_alone:
             return own
         return self._straight_seconds(own, slowest, shared) * 1e9 * self._straight_gb_s(num_devices)

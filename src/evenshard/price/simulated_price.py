@@ -1,8 +1,8 @@
-"""The price of a simulated device: its device model, for kernel calls whose tables change.
+"""Price of a simulated device: the device model in additive columns, for fast updates in a search.
 
-``device_model`` computes a call as a whole. Here each table has its own columns, most of which add up: the waits of
-kernels are linear in them, and the kernels' times are a function of the waits. Only the sharing of the L2 between
-tables uses a grid (``WindowGrid``) while a search changes calls; the final prediction (``held_parts_ms``) is exact.
+``device_model`` computes a whole call. Here each table has its own columns, most of which add up: memory waits are
+linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between tables uses a grid
+(``WindowGrid``) during a search; the final prediction (``held_parts_ms``) is exact.
 
 Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
 """
@@ -54,7 +54,7 @@ LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
 
 
 class DeviceModelPrice:
-    """Compute times of a simulated GPU from the constants of its profile; see ``DevicePrice``.
+    """Compute-time price of a simulated GPU, from the constants of its profile; see ``DevicePrice``.
 
     Attributes:
         floors_ns: times of the kernels of a tiny call, [2, 1].
@@ -101,7 +101,7 @@ class DeviceModelPrice:
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """Return the times of forward and backward kernels, and of backward passes outside of kernels, [3, N]."""
+        """Return forward kernel time, backward kernel time, and backward time outside of kernels, [3, N]."""
         profile, sums_HN = self.profile, np.maximum(sums_NH.T, 0.0)  # differences of sums may round below 0
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
@@ -126,7 +126,7 @@ class DeviceModelPrice:
         return found
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
-        """Return the additional bytes that miss because a call's tables share the L2; see ``WorkCounter``."""
+        """Return the extra L2 miss bytes of calls whose tables share the L2, [N]; see ``WorkCounter``."""
         tables_N = sums_HN[TABLES]
         several_N = np.maximum(tables_N, 2.0)
         in_flight_N = self._counter.tables_in_flight(np.maximum(sums_HN[BAGS], 1.0) / several_N)
@@ -200,5 +200,5 @@ def work_columns(
 
 
 def build_device_kind(profile: GpuProfile, machine: Nodes) -> DeviceKind:
-    """Return the devices of a profile in a machine."""
+    """Build the ``DeviceKind`` of a profile's devices in a machine."""
     return DeviceKind(DeviceModelPrice(profile), profile.hbm_bytes_per_ns, host_link(machine, profile))

@@ -1,4 +1,4 @@
-"""The search for the cheapest placement: its moves and starts, lower bounds, and reasons why tables do not fit.
+"""Search for the cheapest placement: initial placements, annealing, lower bounds and infeasibility checks.
 
 ::
 

@@ -1,10 +1,10 @@
-"""Simulated annealing of several placements at once.
+"""Simulated annealing of several placements in parallel.
 
-The energy of a placement is, summed over the windows of a step, the time of the slowest device, plus a small term for
-how close the other devices are to it, plus a weight, which falls to 0, times the mean device. At first all work counts,
-so groups find cheaper options and suitable devices; at the end only the slowest device counts. Exceeding a device's
-memory has a growing penalty. A batch of changes of each chain is scored in one call; changes that pass the Metropolis
-test are applied in order, unless they touch a device or a group of an earlier one.
+The energy of a placement is the time of its slowest device, summed over the windows of a step, plus a small term for
+other devices that are almost as slow, plus the mean time of all devices times a weight that falls to 0. At the start,
+all work counts, so groups find cheaper options and suitable devices; at the end, only the slowest device counts. Memory
+overflow has a growing penalty. Each batch of changes of all chains is scored in one call. Changes that pass the
+Metropolis test are applied in order, unless they touch a device or a group of an earlier change.
 
 Legend: N chains, M changes, E edits, F shards, G groups, S shards of an option (padded), D devices, B windows.
 """
@@ -53,13 +53,13 @@ class Best(Rows):
 
     @staticmethod
     def of(chains: Chains) -> Best:
-        """Return the current placements of chains."""
+        """Record the current placements of the chains."""
         found = Best(np.full(chains.num, np.inf), chains.option_NG.copy(), chains.place_NGS.copy())
         found.update(chains)
         return found
 
     def update(self, chains: Chains) -> None:
-        """Replace placements that the chains improve on."""
+        """Replace each stored placement if its chain now has a cheaper one."""
         more_N = UNUSUAL * chains.unusual_N
         if chains.moves is not None:
             more_N += chains.moves.weigh(chains.moved_N, overflow=0.0)
@@ -74,7 +74,7 @@ class Best(Rows):
 
 
 class Annealing:
-    """An annealer of placements. Before each batch it calls ``is_over``, and ``note`` with the number of changes."""
+    """Annealer of placements. It calls ``is_over`` before each batch of changes, and ``note`` after it."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Annealing:
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
     ) -> list[Best]:
-        """Anneal all placements, which may exceed memory, then the best again; return the best of each phase.
+        """Anneal the starts, then the best placements again in each further phase; return the best of each phase.
 
         Args:
             changes: number of changes over all phases.
-            make_chains: function from placements to chains.
+            make_chains: function from placements, which may exceed memory, to chains.
         """
         found = []
         for share, kept, mean, hottest in phases:
@@ -176,7 +176,7 @@ def _energy(
 
 
 def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, shards: Shards, passes_M: Mask) -> Indices:
-    """Return the passing changes that share no device and no group with an earlier one."""
+    """Return the passing changes that share no device and no group with an earlier change."""
     devices, (_, groups), count = chains.task.num_devices, chains.option_NG.shape, len(chain_M)
     each = chains.expand_to_devices(shards.select(passes_M[shards.change_F]))
     own = np.flatnonzero(passes_M[edits.change_E])

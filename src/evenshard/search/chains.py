@@ -1,4 +1,4 @@
-"""The placements of a search, improved in parallel: option and places of every group, with their sums, as arrays.
+"""State of the parallel annealing chains: one placement per chain, with device sums, as arrays.
 
 Changes of all chains are scored in one call. Changes that are applied to the same chain touch different devices.
 
@@ -35,7 +35,7 @@ def round_last_digits(values: FloatArray) -> FloatArray:
 
 @dataclass
 class _Sums:
-    """Sums of placements other than the loads of kernels."""
+    """Per-device sums of each placement except kernel loads: volumes, memory, offload times and replicas."""
 
     volumes_VND: FloatArray
     used_3ND: Indices
@@ -61,7 +61,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times and memory of chains after changes, and their overflow (``Chains.overflow_N``)."""
+    """Result of trial changes: device times, memory use and overflow (``Chains.overflow_N``)."""
 
     windows_BMD: FloatArray
     used_3MD: Indices
@@ -69,7 +69,7 @@ class Outcome:
 
 
 class Chains:
-    """N complete placements with all their sums.
+    """State of N complete placements: options, places and per-device sums.
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its shards.
@@ -99,7 +99,7 @@ class Chains:
         self.recompute()
 
     def with_placements(self, option_NG: Indices, place_NGS: Indices) -> Chains:
-        """Return chains of other placements of the same space."""
+        """Create chains for other placements in the same search space."""
         return Chains(self.space, option_NG, place_NGS, moves=self.moves)
 
     @property
@@ -122,7 +122,7 @@ class Chains:
     def list_shards(
         self, number_E: Indices, option_E: Indices, place_ES: Indices, sign: int
     ) -> tuple[Shards, Indices, Indices]:
-        """Return the shards of groups, with the edit and the slot of each."""
+        """Return the shards of the given groups, with the edit and the slot (index in its option) of each."""
         table = self.table
         from_F, slot_F = repeat_numbers(table.count_O[option_E])
         option_F = option_E[from_F]
@@ -131,13 +131,13 @@ class Chains:
         return Shards(number_E[from_F], shard_F, device_F, np.full(len(from_F), sign)), from_F, slot_F
 
     def expand_to_devices(self, shards: Shards) -> Shards:
-        """Repeat the shards for each of their devices."""
+        """Expand shards that span several devices to one entry per device."""
         from_F, offset_F = repeat_numbers(self.arrays.span_P[shards.shard_F])
         found = shards.select(from_F)
         return replace(found, device_F=found.device_F + offset_F)
 
     def list_changed_shards(self, chain_M: Indices, edits: Edits) -> Shards:
-        """Return the shards that changes remove and add, without shards that stay."""
+        """Return the shards that the changes add or remove, excluding unchanged ones."""
         chain_E = chain_M[edits.change_E]
         old_E = self.option_NG[chain_E, edits.group_E]
         old_ES = self.place_NGS[chain_E, edits.group_E]
@@ -173,7 +173,7 @@ class Chains:
         self.windows_BND = self._windows(self._sums, self._loads.compute_2ND)
 
     def try_out(self, chain_M: Indices, shards: Shards) -> Outcome:
-        """Return times and memory of chains after each change separately."""
+        """Compute times and memory for each change applied alone to its chain."""
         sums, cells = self._sums.select(chain_M), self._cells(shards)
         self._add(sums, shards, cells)
         windows_BMD = self._windows(sums, self._loads.try_out(chain_M, cells))
@@ -196,12 +196,12 @@ class Chains:
         self.windows_BND[:, own_N] = self._windows(self._sums.select(own_N), compute_2ND)
 
     def replace(self, number_M: Indices, option_MG: Indices, place_MGS: Indices) -> None:
-        """Replace the placements of some chains."""
+        """Replace the placements of the chains ``number_M``."""
         self.option_NG[number_M], self.place_NGS[number_M] = option_MG, place_MGS
         self.recompute()
 
     def _add(self, sums: _Sums, shards: Shards, cells: CellChanges) -> None:
-        """Add or remove shards and their cells in the sums of placements, one per change."""
+        """Add or remove shards and their kernel-call entries (cells) in the sums, one placement per change."""
         (count, calls), arrays = sums.users_NC.shape, self.arrays
         for at in self._active_V:
             sums.volumes_VND[at] += self.sum_by_device(shards, arrays.volume_PV[:, at], count)
@@ -253,7 +253,7 @@ class Chains:
 
     @property
     def overflow_N(self) -> FloatArray:
-        """Return the bytes beyond memory, relative to a device or host, plus wrong rows of MEAN tables; 0 if legal."""
+        """Return the memory overflow of each chain as a fraction of capacity, plus MEAN-rule violations; 0 if legal."""
         return self._overflow(self._sums)
 
     def _overflow(self, sums: _Sums) -> FloatArray:
@@ -272,11 +272,11 @@ class Chains:
 
     @property
     def unusual_N(self) -> FloatArray:
-        """Return the share of the groups whose columns are cut in unusual ways, [N]."""
+        """Return the fraction of groups with an unusual column cut (``OptionTable.is_unusual_O``), [N]."""
         return np.asarray(self.table.is_unusual_O[self.option_NG].mean(axis=1))
 
     def unusual_share_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
-        """Return the share of unusual groups after each change, [M]."""
+        """Return the fraction of groups with an unusual column cut after each change, [M]."""
         is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
         old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
         more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
@@ -296,6 +296,6 @@ class Chains:
 
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
-    """Return chains of placements."""
+    """Create chains from placements."""
     arrays = [arrays_of(space.table, one) for one in placements]
     return Chains(space, *map(np.stack, zip(*arrays, strict=True)))

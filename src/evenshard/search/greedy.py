@@ -1,8 +1,8 @@
-"""Placements from which a search starts: an option for each group, placed greedily (``placer``).
+"""Initial placements for the search: an option for each group, placed greedily by ``placer``.
 
-There are three families of starts: rules of thumb (small tables replicated, the costliest cut, the others whole),
-limits on the work of a shard, also with the costliest tables cut by rows, and separate devices for each class of
-widths. All starts are placed in parallel as arrays.
+There are three families of starts: rules of thumb (small tables replicated, the costliest cut, the others whole);
+limits on the work of a shard, also with the costliest tables row-wise; and separate devices for each class of widths.
+All starts are placed in parallel, as arrays.
 
 Legend: N starts, G groups, O options of all groups, D devices, S shards of an option (padded), P shards of all options.
 """
@@ -62,7 +62,7 @@ _Cut = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Start:
-    """Options of all groups; starts of one family differ only in limits.
+    """Initial option of every group; starts in one family differ only in their limits.
 
     If ``by_width``, shards of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule`` is the
     rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
@@ -77,7 +77,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A start with its places [G, S] and its cost, ms; ``overflow`` of memory is infinite if it breaks a rule."""
+    """A placed start: places [G, S], cost in ms, and memory overflow (infinite if it violates a rule)."""
 
     start: Start
     place_GS: Indices
@@ -86,12 +86,12 @@ class Placed:
 
     @property
     def rank(self) -> float:
-        """Return the cost with a penalty for overflow."""
+        """Return the cost with a penalty for memory overflow."""
         return self.cost_ms * (1 + OVERFLOW * self.overflow)
 
 
 class GreedyStarts:
-    """A generator of all starts of a space."""
+    """Generator of initial placements for a search space."""
 
     def __init__(self, placer: GreedyPlacer) -> None:
         self.placer, self.space, self.times = placer, placer.space, placer.times
@@ -115,7 +115,7 @@ class GreedyStarts:
         return [values[at * len(values) // count] for at in range(count)]
 
     def _find_allowed(self) -> Mask:
-        """Mark options with enough devices for their group, and few enough beside tables to keep apart, [O]."""
+        """Mark options with enough allowed devices, and few enough shards for tables to keep apart, [O]."""
         table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
         found_O = np.ones(len(table.group_O), dtype=bool)
         num_apart = Counter(rule for group in groups for rule in group.apart)
@@ -129,7 +129,7 @@ class GreedyStarts:
         return found_O
 
     def _first_of(self, is_wanted_O: Mask) -> Indices:
-        """Return the first usable option of each group that is wanted, or -1, [G]."""
+        """Return the first usable option of each group for which ``is_wanted_O`` is true, or -1, [G]."""
         found = np.flatnonzero(is_wanted_O & self._usable_O)
         first_G = np.full(len(self.table.num_options_G), -1)
         first_G[self.table.group_O[found[::-1]]] = found[::-1]
@@ -138,7 +138,7 @@ class GreedyStarts:
     def choose_options(
         self, types: frozenset[str], limit_ms: float = np.inf, lane: float = np.inf, cheapest: bool = False
     ) -> Indices:
-        """Return each group's option with the fewest shards, or the cheapest, within both limits, [G].
+        """Return each group's option with the fewest shards, or the cheapest, within limits of work and width, [G].
 
         Options that exceed memory, leave device memory, or break rules are used only if there are no others.
         """
@@ -193,10 +193,10 @@ class GreedyStarts:
         return [one for one in unique.values() if np.isfinite(one.overflow)]
 
     def _choose_by_price(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
-        """Return each group's option with the least work plus memory price, including host and SSD options, [G].
+        """Return each group's option with the least work plus a price of memory, also outside of device memory, [G].
 
-        The price is the least for which all groups take at most the given share of the devices' memory; return None if
-        they do so without a price.
+        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None if they
+        do without a price.
         """
         table, times = self.table, self.times
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
@@ -215,7 +215,7 @@ class GreedyStarts:
         return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts that keep wide shards on some eighths of the devices, within their work and memory."""
+        """Yield starts that place wide shards on up to 4/8 of the devices, within their work and memory."""
         times, table, lanes = self.times, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
         narrow_G, *wider = (self.choose_options(types, times.even_ms, lane) for lane in lanes)
@@ -232,7 +232,7 @@ class GreedyStarts:
                 yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
 
     def _cut_by_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
-        """Yield starts with the costliest tables cut by rows, for each row type and width."""
+        """Yield starts that shard the costliest tables by rows, for each row-wise sharding type and width."""
         whole_G = self.choose_options(frozenset({TABLE_WISE}))
         order = np.argsort(-self.times.total_O[whole_G], kind="stable")
         able_O = self._cuts_rows_O & self._usable_O
@@ -248,7 +248,7 @@ class GreedyStarts:
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
     def cut_means_by_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best starts with one collection of MEAN tables cut by rows, and with all of them."""
+        """Return the best starts with row-wise sharding of one MEAN collection, and of all of them."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found
@@ -267,7 +267,7 @@ class GreedyStarts:
     # Rules of thumb ---------------------------------------------------------------------------------------------------
 
     def make_rules(self) -> list[Placed]:
-        """Return all rules of thumb, best first: cuts with the best limits on replicas, then other limits."""
+        """Return all rule-of-thumb starts, best first."""
         made: dict[tuple[int, tuple[_Cut, ...]], Placed] = {}
 
         def make(keys: Iterable[tuple[int, tuple[_Cut, ...]]]) -> None:
@@ -287,7 +287,7 @@ class GreedyStarts:
         return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
-        """Yield the cuts of the best rules with the sizes of tables as limits on replicas."""
+        """Yield variants of the best rules that replicate all tables up to each of some table sizes."""
         families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
         cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
         sizes = np.unique(self._weights_G)
@@ -297,7 +297,7 @@ class GreedyStarts:
 
     @cached_property
     def _options_of_cut(self) -> dict[str, Indices]:
-        """Return each group's option for each kind of cut, or -1, [G]."""
+        """Map each kind of cut to each group's option, [G]; -1 if it has none."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
         found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
@@ -322,7 +322,7 @@ class GreedyStarts:
         return Start(f"rule of thumb, {cuts}", option_G, rule=", ".join(words), cuts=cuts)
 
     def _place(self, starts: Sequence[Start]) -> list[Placed]:
-        """Place starts in parallel; equal starts share their places."""
+        """Place all starts in parallel; identical starts are placed once."""
         unique = {(one.option_G.tobytes(), one.by_width): one for one in starts}
         distinct, found = list(unique.values()), list[tuple[Indices, float, float]]()
         at_once = max(1, MOST_PLACED // self.space.task.num_devices)
@@ -340,7 +340,7 @@ class GreedyStarts:
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
     def _scale(self, chains: Chains) -> FloatArray:
-        """Return the time of each group's first device over the work of the device's shards, [N, G]."""
+        """Return the ratio of device time to summed work for the first device of each group, [N, G]."""
         ms_P = np.where(self.space.shard_arrays.span_P == 1, self.times.ms_P, 0.0)
         load_ND = chains.sum_by_device(chains.all_shards, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))
@@ -350,8 +350,7 @@ class GreedyStarts:
 def select_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
     """Return the best start of each family, at most ``most``, half of them rules of thumb if there are enough.
 
-    Args:
-        starts: all starts, best first.
+    ``starts`` has all starts, best first.
     """
     best: dict[str, Placed] = {}
     for one in starts:

@@ -1,11 +1,11 @@
-"""Simple reasons that a task has no placement, with numbers and a remedy, found without a search.
+"""Infeasibility checks: explain, without a search, why a task has no legal placement and what to change.
 
 A reason holds for every placement. Memory is counted as if each table could be spread as its types allow: a table that
 may be cut counts with the least memory of all its parts together. In a task of whole tables
 (``ShardingTask.is_whole``), no table may be cut.
 
-Not every infeasible task has a simple reason: tables may fit by total size but not as shards. Sharders that reach a
-dead end raise the other errors below, and ``legal_parts`` decides if there is another placement.
+These checks do not cover every infeasible task: tables may fit by total size but not as shards. Sharders that find no
+placement raise the other errors below, and ``legal_parts`` decides if there is another placement.
 
 Legend: I items, D devices.
 """
@@ -35,11 +35,11 @@ MORE_ROOM = f"{MORE_MEMORY} or num_devices"
 
 
 def find_reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
-    """Return an error with a simple reason that no placement can exist; None if there is no such reason.
+    """Return an InfeasibleTask error that explains why no placement can exist; None if no check finds a reason.
 
-    The most specific reason comes first: rules that leave a table no sharding type, replicas that fill a device,
-    contradicting rules, tables larger than each of their allowed devices, tables that together exceed their few
-    allowed devices, then all tables together, and last a table that no cut makes fit.
+    The most specific reason comes first: a table without an allowed sharding type, replicas that exceed a device, rules
+    that contradict each other, tables larger than each of their allowed devices, tables that together exceed their few
+    allowed devices, then all tables together, and last a table that does not fit however it is cut.
     """
     found = PackedItems.of(task) if items is None else items
     looks = (_without_types, _overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
@@ -47,13 +47,13 @@ def find_reason(task: ShardingTask, items: PackedItems | None = None) -> Infeasi
 
 
 def require_feasible_sharding(task: ShardingTask, items: PackedItems | None = None) -> None:
-    """Raise InfeasibleTask if there is a simple reason that no placement can exist."""
+    """Raise InfeasibleTask if a quick check proves that no placement exists."""
     if (why := find_reason(task, items)) is not None:
         raise why
 
 
 def require_feasible(task: ShardingTask) -> PackedItems:
-    """Return the whole tables of a task as items; raise InfeasibleTask for a simple reason that they do not fit."""
+    """Return the unsharded tables as items to pack; raise InfeasibleTask if they provably do not fit."""
     assert task.is_whole, "a sharder of whole tables is given task.as_whole"
     items = PackedItems.of(task)
     if (why := find_reason(task, items)) is not None:
@@ -62,7 +62,7 @@ def require_feasible(task: ShardingTask) -> PackedItems:
 
 
 def require_types(task: ShardingTask) -> None:
-    """Raise InfeasibleTask if the rules of a table leave it no sharding type or no memory."""
+    """Raise InfeasibleTask if the rules exclude every sharding type, or all memory, for a table."""
     position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
     if position is not None:
         kernels = task.limits_of(position).kernels or task.kernels
@@ -89,7 +89,7 @@ def require_types(task: ShardingTask) -> None:
 
 
 def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
-    """Return the error of a sharder that finds no device for some tables, given the bytes in use on each device."""
+    """Build the error for tables that fit on no device, given the bytes in use on each device."""
     joined = next(one for one in merge_groups(len(task.tables), task.together) if tables[0] in one)
     everywhere = device_mask(task.num_devices, None)
     allowed_D = everywhere if (own_D := common_device_mask(task, joined)) is None else own_D
@@ -105,7 +105,7 @@ def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Seque
 
 
 def no_placement_error(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
-    """Return the error of a sharder that has no placement, with the memory that the task needs and has."""
+    """Build the error for a sharder that found no placement, with required and available memory."""
     if task.may_offload:
         return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
     needs = _needs_and_room(PackedItems.of(task) if items is None else items)
@@ -251,7 +251,7 @@ def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
 def _confinements(
     allowed_ID: npt.NDArray[np.bool_],
 ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
-    """Yield sets of devices, smallest first, with the items confined to them; all devices last."""
+    """Yield sets of devices, smallest first, each with the items that are allowed only there."""
     sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
     for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
         yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))
@@ -259,7 +259,7 @@ def _confinements(
 
 
 def _least_bytes(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> int:
-    """Return a lower bound of an item's memory; with column cuts, each part has the optimizer's state per row."""
+    """Return a lower bound of an item's memory; each column shard repeats the per-row optimizer state."""
     memory_D = np.where(item.allowed_D, memory_D, -1)
     if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
         return item.least_bytes
@@ -272,7 +272,7 @@ def _least_bytes(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> int:
 
 
 def _fewest_parts(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
-    """Return the least number of parts that fit; more than the number of devices if none do."""
+    """Return the fewest parts in which the table fits on the devices; more than their number if impossible."""
     fewest = len(memory_D) + 1
     for scope in cut.scopes:
         enough = (-np.sort(-cut.most_blocks(memory_D[scope]))).cumsum() >= cut.blocks

@@ -1,4 +1,4 @@
-"""Items to pack, each a table or tables that stay together, and the ways to spread their bytes over devices.
+"""Packing items: tables, or groups of tables that stay together, and how their memory can be divided.
 
 An item is whole on one device, or cut into equal blocks that several devices share: a table of 64 columns has sixteen
 blocks of four columns, or as many blocks as rows. Each device holds at most one part of an item.
@@ -60,7 +60,7 @@ OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
 
 @dataclass(frozen=True)
 class PackedItem:
-    """Tables on one device, or a table that may be cut or replicated."""
+    """Unit of packing: tables that share one device, or one table that may be sharded or replicated."""
 
     positions: tuple[int, ...]  # positions of its tables in the task
     tables: tuple[Table, ...]  # one table, or tables that stay together
@@ -82,12 +82,12 @@ class PackedItem:
 
     @property
     def is_free(self) -> bool:
-        """Return True if it may be cut or replicated."""
+        """Return True if the item may be sharded or replicated."""
         return bool(self.cuts or self.grid or self.known)
 
     @property
     def least_parts(self) -> int:
-        """Return the least number of devices that it needs."""
+        """Return the minimum number of devices that the item needs."""
         return 1 if self.may_be_whole else 2
 
     def whole(self, device: int) -> list[TablePart]:
@@ -95,7 +95,7 @@ class PackedItem:
         return [whole_part(table, (device,)) for table in self.tables]
 
     def with_storage(self, parts: Iterable[TablePart]) -> list[TablePart]:
-        """Return its parts with its storage."""
+        """Return ``parts`` with the item's storage set."""
         return [replace(part, storage=self.storage) for part in parts]
 
 
@@ -115,7 +115,7 @@ class PackedItems:
     def of(
         task: ShardingTask, storages: Mapping[int, Storage] | None = None, known: KnownItems | None = None
     ) -> PackedItems:
-        """Build the items of a task whose tables all have a sharding type (``task.types``).
+        """Build the items of a task; every table must have at least one sharding type (``task.types``).
 
         Args:
             storages: storages of tables outside of device memory, by position.
@@ -125,7 +125,7 @@ class PackedItems:
 
     @staticmethod
     def with_all_storages(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
-        """Build the items of such a task, with all the storages that each item may have."""
+        """Build the items of a task with every storage that each item may use."""
 
         def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
             on_device = FUSED in common_kernels(task, positions)
@@ -145,21 +145,21 @@ class PackedItems:
 
 
 class FreeMemory:
-    """Memory of devices left for items, and the groups of tables to keep apart that each device has a table of."""
+    """Available memory of each device, and the keep-apart groups already present on it."""
 
     def __init__(self, items: PackedItems) -> None:
         self.left_D = items.memory_D.copy()
         self._taken_D: dict[int, npt.NDArray[np.bool_]] = {}
 
     def of(self, item: PackedItem) -> npt.NDArray[np.int64]:
-        """Return the memory left for an item, [D]; -1 on forbidden devices."""
+        """Return the available memory for an item on each device, [D]; -1 where it is forbidden."""
         free_D = item.allowed_D
         for group in self._taken_D.keys() & item.apart:
             free_D = free_D & ~self._taken_D[group]
         return np.where(free_D, self.left_D, -1)
 
     def take(self, item: PackedItem, bytes_of: Mapping[int, int]) -> None:
-        """Take an item's bytes on each device."""
+        """Subtract an item's memory from each device."""
         for device, size in bytes_of.items():
             self.left_D[device] -= size
         for group in item.apart:
@@ -167,7 +167,7 @@ class FreeMemory:
 
 
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
-    """Return the storages outside of device memory for tables on one device, each with the least device memory."""
+    """Return, for tables on one device, the offloaded storages that use the least device memory."""
     if not task.only_replicated.isdisjoint(positions):  # replicas never leave it
         return ()
     kernels = common_kernels(task, positions)
@@ -282,7 +282,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
 
 
 def _fixed_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[FixedParts]:
-    """Yield replicas, and even rows whose memory is not linear."""
+    """Yield the fixed parts of a table: replicas, and equal row shards with non-linear memory."""
     table, allowed = task.tables[position], task.limits_of(position).devices
     if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
@@ -300,7 +300,7 @@ def _replica(task: ShardingTask, table: Table) -> MemoryUse:
 
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
-    """Return the memory as a line, which is exact for columns in every storage."""
+    """Return the memory of column parts as a linear function of their columns (exact)."""
     whole = whole_part(table, storage=storage)
     narrow, wide = (
         _memory_use(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))
@@ -311,7 +311,7 @@ def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | No
 
 
 def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
-    """Return a linear bound of the memory of row parts; with counted lookups, each part has all rows' inputs."""
+    """Return a linear upper bound of the memory of row parts; with counted lookups, each has the inputs of all rows."""
     whole = whole_part(table, storage=storage)
     if _has_even_lookups(task, table):
         few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent whole
@@ -337,7 +337,7 @@ def _is_line(task: ShardingTask, table: Table) -> bool:
 
 
 def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
-    """Return a bound of the bytes by which rounding can put row parts below their share of the whole."""
+    """Bound how far rounding can push a row part's memory below its proportional share, bytes."""
     of_rows = table.num_rows if table.embedding_dim * table.weight_bits % 8 else 0
     return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
 

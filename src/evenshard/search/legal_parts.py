@@ -1,4 +1,4 @@
-"""Legal placements of any cost: by packing if memory is ample, by a solver if it is tight."""
+"""Find some legal placement, regardless of cost: by packing, or by a solver if memory is tight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_TRIED_OFFLOADS = 8
 
 
 def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
-    """Return some legal parts, ordered by table; deterministic.
+    """Return the parts of some legal placement, ordered by table; deterministic.
 
     Args:
         time_limit_s: the solver's time; if it ends early, another run may find a placement.
@@ -57,10 +57,9 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
 
 
 def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
-    """Return some legal parts if packing finds them, in device memory or, if allowed, outside of it.
+    """Return a legal placement found by greedy packing, offloading tables if allowed; None if none is found.
 
-    Args:
-        known: items of the same task for any memory of devices and hosts; new items are added.
+    ``known`` caches items of the same task; new items are added.
     """
     machine = task.machine
     outside = sum(machine.host_bytes) + sum(machine.ssd_bytes) if task.may_offload else 0
@@ -75,7 +74,7 @@ def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[Ta
 
 
 def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, ...] | None:
-    """Move tables with few lookups per row out of device memory first, to the kernel with the least device memory."""
+    """Offload the tables with the fewest lookups per row first, to the storage that needs the least device memory."""
     outside = {
         at: least[0]
         for positions in merge_groups(len(task.tables), task.together)
@@ -102,7 +101,7 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
 
 
 def _offloads(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many of ``chosen`` must leave device memory for all bytes to fit."""
+    """Return how many tables of ``chosen`` must be offloaded until all tables fit by total memory."""
 
     def size(at: int) -> int:
         return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))
@@ -130,13 +129,13 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
-    """Return True if real parts may be smaller than counted: inputs are even shares, bytes are rounded."""
+    """Return True if the linear memory model may overestimate parts (rounding, equal input shares)."""
     in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
 def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield orders of items, with few-device and uncut items first.
+    """Yield packing orders, the least flexible items first, each for best-fit and for worst-fit packing.
 
     Each order comes once for the emptiest devices, and once for the fullest that fit; see ``pack_in_order``.
     """
@@ -153,12 +152,12 @@ def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
 
 
 def _freedom(item: PackedItem) -> int:
-    """Rank whole items 0, column cuts 1, and row cuts, which fit any free memory, 2."""
+    """Return how flexible an item is: 0 whole, 1 column cuts, 2 row cuts (which fit any free memory)."""
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
 def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> list[TablePart] | None:
-    """Pack all items in order and return their parts; None at a dead end.
+    """Pack all items in order and return their parts; None if an item does not fit.
 
     Args:
         tightest: True to use the fullest devices that fit, and to first_fit them with column parts; False to use the
@@ -180,7 +179,7 @@ _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
-    """Place an item where it fits; -1 left means that no part fits."""
+    """Place an item on devices where it fits; ``left_D`` is -1 where no part fits. None if impossible."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
         device = int(roomy_D.argmin() if tightest else roomy_D.argmax())
@@ -219,7 +218,7 @@ def _cut_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt
 
 
 def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -> tuple[Devices, Devices] | None:
-    """Return the fewest places, at least two, that fit all columns, and their blocks."""
+    """Return the fewest places (at least two) that can hold all columns, and the blocks on each."""
     roomy = (-most).argsort(kind="stable")
     enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
@@ -233,7 +232,7 @@ def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -
 
 
 def _spread(count: int, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDArray[np.int64]:
-    """Fill one place after the other, or share blocks as evenly as memory allows."""
+    """Distribute blocks: fill places one after the other if ``first_fit``, else evenly within memory."""
     if first_fit:
         before = np.concatenate([[0], most.cumsum()[:-1]])
         return np.asarray((count - before).clip(0, most))
@@ -244,7 +243,7 @@ def _spread(count: int, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDA
 
 
 def _cut_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Share rows evenly, else by free memory with at least one row each; few rows use as many devices."""
+    """Distribute rows evenly, else in proportion to free memory, at least one row per device; None if impossible."""
     most_D = cut.most_blocks(left_D)
     even_D = np.zeros_like(most_D)
     even = cut.even_rows

@@ -1,21 +1,22 @@
-"""Lower bounds of the predicted time of all placements that a task allows: all types, all cuts and all devices.
+"""Lower bounds of the predicted step time over all placements that a task allows.
 
-A bound is the least over cases, which are opened and tightened one by one, the lowest first:
+A bound is the minimum over cases, which are opened and tightened one by one, the lowest first:
 
 1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose minimum times and latencies
    add to the costs of tables, as do the one-time costs of a call, such as its hottest row.
 2. **Ranges of communication volumes**, with a linear lower bound of the communication time in each (``bound_lines``).
 3. **The mean device** (``least_time_ms``). A step takes at least the time of its slowest device, which is at least the
-   mean. Kernel times are convex, so a linear lower bound holds for any sum of shards; along such a line the work of a
-   table is a number for each of its options, however fine it is cut: cutting columns repeats lookups, cutting rows
-   repeats bags, replicas repeat rows. Each table takes the option with the least work whose shards, alone on their
-   device, are below the time in question; the bound is the least time for which this fits into all devices. Memory
-   has the price (Lagrange) that maximizes the bound. Lines touch the kernel times at the mean device of the tables'
-   current options. A pass takes at least the time of its launches, too, whatever its kernels take.
-4. **Whole shards** (``IndivisibleShards``). Shards cannot be divided: they have to fit into the rest of each device.
+   mean. Kernel times are convex, so a linear lower bound holds for any sum of shards. Along this line, the work of a
+   table is one number per option, whatever the cut: column shards repeat lookups, row shards repeat bags, replicas
+   repeat rows. Each table takes the option with the least work whose shards, alone on their device, stay below the
+   time; the bound is the least time for which this work fits into all devices. Memory has the Lagrange price that
+   maximizes the bound. Lines touch the kernel times at the mean device of the tables' current options. A pass takes at
+   least the time of its launches, whatever its kernels take.
+4. **Indivisible shards** (``IndivisibleShards``). Shards cannot be divided: they have to fit into the rest of each
+   device.
 
-Included are the time steps that a table's own rows cause, those that all rows cause together on devices that are alike,
-and uneven cuts by columns (``CutBounds``; of many tables, those with the most lookups, and even cuts of the others).
+Included are the time steps that a table's own rows cause, those that all rows cause together on equal devices, and
+uneven column cuts (``CutBounds``; of many tables, those with the most lookups, and even cuts of the others).
 
 Legend: G groups, W options of a group, A shards of options, Q classes of equal shards, D devices, P lookups, C
 looked-up rows of options, K kinds of devices, H columns, S sets, Y classes of options, X volumes, F tables that are cut
@@ -58,7 +59,7 @@ ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """Return the bound, ms, which need not exceed ``enough_ms``; 0 if there is none."""
+    """Return a lower bound of the step time, ms, at most about ``enough_ms``; 0 if there is none."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
     # Ties of bounds are broken by the order of opening.
@@ -84,7 +85,7 @@ Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 @dataclass(frozen=True)
 class _Lines:
-    """Linear lower bounds of a mean device's times; ``works_2W`` is along them, of all devices together."""
+    """Linear lower bounds of the mean device's times; ``works_2W`` is each option's total contribution."""
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
@@ -93,7 +94,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """All placements with exactly these classes and volumes in these ranges; ``alone_W`` times the longest shard."""
+    """Placements with exactly these option classes and these volume ranges; ``alone_W`` is the longest shard's time."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -153,7 +154,7 @@ class _Bounds:
         return bounds.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
-        """Group options that share kernel launches and output exchanges."""
+        """Group options that share kernel launches and output dists."""
         space, machine = self._space, self._space.task.machine
         first_W = np.full(len(self._copies_W), len(space.calls))
         np.minimum.at(first_W, self._option_C, self._call_C)
@@ -174,7 +175,7 @@ class _Bounds:
             np.minimum.at(least_Y, self._class_W[self._option_C], least_C)
 
     def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
-        """Yield sets of classes that give every group an option, each with a quick bound."""
+        """Yield sets of option classes that include an option for every group, each with a quick lower bound."""
         table, lines = self._table, self._lines_of_wholes
         all_lines_X = zip(self._lines_X, self._lines_beside_nodes_X, strict=True)
         slopes_X = [min(one.slope + one.own_slope for one in (*some, *others)) for some, others in all_lines_X]
@@ -209,7 +210,7 @@ class _Bounds:
             yield [line for line in lines if least <= line.most and line.least <= most]
 
     def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """Return a bound by the mean device's time, along lines that fit the tables' options."""
+        """Yield lower bounds from the mean device's time, tightened with the options that it selects."""
         lines, chosen_G = self._lines_of_wholes, None
         best, found = 0.0, (case, lines)
         for _ in range(LINES):
@@ -247,7 +248,7 @@ class _Bounds:
         return self._lines(None)
 
     def _of_whole_shards(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
-        """Return a bound for placements of whole shards."""
+        """Yield lower bounds that treat shards as indivisible."""
         table = self._table
         own_V = np.array([one.alone_slope for one in case.exchange_X[: len(VOLUMES)]])
         work_A = np.bincount(self._shard_C, self._row_works(lines), len(table.option_A)) + self._volume_AV @ own_V
@@ -288,7 +289,7 @@ class _Bounds:
         return np.asarray(np.min([one.sum(axis=0) for one in works_K2FU], axis=0)) + self._cuts.communication_FU(own_V)
 
     def _once_W(self, classes: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return a call's one-time cost beyond the part in ``_offset_ms``."""
+        """Return each option's one-time cost of a kernel call beyond the minimum that ``_offset_ms`` includes."""
         of_some = classes & ~self._is_everywhere_Y
         least_Y = self._least_call_2Y.sum(axis=0)
         least_Y[of_some] = least_Y[of_some].min(initial=np.inf)
@@ -301,7 +302,7 @@ class _Bounds:
         return np.asarray(np.array(slopes_X) @ self._volume_XW)
 
     def _offset_ms(self, classes: npt.NDArray[np.bool_], at_0_2: FloatArray, counted: tuple[bool, ...]) -> float:
-        """Sum kernel minimum times or launches, and latencies; calls on all devices count for each, others for one."""
+        """Return the fixed time of every device: minimum kernel times or launches, one-time costs, and latencies."""
         of_all, of_some = classes & self._is_everywhere_Y, classes & ~self._is_everywhere_Y
         calls = int(of_all.sum() + of_some.any())
         once_2 = self._least_call_2Y[:, of_all].sum(axis=1)
@@ -341,13 +342,13 @@ class _Bounds:
         return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), works_2W)
 
     def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
-        """Sum the work of the looked-up rows of each option, with all their copies."""
+        """Sum the work of each option's looked-up rows over all its devices."""
         count, works_2C = len(self._copies_W), works_2P[:, self._row_C]
         return np.array([np.bincount(self._option_C, works_C, count) for works_C in works_2C]) * self._copies_W
 
 
 def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
-    """Return the devices' memory; infinite if tables could leave it by options that the space lacks."""
+    """Return the devices' memory; infinite if tables may be offloaded by options that the space lacks."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
@@ -359,9 +360,10 @@ def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
 
 
 def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return device memory, and additional time outside of it, for all shards and for the longest, [W] each.
+    """Return each option's device memory and minimum extra time when offloaded, total and longest shard, [W] each.
 
-    Each cache counts with its own memory (the smallest with none) and the time of the next larger (the largest: 0).
+    A cache's time is that of the next larger cache (0 for the largest), and the smallest cache counts with no memory:
+    this covers caches of any size in between.
     """
     table, bytes_W = space.table, bytes_W.copy()
     offload_A = space.shard_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.shard_A]

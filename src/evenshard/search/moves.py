@@ -1,4 +1,4 @@
-"""Bytes that the placements of a search move from an earlier placement, within a limit.
+"""Bytes that must move to change from an earlier placement to each placement under search.
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 
@@ -36,7 +36,7 @@ BEYOND = 0.01
 
 
 class Moves:
-    """Bytes that move from an earlier placement; adds the earlier options to the space.
+    """Cost of moving from an earlier placement; adds that placement's options to the search space.
 
     Attributes:
         home_G, home_GS: the option and the places of each group that move nothing; the option is -1 if there is none,
@@ -75,7 +75,7 @@ class Moves:
     # Bytes ------------------------------------------------------------------------------------------------------------
 
     def weigh(self, moved_M: Indices, overflow: float) -> FloatArray:
-        """Return the energy of moved bytes relative to a step, [M]; bytes beyond the bound weigh ``overflow``."""
+        """Return the annealing energy of moved bytes, [M]; bytes over the limit are penalized by ``overflow``."""
         beyond_M = np.maximum(moved_M - self.most_bytes, 0.0)
         overflow_M = overflow * (beyond_M / self.all_bytes + BEYOND * (beyond_M > 0))
         return np.asarray(PRICE * moved_M / self.all_bytes + overflow_M)
@@ -99,7 +99,7 @@ class Moves:
         return np.asarray(self._bytes[self._first_A[table.first_O[option_F] + slot_F] + column_F])
 
     def _tabulate(self) -> None:
-        """Build the table of bytes that each shard of each option moves to each of its places.
+        """Tabulate the bytes that each shard of each option moves to each of its places.
 
         Devices that hold the same weights of a group share a column.
         """
@@ -147,7 +147,7 @@ class Moves:
     def _lacking_bytes(
         self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
     ) -> FloatArray:
-        """Return the bytes of columns that devices lack, with all rows or an equal block each, [A, Q]."""
+        """Return the bytes of these columns that each place's devices lack, all rows or an equal block each, [A, Q]."""
         before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
         if not before:
             return np.zeros((len(columns), len(devices_QW)))
@@ -186,7 +186,7 @@ class Moves:
 
 
 def _overlaps(ones: Sequence[Span] | Indices, others: Sequence[Span]) -> Indices:
-    """Return the number of rows or columns that each pair of spans shares."""
+    """Return the number of rows or columns shared by each pair of spans."""
     one, other = np.array(ones, dtype=np.int64), np.array(others, dtype=np.int64)
     shared = np.minimum.outer(one[:, 1], other[:, 1]) - np.maximum.outer(one[:, 0], other[:, 0])
     return np.asarray(np.maximum(shared, 0))

@@ -1,9 +1,9 @@
-"""The search near an earlier placement: the best placement that moves at most the allowed bytes.
+"""Search for the best placement within a limit of bytes moved from the placement in use.
 
-It anneals within increasing bounds, the same in every search, so that a larger limit hardly ever gives a worse answer.
-Each bound starts with the best placement within the previous bound, and with placements of the unbounded search. Their
-devices are renumbered so that little moves, and groups return home until the bound holds. The first bound is zero bytes
-or the fewest that have to move.
+It anneals under increasing limits, the same in every search, so that a larger limit hardly ever gives a worse answer.
+Each step starts with the best placement of the previous limit, and with placements of the unlimited search. Their
+devices are renumbered so that little moves, and groups return to their earlier devices until the limit is met. The
+first limit is zero bytes or the fewest that have to move.
 
 Legend: N placements, G groups, S shards of an option (padded), V variables of the integer program, F shards of their
 options, Q places, R devices, hosts and SSDs.
@@ -60,9 +60,9 @@ STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
 
 @dataclass(frozen=True)
 class NearResult:
-    """The best placement within the bound, candidates, and the bytes that the best unbounded placement moves.
+    """Best placement within the limit of moved bytes, its candidates, and the bytes that other placements move.
 
-    ``stay`` is the best placement that moves the fewest bytes.
+    ``stay`` is the best placement that moves the fewest bytes; ``free_bytes`` is what the unlimited optimum moves.
     """
 
     best: PredictedParts
@@ -76,7 +76,7 @@ class NearResult:
 
 @dataclass(frozen=True)
 class _Found:
-    """A placement within the bound."""
+    """A placement whose moved bytes are within the limit."""
 
     predicted: PredictedParts
     moved_bytes: int
@@ -100,10 +100,10 @@ class NearSearch:
         self._found: dict[tuple[TablePart, ...], _Found] = {}
 
     def run(self, free: PlanSearchResult) -> NearResult:
-        """Search for the best placement within the bound.
+        """Search for the best placement that moves at most ``most_bytes``.
 
         Args:
-            free: the result of the search without a bound.
+            free: the result of the search without a limit.
 
         Raises:
             BadConfig: if more bytes have to move; the message has the number, and the tables.
@@ -151,7 +151,7 @@ class NearSearch:
         return (ended.option_NG[at], ended.place_NGS[at]) if np.isfinite(ended.cost_N[at]) else None
 
     def _return_home(self, placement: _Placement, bound: float) -> _Placement:
-        """Return groups to their earlier places until a placement is within a bound, cheapest per byte first."""
+        """Move groups back to their earlier devices, cheapest per byte first, until the limit is met."""
         moves = self._moves
         option_G, place_GS = (array.copy() for array in placement)
         chains = Chains(self._search.space, option_G[None], place_GS[None], moves=moves)
@@ -173,7 +173,7 @@ class NearSearch:
         return int(self._moves.count_bytes(*placement).sum())
 
     def _anneal_fewest_moves(self, free: _Placement) -> _Placement | None:
-        """Return a placement that moves the fewest bytes, as far as found."""
+        """Return the best placement found that moves the fewest bytes."""
         starts = self._earlier_placements(free)
         best = self._anneal(starts, self._bytes(starts[0]), 0, STAY_SHARE)
         if best is not None and not self._bytes(best):
@@ -184,20 +184,20 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return the earlier placement with new tables added, then with all parts of the free one that move nothing."""
+        """Return two starts: the earlier placement plus new tables, and with all move-free parts of ``free``."""
         is_new_G = self._moves.home_G < 0
         is_free_NG = (is_new_G, is_new_G | (self._moves.count_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
         return [(np.where(own, free[0], homes[0]), np.where(own[:, None], free[1], homes[1])) for own in is_free_NG]
 
     def _record_legal(self, *placements: Sequence[TablePart] | None) -> None:
-        """Note legal placements that may be outside of the space, because their rows may be uneven."""
+        """Record legal placements as candidates unchanged, even if the search space cannot represent them."""
         for parts in placements:
             if parts is not None and is_legal_sharding(self._search.costs.task, parts):
                 self._record(tuple(parts), self._moves.parts_bytes(parts))
 
     def _record(self, parts: tuple[TablePart, ...], moved_bytes: int) -> float:
-        """Note a placement if it is within the bound; return its predicted time, ms."""
+        """Record a placement as a candidate if it is within the limit; return its predicted time, ms."""
         costs = self._search.costs
         predicted = costs.predict(parts)
         found = _Found(predicted, moved_bytes, round_for_sorting(predicted.predicted_ms + costs.divisions_ms(parts)))
@@ -244,10 +244,10 @@ class NearSearch:
 
 
 def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
-    """Return options [G] and places [G, S] that move the fewest bytes; None if none are found.
+    """Find options [G] and places [G, S] that move the fewest bytes, by an integer program; None if none are found.
 
-    It solves an integer program over choices of groups. Each group stays home, or takes one of its options on
-    neighboring devices or where most of it was. Other places are not tried, although they could move less.
+    Each group stays on its earlier devices, or takes one of its options on neighboring devices or where most of it was.
+    Other places are not tried, although they could move less.
     """
     space, table = moves.space, moves.table
     of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
@@ -293,7 +293,7 @@ def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _nearest(moves: Moves, option: int, shards: int, count: int) -> tuple[int, ...]:
-    """Return the place where each shard moves the fewest bytes, the first shard first."""
+    """Return the place where each shard moves the fewest bytes, chosen shard by shard."""
     slot_SQ, place_SQ = np.indices((shards, count))
     bytes_SQ = moves.shard_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
     places: list[int] = []

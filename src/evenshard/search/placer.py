@@ -27,12 +27,12 @@ FAULT = 1e6
 
 
 class ShardTimes:
-    """The work of shards, regardless of other shards on their device.
+    """Estimated time of each shard alone, independent of other shards on its device.
 
     Attributes:
         ms_P: time of each shard alone on a device, without the time of an empty call.
         longest_O, total_O: the longest shard of each option, and all shards with all their copies.
-        even_ms: an even share of a device, with the cheapest option of each group.
+        even_ms: mean work per device if each group takes its cheapest option.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -55,7 +55,7 @@ class ShardTimes:
 
 
 class GreedyPlacer:
-    """A placer of groups, one by one, on the devices with the least load and enough memory, for many starts at once."""
+    """Greedy placer of groups, one by one, on the least loaded devices with enough memory, for many starts at once."""
 
     def __init__(self, space: SearchSpace) -> None:
         self.space, self.times = space, ShardTimes(space)
@@ -75,7 +75,7 @@ class GreedyPlacer:
             has_rule_P[table.shard_A[has_rule_G[group_A]]] = True
 
     def cheapest(self, fault_O: Indices | Mask) -> Indices:
-        """Return each group's option with the least work among those with the least fault, [G]."""
+        """Return each group's cheapest option among those with the lowest ``fault_O`` (rule violation), [G]."""
         return cheapest_options(self.table, self.times.total_O + FAULT * fault_O)
 
     def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
@@ -104,9 +104,9 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """Return additions to device keys that give each class of widths devices in proportion to its work, [C, N, D].
+        """Return key penalties that reserve devices for each width class in proportion to its work, [C, N, D].
 
-        Shards that do not fit there go to devices with wider shards, then to others.
+        Shards that do not fit on these devices go to devices with wider shards, then to others.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
@@ -126,7 +126,7 @@ class GreedyPlacer:
         free_ND: Indices,
         apart: dict[int, Mask],
     ) -> Indices:
-        """Place one group of each start at the least key; updates loads, free memory and ``apart``.
+        """Place one group of each start on the devices with the lowest key; update loads, memory and ``apart``.
 
         Args:
             apart: devices in use by each rule of tables that stay apart, [N, D].
@@ -156,7 +156,7 @@ class GreedyPlacer:
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """Return the places with the least keys for options, [M, S]; all shards of one option are in one home."""
+        """Return the places with the lowest keys for each option, [M, S], all within one home (``home_span``)."""
         table, devices = self.table, self._devices
         place_MS = np.zeros((len(option_M), table.most_shards), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
@@ -196,7 +196,7 @@ class GreedyPlacer:
 
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
-    """Return the indices of the ``most`` least values of each row, [M, most]; ties in order."""
+    """Return the indices of the ``most`` smallest values per row, [M, most]; ties by index."""
     if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
         return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
     key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))

@@ -1,8 +1,8 @@
-"""Random changes of placements under search, as arrays: moves, swaps, other options, ejections.
+"""Random changes that annealing proposes: moves, swaps, option changes and ejections, as arrays.
 
 Most changes begin on the slowest device of a window of the step. A shard moves to a device with a low load, or swaps
-places with another shard. A group takes another option, often the type and width of another random group, on the
-devices with the lowest loads. In some changes, a shard also leaves the busiest of the receiving devices (ejection).
+places with another shard. A group takes another option, often the type and width of another random group, on the least
+loaded devices. In some changes, another shard also leaves the busiest of the receiving devices (ejection).
 
 Legend: N chains, M changes that are drawn, E edits of groups, F shards, G groups, K options of a group (padded), D
 devices, X devices of all chains, P shards of all options, R rules of tables that stay apart.
@@ -51,7 +51,7 @@ NO_MEMORY = 10.0
 
 
 class Proposals:
-    """A generator of random changes of chains.
+    """Generator of random proposals for the annealing chains.
 
     Args:
         placer: placer of the space's groups.
@@ -75,7 +75,7 @@ class Proposals:
     # Shards of devices ------------------------------------------------------------------------------------------------
 
     def _index(self, chains: Chains) -> None:
-        """Sort the shards on single devices by device."""
+        """Index the single-device shards by device."""
         shards = chains.all_shards
         is_single_F = self._is_single_P[shards.shard_F]
         at = np.flatnonzero(is_single_F)
@@ -88,7 +88,7 @@ class Proposals:
         self._start_N = np.cumsum(self._spread_N) - self._spread_N
 
     def _shard_on(self, x_M: Indices) -> tuple[Indices, Mask]:
-        """Draw a shard on each device; also return if there is one."""
+        """Draw one shard on each device, and a mask of devices that have any."""
         if not len(self._order):
             return np.zeros(len(x_M), dtype=np.int64), np.zeros(len(x_M), dtype=bool)
         count_M = self._count_X[x_M]
@@ -96,7 +96,7 @@ class Proposals:
         return self._order[np.minimum(self._start_X[x_M] + number_M, len(self._order) - 1)], count_M > 0
 
     def _light_device(self, chain_M: Indices) -> Indices:
-        """Draw the lightest of three random devices, or of all."""
+        """Draw the least loaded of three random devices, or with a small probability of all devices."""
         count = len(chain_M)
         three_M3 = self._rng.integers(self._devices, size=(count, 3))
         lightest_M1 = self._load_ND[chain_M[:, None], three_M3].argmin(axis=1)[:, None]
@@ -156,7 +156,7 @@ class Proposals:
         return Edits.join(shards)
 
     def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return True if options have equally many shards, more than one, with homes of the same size."""
+        """Return True for options that can swap all places: equally many shards (several) and equal home span."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
         return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
@@ -183,7 +183,7 @@ class Proposals:
         return self._change_storage(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
 
     def _change_storage(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
-        """Replace some options by the same parts in other memory, also for two groups of a device in exchange."""
+        """Replace some changes by another storage of a group, also for two groups of a device at once."""
         rng, count = self._rng, len(chain_M)
         x_M = chain_M * self._devices + chains.all_shards.device_F[at_M]
         other_M, _ = self._shard_on(x_M)
@@ -196,7 +196,7 @@ class Proposals:
         return Edits.join([edits.select(~is_kept_M), first.select(is_kept_M), second.select(is_pair_M)])
 
     def _draw_storages(self, chains: Chains, change_M: Indices, group_M: Indices, chain_M: Indices) -> Edits:
-        """Draw another storage for groups, with the same type and places."""
+        """Draw a storage for each group, with the same sharding type and places."""
         table, now_M = self._table, chains.option_NG[chain_M, group_M]
         number_M = (self._rng.random(len(now_M)) * table.num_twins_O[now_M]).astype(np.int64)
         option_M = table.twin_O[table.first_twin_O[now_M] + number_M]
@@ -219,7 +219,7 @@ class Proposals:
         return self.placer.places(option_M, key_MD)
 
     def _return_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
-        """Replace some changes by the return of a group to its place in the earlier placement."""
+        """Replace some changes with moving a group back to its place in the earlier placement."""
         is_away_NG = (chains.option_NG != moves.home_G) | (chains.place_NGS != moves.home_GS).any(axis=2)
         is_away_NG &= moves.home_G >= 0
         count_N, (_, group_A) = is_away_NG.sum(axis=1), np.nonzero(is_away_NG)
@@ -231,7 +231,7 @@ class Proposals:
         return Edits.join([edits.select(~is_chosen_M[edits.change_E]), home])
 
     def _add_ejections(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Add to some changes of one group that a shard leaves the busiest device."""
+        """Extend some single-group changes: also move a shard off the busiest receiving device."""
         rng, devices = self._rng, self._devices
         is_chosen_M = rng.random(len(chain_M)) < EJECTIONS
         is_alone_M = np.bincount(edits.change_E, minlength=len(chain_M)) == 1
@@ -253,7 +253,7 @@ class Proposals:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Drop changes that put two shards of a group on one device, or leave its home, or break rules."""
+        """Drop changes that put two shards of a group on one device, leave its home span, or break rules."""
         table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]
@@ -311,7 +311,7 @@ class Proposals:
         return number_M, option_MG, place_MGS
 
     def _options_of_many(self, now_G: Indices) -> Indices:
-        """Return another type and width for all groups of a type, or replicas of groups up to a random size, [G].
+        """Draw new options for many groups: another type and width, or replication up to a random size, [G].
 
         May also cut a collection with MEAN tables by rows, or undo it.
         """

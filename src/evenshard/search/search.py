@@ -47,7 +47,7 @@ MOST_CANDIDATES = 16
 
 @dataclass(frozen=True)
 class PlanSearchEffort:
-    """Length of a search: number of changes, reduced for small tasks, and an optional time limit."""
+    """Search effort: number of tried changes, reduced for small tasks, and an optional time limit."""
 
     changes: int = 200_000
     time_limit_s: float | None = None
@@ -70,7 +70,7 @@ def get_effort(name: str) -> PlanSearchEffort:
 
 @dataclass(frozen=True)
 class PlanSearchResult:
-    """Placements that the search found: distinct candidates, the best first, the others by their cost."""
+    """Search result: the best placement, and distinct candidates, the best first, then by cost."""
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
@@ -83,7 +83,7 @@ Progress = Callable[[float, float], None]
 
 @dataclass
 class _Pool:
-    """The best distinct placements so far: cost including unusual cuts, options [G] and places [G, S]."""
+    """Pool of the best distinct placements so far; costs include a penalty for unusual cuts."""
 
     space: SearchSpace
     found: dict[bytes, tuple[float, Indices, Indices]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _Pool:
 
 
 class PlanSearch:
-    """The search on one task, of normal length by default.
+    """Search for the best placement of one task, with normal effort by default.
 
     Args:
         packing_s: time limit of the solver that looks for a legal placement if nothing else finds one.
@@ -197,7 +197,7 @@ class PlanSearch:
     def legal_starts(
         self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
     ) -> Best:
-        """Return the placements that the rules allow; these may exceed the memory."""
+        """Return the given placements that violate no rule; they may exceed memory."""
         chains = Chains(self.space, option_NG, place_NGS, moves=moves)
         return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
 
@@ -228,7 +228,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Split the changes into those of each lesser effort and the rest; for a small task into more runs."""
+        """Split the changes into runs: one per lower effort, then the rest; more runs for small tasks."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

@@ -1,4 +1,4 @@
-"""Builder of the shards of all options of a search, as arrays.
+"""Builder of arrays with the memory, volumes and kernel columns of every shard that the search may place.
 
 Shards of a table that share a sharding type and a storage differ only in their columns. Memory and volumes are linear
 in the columns, so each table is evaluated twice, for any number of shards.
@@ -31,7 +31,7 @@ _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
 class _RowRange(NamedTuple):
-    """A range of rows of a table, for any columns; ``row_of`` has the index of its lookups by width."""
+    """Row range of a table; ``row_of`` maps a width to the index of its lookups."""
 
     rows: Span
     line: int
@@ -41,7 +41,7 @@ class _RowRange(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardArrays:
-    """All shards as arrays.
+    """All shards of all options as arrays.
 
     Each shard adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
     and time outside of device memory (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` are
@@ -63,13 +63,13 @@ class ShardArrays:
     row_C: Indices
 
     def cells_of(self, shard_E: Indices) -> tuple[Indices, Indices]:
-        """Return the index into ``shard_E`` of each cell, and the index of the cell."""
+        """Return all cells (kernel-call entries) of the given shards: index into ``shard_E``, and index of the cell."""
         from_C, offset_C = repeat_numbers(self.cells_P[shard_E])
         return from_C, self.first_P[shard_E[from_C]] + offset_C
 
 
 class ShardBuilder:
-    """Builder that numbers shards, kernel calls and lookups.
+    """Builder of ``ShardArrays``; it numbers shards, kernel calls and lookups.
 
     ``collective_of_call`` has the module and the type of each kernel call: calls with the same values share a
     collective. ``lookups`` are complete after ``lookups.update()``.
@@ -118,7 +118,7 @@ class ShardBuilder:
         return first
 
     def add_together(self, members: Sequence[int], storage: Storage) -> int:
-        """Add the shard of whole tables that stay together, and return its index."""
+        """Add one shard for a group of unsharded tables that stay together, and return its index."""
         number, of_call = len(self._columns_P), dict[int, tuple[Lookup, ...]]()
         parts = [(self._task.tables[at], whole_part(self._task.tables[at], (0,), storage)) for at in members]
         lines = [self._line(table, part, TABLE_WISE) for table, part in parts]
@@ -172,7 +172,7 @@ class ShardBuilder:
         return _RowRange(rows, line, lookups, {})
 
     def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> tuple[float, ...]:
-        """Return the fields of a part's line; growth per column is only computed if it may be cut."""
+        """Return a part's sizes and volumes as linear functions of its columns; slopes are 0 unless it may be cut."""
         span, columns = TYPES[name].span(self._task.machine), table.embedding_dim
         whole_3 = self._bytes_3(table, part)
         if TYPES[name].is_replicated:

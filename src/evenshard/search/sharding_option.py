@@ -1,7 +1,8 @@
-"""The choices of a search: groups of tables, and the sharding options of each.
+"""Sharding options of the search: groups of tables, and the options of each.
 
-A shard is placed as a unit: columns on a device, rows on all devices of a node or on all devices, or a replica on each.
-Tables that stay together are one group with one shard. Collections with MEAN tables are cut by rows as a whole.
+The search places shards: columns of a table on one device, rows on all devices of a node or of the machine, or a
+replica on each. For row-wise and replicated tables, one entry represents the equal shards of all these devices. Tables
+that stay together are one group with one shard. Collections with MEAN tables are row-wise as a whole.
 
 Legend: D devices, G groups, O options of all groups or cuts, A shards of all options or parts of all cuts, K
 collections, P shards, M placements.
@@ -31,10 +32,10 @@ WRONG = 0.1
 
 @dataclass(frozen=True)
 class ShardingOption:
-    """A sharding option for a group of tables, like TorchRec's ``ShardingOption``.
+    """Sharding option of a group of tables, like TorchRec's ``ShardingOption``.
 
-    Each shard is on ``span`` consecutive devices; its place is the index of such a set. All shards are within
-    ``home_span`` devices. ``shards`` has the index of each among all shards of the space, ``widths`` its columns.
+    Each shard is on ``span`` consecutive devices; its place is the index of this block of devices. All shards are
+    within ``home_span`` consecutive devices. ``shards`` are indices into the space's shards, ``widths`` their columns.
     """
 
     sharding_type: str
@@ -47,9 +48,9 @@ class ShardingOption:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Cuts of a table by columns, each an option.
+    """Column cuts of a table, one per option, which share their widths.
 
-    ``widths`` are the different widths of all cuts, ``slots`` the index of the width of each part of each cut.
+    ``widths`` are the distinct widths of all cuts; ``slots`` has, for each part of each cut, the index of its width.
     """
 
     widths: tuple[int, ...]
@@ -57,7 +58,7 @@ class Cuts:
 
     @staticmethod
     def of(cuts: Iterable[Sequence[int]]) -> Cuts:
-        """Index the widths of cuts."""
+        """Build from lists of widths, storing each distinct width once."""
         numbers: dict[int, int] = {}
         slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
         return Cuts(tuple(numbers), slots)
@@ -79,7 +80,7 @@ class Cuts:
 
 
 class OptionRun(NamedTuple):
-    """Options of a group of one type and storage; ``first_shard`` is the index of the shard of ``cuts.widths[0]``."""
+    """Consecutive options of a group with one type and storage."""
 
     sharding_type: str
     storage: Storage
@@ -146,7 +147,7 @@ class OptionTable:
         self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
     def pad_by_group(self, values_O: FloatArray) -> FloatArray:
-        """Index values by group and option, [G, options of a group], padded with infinity."""
+        """Reshape option values to [G, options of a group], padded with infinity."""
         found = np.full((len(self.num_options_G), int(self.num_options_G.max())), np.inf)
         found[self.group_O, self.number_O] = values_O
         return found
@@ -170,9 +171,9 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables that are placed together, by their positions in the task: a table, or tables that stay together.
+    """Tables that are placed together (one table, or tables that stay together), by position in the task.
 
-    ``allowed_D`` has its allowed devices, None for all; ``apart`` the groups of tables to keep apart that it is in.
+    ``allowed_D`` marks allowed devices, None for all; ``apart`` are the indices of its rules of tables to keep apart.
     """
 
     tables: tuple[int, ...]
@@ -201,7 +202,7 @@ class Shards(Rows):
 
 @dataclass
 class Edits(Rows):
-    """Edits of groups: one change may have several."""
+    """New options and places of groups; one change may edit several groups."""
 
     change_E: Indices
     group_E: Indices
@@ -218,7 +219,7 @@ def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edi
 
 
 def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
-    """Convert choices of groups, by default of all, to options [E] and places [E, S]."""
+    """Convert choices of groups (all groups by default) to options [E] and places [E, S]."""
     first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
     place_ES = np.zeros((len(choices), table.most_shards), dtype=table.place_type)
     for place_S, one in zip(place_ES, choices, strict=True):
@@ -236,14 +237,14 @@ def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> li
 
 
 class MeanCollections:
-    """Collections with MEAN tables that a search cuts by rows as a whole or not at all.
+    """Collections with MEAN tables that a search shards by rows as a whole or not at all.
 
     TorchRec computes means of row shards by dividing a collection's whole output, which is correct only if all of its
-    tables are cut by rows. If only some are, each group that would have to change counts as overflow of memory. If a
-    MEAN table is cut by rows, the time of the division is added to a step.
+    tables are row-wise. If only some are, each group that would have to change counts as overflow of memory. If a MEAN
+    table is row-wise, the time of the division is added to the step.
 
     ``number_G`` is the index in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``
-    mark options that cut tables of the collections, and their MEAN tables, by rows.
+    mark options that shard tables of the collections, and their MEAN tables, by rows.
     """
 
     def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_shards: int) -> None:
@@ -262,13 +263,13 @@ class MeanCollections:
         self._number_P[table.shard_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
 
     def count_rows(self, shards: Shards, count: int) -> Indices:
-        """Count other tables, then MEAN tables of each collection that shards of M changes cut by rows, [M, 2 K]."""
+        """Count row-sharded tables of each collection, non-MEAN first and then MEAN, for M changes, [M, 2 K]."""
         own, size = shards.select(self._number_P[shards.shard_F] >= 0), 2 * len(self.names)
         found = np.bincount(own.change_F * size + self._number_P[own.shard_F], own.sign_F, count * size)
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
-        """Return the overflow for the fewest groups that have to change, given the tables cut by rows, [M]."""
+        """Return the penalty for mixed collections: the minimum number of groups that must change, [M]."""
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 

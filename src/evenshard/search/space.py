@@ -1,4 +1,4 @@
-"""The space of a search: the options of each group of tables, the costs of each shard, and its number of devices.
+"""Search space: the sharding options of each table group and the costs of their shards.
 
 If device memory is short, large tables may also be kept outside of it: each option is repeated with every possible
 cache, and without one.
@@ -71,7 +71,7 @@ _BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
 
 
 class SearchSpace:
-    """All groups of a task with their options, and the columns of all their shards.
+    """All table groups of a task with their options, and the price columns of all shards.
 
     Single tables come first, then tables that stay together. For ``calls`` and similar attributes see
     ``ShardBuilder``. Everything may be tried if ``is_small``.
@@ -94,19 +94,19 @@ class SearchSpace:
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
-        """Return the widths up to which rows use fewer lanes, if some groups are wider and some are not."""
+        """Return the widths up to which rows take fewer warp lanes, if the groups differ in this."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
         widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
         return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
 
     @property
     def span_of_call(self) -> list[int]:
-        """Return the number of consecutive devices with the same lookups in each kernel call."""
+        """Return, for each kernel call, the number of consecutive devices that do the same lookups."""
         return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
 
     @cached_property
     def memory_D(self) -> Indices:
-        """Return the memory of the devices."""
+        """Return the memory of each device, bytes, [D]."""
         return np.array(self.task.room_bytes, dtype=np.int64)
 
     @cached_property
@@ -185,7 +185,7 @@ class SearchSpace:
     def find_or_add_option(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
         """Return the index of a group's option of this type, storage and widths, in this order.
 
-        A missing option is added, unless it cuts rows or replicates in device memory; then return None.
+        A missing option is added, unless it is row-wise or replicated in device memory; then return None.
         """
         own = self.groups[group]
         usual, is_alone, first = self.represent_type(own.tables[0], name), len(own.tables) == 1, 0
@@ -231,7 +231,7 @@ class SearchSpace:
         ]
 
     def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
-        """Return types with cuts; outside of device memory, no replicas, and columns are cut into powers of two."""
+        """Return each sharding type with its column cuts; offloaded tables have no replicas and power-of-two cuts."""
         task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
         allowed = task.num_devices if limits.devices is None else len(limits.devices)
         has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
@@ -257,15 +257,15 @@ class SearchSpace:
                 yield own.name, cuts
 
     def column_type(self, position: int) -> str:
-        """Return the type for a table that is cut by columns; it may leave its node only if that is allowed."""
+        """Return the column-wise sharding type of a table: within a node, or across nodes if allowed."""
         return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def represent_type(self, position: int, name: str) -> str:
-        """Return the type among a table's options that represents the type of its parts."""
+        """Return the sharding type that stands for an equivalent type among the table's options."""
         return self.column_type(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
-        """Return True if keeping a table outside of device memory is worthwhile."""
+        """Return True if a table is large enough that offloading it is worthwhile."""
         return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
 
     def _types(self, position: int) -> list[ShardingType]:
@@ -298,7 +298,7 @@ def _has_rows_for(table: Table, devices: int) -> bool:
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
-    """Return True if tables may leave device memory, and either fill ``SHORT_SHARE`` of it or one of them must."""
+    """Return True if offloading is allowed and tables fill ``SHORT_SHARE`` of memory, or a table requires it."""
     if not task.may_offload:
         return False
     return sum(task.table_bytes) > SHORT_SHARE * sum(task.room_bytes) or any(
@@ -370,7 +370,7 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
 
 
 def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
-    """Convert a placement to choices; None if the space has no such option for a table.
+    """Convert a placement to choices; None if the space lacks a matching option for some table.
 
     Unevenly cut rows count as even.
     """
@@ -385,7 +385,7 @@ def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] |
 
 
 def find_choice(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
-    """Return the choice of a group whose first table has these parts; None as in ``choices_of``."""
+    """Return the choice of a group that gives its first table these parts; None if the space has none."""
     task, machine, group = space.task, space.task.machine, space.groups[number]
     option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
     span = TYPES[option_name].span(machine)

@@ -20,11 +20,11 @@ NUM_FEATURES = 4 + NUM_REUSE_BINS
 
 
 def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
-    """Compute features before normalisation, [T, F] float64.
+    """Compute unnormalized table features, [T, F] float64.
 
     Embedding dim and pooling factor enter as square roots, row count and size in bytes as logarithms: they span up to
     seven decades, and a z-score of the plain numbers leaves most tables indistinguishable next to the largest. The 17
-    reuse bins enter unchanged; a table without counts gets the stated default (``feasible_reuse_bins``).
+    reuse bins enter unchanged; a table without counted lookups gets the default histogram (``tilt_to_feasible``).
     """
     scalars = np.array(
         [
@@ -47,10 +47,10 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FeatureNormalizer:
-    """Z-scores with the training pool's mean and deviation; saved with the model that was trained on them.
+    """Feature normalizer: z-scores with the training pool's mean and deviation, saved with the model.
 
     Raises:
-        ValueError: if their number is not F, or a value is impossible.
+        ValueError: if the number of means or scales is not F, or a value is impossible.
     """
 
     mean: tuple[float, ...]  # F numbers
@@ -81,7 +81,7 @@ class FeatureNormalizer:
         return torch.from_numpy(features_TF.astype(np.float32))
 
     def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
-        """Return the numbers of the tasks' distinct tables, and their features, [P, F] float32; one batch size."""
+        """Return an index of the tasks' distinct tables and their features, [P, F] float32; one batch size."""
         batch_sizes = {task.batch_size for task in tasks}
         assert len(batch_sizes) == 1, "tasks that are seen together share the batch size"
         distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}

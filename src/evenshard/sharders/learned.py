@@ -1,4 +1,4 @@
-"""Interface of sharders, and the learned sharders: their training data, checkpoints and loading.
+"""Sharder interface and registry of learned sharders: training data, checkpoints and loading.
 
 Each learned sharder trains two networks in every round of the loop: a cost network on measurements, and a policy
 against the cost network. The two folders name their kinds, so that reading them needs no setting. Another learned
@@ -61,7 +61,7 @@ DREAMSHARD = "dreamshard"
 
 @dataclass(frozen=True)
 class LearnedSharder:
-    """A learned sharder."""
+    """Definition of a learned sharder: its settings, networks, training rounds and loading functions."""
 
     name: str  # name of its sharder, and value of ``train_policy.method``
     cost_net: type[Network]
@@ -83,7 +83,7 @@ class LearnedSharder:
     objective: str  # name of the success that its training reports, such as predicted_ms
 
     def settings_of(self, config: Any) -> Any:
-        """Return its settings: the fields that ``config`` shares, overridden by ``config.settings``.
+        """Return this sharder's settings: fields of ``config``, overridden by ``config.settings``.
 
         Raises:
             BadConfig: if ``config.settings`` has an unknown key or a value of the wrong type.
@@ -139,7 +139,7 @@ MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
 
 
 def roll_out(sharder: TrainedSharder, task: ShardingTask, seed: int, count: int = MOST_PROPOSALS) -> list[Placement]:
-    """Return up to ``count`` sampled placements within memory, fewer for many tables and devices."""
+    """Sample up to ``count`` placements that fit in memory; fewer for large tasks."""
     import torch
 
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))

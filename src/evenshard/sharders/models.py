@@ -1,4 +1,4 @@
-"""Folder of a model that ``evenshard place`` loads: a cost model and optionally a policy.
+"""Model folder that ``evenshard place`` loads: a cost model and optionally a policy.
 
 ::
 
@@ -52,20 +52,20 @@ class PlacementModel:
 
     @property
     def link(self) -> str:
-        """Return the link of its training data; empty if no file has it."""
+        """Return the link name of its training data; empty if unknown."""
         return self.trained_on.link
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of its training data's simulated device against the real one; None for real hardware."""
+        """Return the error of the simulated device that it was trained on; None for real hardware."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:
-        """Return the predicted compute times."""
+        """Return the price that predicts compute times."""
         return LearnedPrice(self.cost_model)
 
     def exchange_link(self) -> Link | None:
-        """Return the link of its training data, or the fitted all-to-all times."""
+        """Return the link of its training data, or one with the fitted all-to-all constants."""
         if self.link in LINKS:
             return LINKS[self.link]
         learned = self.cost_model.exchange
@@ -105,7 +105,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
 
 
 def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDomain) -> None:
-    """Write the ``cost_model`` of a model's folder, atomically."""
+    """Write the ``cost_model`` subfolder of a model folder, atomically."""
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)
         trained_on.save(draft / DOMAIN_FILE)

@@ -76,7 +76,7 @@ def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[Pack
 
 
 def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
-    """Draw a feasible placement; half of the draws use one sharding type for all tables if possible.
+    """Draw a feasible sharded placement; half of the draws use one sharding type for all tables if possible.
 
     Args:
         types: sharding types to draw from; a table that supports none of them stays whole.
@@ -104,7 +104,7 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 
 
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
-    """Return the sharding types that a table supports on the machine, without duplicates there."""
+    """Return the sharding types that a table supports and that differ on this machine."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     # A search excludes more types: those with the same parts as another, and row-wise with a device without rows.
     return tuple(
@@ -158,7 +158,7 @@ SINGLE_COST = "single_cost_greedy"
 
 
 class GreedySharder:
-    """Longest-processing-time-first on a table weight; ties go to the larger table and the emptier device.
+    """Greedy sharder: heaviest table first, to the least loaded device (LPT).
 
     Tables that stay together are one group with the sum of their weights; groups with restricted devices go first.
     """
@@ -199,5 +199,5 @@ def expert_sharders() -> tuple[GreedySharder, ...]:
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:
-    """Return a sharder that is greedy on each table's own cost. Privileged: it needs measurements of every table."""
+    """Build a greedy sharder weighted by each table's measured cost, which every table needs."""
     return GreedySharder(SINGLE_COST, lambda table: cost_ms_of_table[table.name])

@@ -1,4 +1,4 @@
-"""Training of AutoShard's policy: IMPALA, actors that lag behind a learner, corrected by V-trace (section 3.4).
+"""IMPALA training of AutoShard's policy: actors with older weights, corrected by V-trace (section 3.4).
 
 The published version runs actors in separate processes. Here all actors are slots of one batch in one process: a
 step of all of them is one matrix product, the learner dominates the time, and runs are deterministic. IMPALA stays
@@ -28,7 +28,7 @@ from evenshard.sharders.training import Track, descend, entropy, set_learning_ra
 
 @dataclass(frozen=True)
 class ImpalaConfig:
-    """Training of the policy; defaults are the published values unless marked as our choice."""
+    """Settings of policy training; defaults are as published unless marked as our choice."""
 
     num_updates: int = knob(300, "gradient steps, each on one unroll of all slots; our choice")
     num_slots: int = knob(16, "episodes played side by side; our choice")
@@ -61,7 +61,7 @@ class Unroll:
 
 
 class Actors:
-    """Slots that play without end: a finished slot begins another task, drawn at random."""
+    """Actors: environment slots that start a new random task whenever an episode ends."""
 
     def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
         self._env = env
@@ -79,7 +79,7 @@ class Actors:
 
     @torch.no_grad()
     def unroll(self, num_steps: int) -> Unroll:
-        """Play ``num_steps`` steps in every slot, from the end of the last unroll."""
+        """Run ``num_steps`` steps in every slot, continuing after the previous unroll."""
         memory = self._memory
         observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
         for _ in range(num_steps):
@@ -105,14 +105,14 @@ class Actors:
 
 
 def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
+    """Return the log-probabilities of the chosen devices, [U, B]; a trailing extra step is ignored."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class VTrace:
-    """Targets and weights of a learner."""
+    """V-trace value targets and policy-gradient advantages."""
 
     target_UB: torch.Tensor  # targets of the value head
     # Weights of the log-probabilities in the policy gradient, with the importance weights.
@@ -156,7 +156,7 @@ def v_trace(
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
-    """Sum policy gradient, squared value error and entropy bonus over the steps and slots, as published."""
+    """Compute the IMPALA loss: policy gradient, value error and entropy bonus, summed over steps and slots."""
     judgement: PolicyOutput = policy(unroll.seen, unroll.memory)
     log_prob_UB = gather_log_probs(judgement, unroll.device_UB)
     value_UB = judgement.value_UB[:-1]
@@ -182,7 +182,7 @@ def policy_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> tuple[Checkpoint[AutoShardPolicy], list[float]]:
-    """Train the policy for one round, in place, on the train tasks that may fit; the learning rate falls to 0.
+    """Train the policy in place for one round on the feasible training tasks.
 
     Returns:
         The policy for the next round, and the mean reward of every update; NaN if no episode ended.

@@ -29,7 +29,7 @@ Memory = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """Logits and values of the policy for observations."""
+    """Output of the policy network: device logits and state values."""
 
     logits_UBD: torch.Tensor  # logits of the devices; -inf where not legal
     value_UB: torch.Tensor  # the expected reward
@@ -37,7 +37,7 @@ class PolicyOutput:
 
 
 class AutoShardPolicy(ScaledNetwork):
-    """Policy with one logit per device, for any number of tables and devices.
+    """Policy network with one logit per device, for any number of tables and devices.
 
     State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
     the sum of its tables' representations (frozen, the cost network's) and an embedding 2-64-32 of its predicted cost
@@ -59,7 +59,7 @@ class AutoShardPolicy(ScaledNetwork):
 
     @staticmethod
     def initial_memory(num_slots: int) -> Memory:
-        """Return the memory before the first step."""
+        """Return the initial LSTM state."""
         return torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE), torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE)
 
     def forward(self, seen: Observation, memory: Memory) -> PolicyOutput:
@@ -82,7 +82,7 @@ class AutoShardPolicy(ScaledNetwork):
         return PolicyOutput(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
 
     def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
-        """Run the LSTM over each stretch of steps without an episode start in one call, [U, B, S]."""
+        """Run the LSTM in one call per segment between episode starts, [U, B, S]."""
         inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
         begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
         cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]
@@ -95,7 +95,7 @@ class AutoShardPolicy(ScaledNetwork):
 
 
 class AutoShardSharder:
-    """Sharder that takes the policy's most probable device at every step; it measures nothing."""
+    """Sharder that takes the policy's most probable device at every step, without measurements."""
 
     name = "autoshard"
 
@@ -153,7 +153,7 @@ class AutoShardSharder:
 
 
 def is_feasible(task: ShardingTask) -> bool:
-    """Return True if every table fits a device, and all tables together fit the devices."""
+    """Return True if each table fits on some device and their total fits (necessary, not sufficient)."""
     return find_reason(task) is None
 
 

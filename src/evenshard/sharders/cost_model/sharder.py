@@ -29,7 +29,7 @@ MOST_STARTS = 8
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Length of the search for a placement."""
+    """Settings of the search effort."""
 
     num_rollouts: int = knob(MOST_PROPOSALS, "sampled from the policy, fewer where tables and devices are many")
     scores_per_table: int = knob(2_000, "devices scored for each table of the task, about, before the search ends")
@@ -103,7 +103,7 @@ class EvenshardSharder:
         return SearchResult(tuple(candidates), best, bound_ms)
 
     def _rollouts(self, task: ShardingTask) -> list[Placement]:
-        """Keep the policy's placements that are legal, because the policy knows no rule except memory."""
+        """Return legal placements sampled from the policy, which itself considers only memory."""
         if self._policy is None:
             return []
         sampled = roll_out(self._policy, task, self._config.seed, self._config.num_rollouts)

@@ -1,4 +1,4 @@
-"""The placement MDP of DreamShard, batched over episodes and tasks.
+"""DreamShard's placement MDP, batched over episodes and tasks.
 
 One episode places the tables of one task, one table per step, in descending predicted single-table cost.
 
@@ -32,7 +32,7 @@ NUM_COSTS = 3
 
 
 class CostNet(Protocol):
-    """The cost function that drives the MDP."""
+    """Interface of cost networks that the MDP uses for states and rewards."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Compute table representations, [P, H], from normalised features [P, F]."""
@@ -77,7 +77,7 @@ class EpisodeBatch:
 
     @staticmethod
     def of(tasks: Sequence[ShardingTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
-        """Build one episode per task; all tasks must share the batch size, for which the reuse features hold.
+        """Build one episode per task; all tasks must share one batch size.
 
         Its only constraints are device memory and the size of tables.
         """
@@ -107,7 +107,7 @@ class EpisodeBatch:
         )
 
     def repeat(self, episodes: int) -> EpisodeBatch:
-        """Repeat each task ``episodes`` times, next to each other."""
+        """Repeat each task's episode ``episodes`` times, consecutively."""
         return EpisodeBatch(
             self.features_PF,
             *(
@@ -119,7 +119,7 @@ class EpisodeBatch:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Choices and costs of B episodes. Steps are in placing order, not in the order of ``task.tables``."""
+    """Device choices and predicted costs of B episodes, with steps in placing order."""
 
     position_BT: torch.Tensor  # position in ``task.tables`` that was placed at each step
     table_BT: torch.Tensor  # number of that table among the P distinct tables
@@ -217,13 +217,13 @@ def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Ten
 
 
 def chosen_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return True at the device where the table of each step was placed, nowhere if it was not."""
+    """Return a one-hot mask of the device chosen at each step, [B, T, D]; all False if none was."""
     device_D = torch.arange(batch.device_mask_BD.shape[1])
     return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
 
 
 def legal_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return the legal devices of each choice."""
+    """Return the mask of devices that were legal at each step, [B, T, D]."""
     size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
     placed_BTD = chosen_mask_BTD(batch, episodes) * size_BT1
     used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
@@ -232,7 +232,7 @@ def legal_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
 
 
 def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return the device costs that the policy saw at each step: those since the device last got a table."""
+    """Return the device costs that the policy observed at each step, [B, T, D, C]."""
     known_BUC = torch.cat([episodes.empty_costs_BC[:, None], episodes.new_costs_BTC], dim=1)  # U = 1 + T
     went_BTD = chosen_mask_BTD(batch, episodes)
     step_T1 = torch.arange(1, went_BTD.shape[1] + 1)[:, None]
@@ -243,7 +243,7 @@ def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
 
 
 def replay_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
-    """Recompute the logits of every choice, [B, T, D], with gradients, masked as when acting.
+    """Recompute the logits of every step with gradients, [B, T, D], using the masks of the rollout.
 
     All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
     Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.

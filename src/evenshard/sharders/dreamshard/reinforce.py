@@ -34,7 +34,7 @@ from evenshard.sharders.training import (
 
 @dataclass(frozen=True)
 class ReinforceConfig:
-    """Training of the policy; the defaults are the paper's."""
+    """Settings of policy training; the defaults are the paper's."""
 
     num_updates: int = knob(10, "gradient steps, each on one task")
     num_episodes: int = knob(10, "episodes per step")

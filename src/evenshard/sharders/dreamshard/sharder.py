@@ -85,12 +85,12 @@ class DreamShardPolicy(TableNetwork):
 
 
 def lean_cost_net(model: CostNet) -> CostNet:
-    """Return DreamShard's cost network with fewer calls; any other network unchanged."""
+    """Return a faster equivalent of DreamShard's cost network; any other network unchanged."""
     return _LeanCostNet(model) if isinstance(model, DreamShardCostNet) else model
 
 
 def lean_policy(policy: Policy) -> Policy:
-    """Return DreamShard's policy with fewer calls; any other policy unchanged."""
+    """Return a faster equivalent of DreamShard's policy; any other policy unchanged."""
     return _LeanPolicy(policy) if isinstance(policy, DreamShardPolicy) else policy
 
 
