@@ -351,7 +351,7 @@ def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: st
     [
         (setting("status", "fine", 2), "row 2: status is 'fine', not ok or out_of_memory"),
         (setting("status", "ok", 8), "row 8: fwd_compute_ms is empty"),
-        (setting("hardware", "tpu: v5", 6), "row 6: hardware is 'tpu: v5', which is none of cpu, cuda, simulated"),
+        (setting("hardware", "tpu: v5", 6), "row 6: hardware is 'tpu: v5', not one of cpu, cuda, simulated"),
         (setting("hardware", "fake", 6), "row 6: hardware is 'fake'"),
         (setting("num_devices", 0, 1), "row 1: num_devices is 0, below 1"),
         (setting("batch_size", -64, 3), "row 3: batch_size is -64, below 1"),

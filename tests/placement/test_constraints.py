@@ -182,14 +182,16 @@ def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
 
 def test_greedy_leaves_room_to_nobody_but_says_who_found_none() -> None:
     of_task = limited(task(sized(3, 3, 2), 2, cap=4 * 4), allowed=(None, None, only(0, 1)))
-    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*; the freest device has"):
+    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*; no device has more than"):
         GreedySharder("greedy", weight).place(of_task)
 
 
 def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
     of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
-    assert "the freest device of those allowed (devices 0, 2) has" in str(no_device_error(of_task, [0], [20, 0, 18]))
-    assert "the devices with room hold tables that must stay apart" in str(no_device_error(of_task, [1], [4, 4, 20]))
+    assert "no device of those allowed (devices 0, 2) has more than" in str(no_device_error(of_task, [0], [20, 0, 18]))
+    assert "all devices with enough memory hold tables that must stay apart" in str(
+        no_device_error(of_task, [1], [4, 4, 20])
+    )
 
 
 def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:

@@ -155,14 +155,14 @@ def test_a_file_may_have_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("all_to_all", "broadcast", "curves[0]: collective is none of all_to_all, "),
+        ("all_to_all", "broadcast", "curves[0]: collective is not one of all_to_all, "),
         ("num_devices: 2", "num_devices: 1", "num_devices is below 2"),
-        ("[0, 40]", "[1, 40]", "kb does not begin at 0"),
-        ("[0, 40]", "[0, 0]", "kb does not rise"),
+        ("[0, 40]", "[1, 40]", "kb must begin at 0"),
+        ("[0, 40]", "[0, 0]", "kb must increase"),
         ("[0, 40]", "[0, .nan]", "curves[0]: kb[1] is nan, not a finite number"),
-        ("[0, 40]", "[0]", "us is not as long"),
-        ("[10, 30]", "[10, 3]", "us falls"),
-        ("gb_s: 100}", "gb_s: 0}", "gb_s is not above 0"),
+        ("[0, 40]", "[0]", "us be as long"),
+        ("[10, 30]", "[10, 3]", "us must not decrease"),
+        ("gb_s: 100}", "gb_s: 0}", "gb_s must be above 0"),
         ("gb_s: 100}", "mb_s: 0}", "curves[0]: 'mb_s' is unknown"),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_file_with_an_impossible_curve_is_refused(tmp_path: Path, old: str, ne
     with pytest.raises(BadFile, match=why.replace("[", r"\[")):
         link(str(path))
     path.write_text(FILE + FILE.splitlines()[-1])
-    with pytest.raises(BadFile, match="two curves of all_to_all between 2 devices"):
+    with pytest.raises(BadFile, match="two curves of all_to_all for 2 devices"):
         link(str(path))
 
 

@@ -207,14 +207,14 @@ def test_rules_of_thumb_are_what_they_say() -> None:
     def types(rule: str) -> list[str]:
         return list(types_of(of_task, parts_of_start(starts, rules[rule])).values())
 
-    small = "replicated below 10,000 weights"
+    small = "tables of up to 10,000 weights replicated"
     assert types("whole") == [TABLE_WISE] * 4
     assert types(small) == [DATA_PARALLEL, *[TABLE_WISE] * 3]
-    assert types("replicated below 100,000,000 weights") == [DATA_PARALLEL] * 4
-    assert types(f"{small}, 1 in rows") == [DATA_PARALLEL, TABLE_WISE, TABLE_WISE, ROW_WISE]
-    assert types(f"{small}, 2 in rows of a node") == [DATA_PARALLEL, TABLE_WISE, TABLE_ROW_WISE, TABLE_ROW_WISE]
-    assert types(f"{small}, the others in 2 parts of columns") == [DATA_PARALLEL, *[COLUMN_WISE] * 3]
-    both = f"{small}, 1 in rows, the others in 4 parts of columns"
+    assert types("tables of up to 100,000,000 weights replicated") == [DATA_PARALLEL] * 4
+    assert types(f"{small}, 1 row-wise") == [DATA_PARALLEL, TABLE_WISE, TABLE_WISE, ROW_WISE]
+    assert types(f"{small}, 2 row-wise in a node") == [DATA_PARALLEL, TABLE_WISE, TABLE_ROW_WISE, TABLE_ROW_WISE]
+    assert types(f"{small}, the rest column-wise in 2 shards") == [DATA_PARALLEL, *[COLUMN_WISE] * 3]
+    both = f"{small}, 1 row-wise, the rest column-wise in 4 shards"
     assert types(both) == [DATA_PARALLEL, COLUMN_WISE, COLUMN_WISE, ROW_WISE]
     by_table = parts_by_table(of_task, parts_of_start(starts, rules[both]))
     assert [len(by_table[name]) for name in ("cold", "warm", "hot")] == [4, 4, 4]

@@ -103,7 +103,7 @@ def test_parts_keep_the_fewest_columns() -> None:
         for fewest in (4, 8)
     )
     assert sorted(part.columns.size for part in legal_parts(narrow)) == [4, 4, 8]
-    with pytest.raises(InfeasibleTask, match="room for 8 of its 16 columns, in parts of at least 8"):
+    with pytest.raises(InfeasibleTask, match="hold 8 of its 16 columns, in shards of at least 8"):
         legal_parts(wide)
 
 
@@ -122,14 +122,14 @@ def test_optimizer_state_of_each_part_counts() -> None:
         if fits:
             assert used_bytes(asked, legal_parts(asked)) == [200, 200, 0, 0]
         else:
-            with pytest.raises(InfeasibleTask, match="room for 0 of its 8 columns"):
+            with pytest.raises(InfeasibleTask, match="hold 0 of its 8 columns"):
                 legal_parts(asked)
 
 
 def test_three_tables_apart_on_two_devices_are_a_matter_of_rules_not_of_memory() -> None:
     tables = (table("a"), table("b"), table("c"))
     asked = task(*tables, room=10**6, machine=Nodes.one_node(2), apart=((0, 1, 2),))
-    with pytest.raises(InfeasibleTask, match="tables a, b, c must stay apart, but there are 2 devices"):
+    with pytest.raises(InfeasibleTask, match="tables a, b, c must stay apart, but there are only 2 devices"):
         legal_parts(asked)
 
 
@@ -139,7 +139,7 @@ def test_rules_that_contradict_each_other_are_named() -> None:
     with pytest.raises(InfeasibleTask) as caught:
         legal_parts(asked)
     assert str(caught.value) == (
-        "table 's' may only be sharded table_row_wise or grid_shard, but its lookups are not pooled. Allow it another "
+        "table 's' allows only table_row_wise or grid_shard, but its lookups are not pooled. Allow another sharding "
         "type, or drop one of these rules."
     )
 

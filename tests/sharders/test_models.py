@@ -124,7 +124,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
         ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
         ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
         ({"weight_bits": []}, "weight_bits is empty"),
-        ({"weight_bits": [0]}, "weight_bits holds 0, not one of"),
+        ({"weight_bits": [0]}, "weight_bits has 0, not one of"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
         ({"device_error": {"percent": -1.0, "points": 40}}, r"device_error\.percent is -1\.0, not a number from 0"),
         ({"optimizer": "lion"}, "optimizer is 'lion', not one of sgd"),
@@ -324,5 +324,5 @@ def test_each_profile_is_a_model_of_its_own(hardware: str) -> None:
     found = model_of(None, hardware)
     assert found.trained_on is None and found.source == found.hardware == str(HardwareName.parse(hardware))
     assert model_of(found.source).digest == found.digest
-    with pytest.raises(BadConfig, match="is no model of"):
+    with pytest.raises(BadConfig, match="is not a model of"):
         found.require_hardware("cuda")

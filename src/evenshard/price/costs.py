@@ -88,13 +88,13 @@ class DeviceCost:
         if self.status not in (OK, OUT_OF_MEMORY):
             return f"status is {brief(self.status)}, not {OK} or {OUT_OF_MEMORY}"
         if self.status == OUT_OF_MEMORY:
-            return None if self.total_ms == math.inf else f"a shard that is {OUT_OF_MEMORY} has times"
+            return None if self.total_ms == math.inf else f"status is {OUT_OF_MEMORY}, but times are given"
         if self.fwd_bwd_compute_ms is not None:
             if self.fwd_compute_ms is not None or self.bwd_compute_ms is not None:
-                return f"{_TOTAL} is given beside its parts"
+                return f"{_TOTAL} is given together with its parts"
             rest = self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.fwd_wait_ms
             return time_problem(_TOTAL, self.fwd_bwd_compute_ms) or (
-                "a shard that was timed as a whole has other times" if any(rest) else None
+                f"{_TOTAL} is given together with communication or wait times" if any(rest) else None
             )
         times = _times_of(self)
         if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # the sum is NaN if a time is
@@ -134,7 +134,7 @@ def time_problem(name: str, value: object) -> str | None:
 
 def moment_problem(name: str, value: object) -> str | None:
     """Return why a value is not a valid Unix timestamp in seconds; None if it is valid."""
-    return _number_problem(name, value, LAST_MOMENT, "a moment in seconds from 1970 to the year 9999")
+    return _number_problem(name, value, LAST_MOMENT, "a Unix timestamp up to the year 9999")
 
 
 def _number_problem(name: str, value: object, most: float, what: str) -> str | None:
@@ -308,6 +308,6 @@ def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:
     found = sorted({one.provenance.optimizer for one in measured}) or [SGD]
     if len(found) > 1:
         raise BadInput(
-            f"The costs are of several optimizers ({', '.join(found)}), whose backward passes differ. Use those of one."
+            f"The costs mix several optimizers ({', '.join(found)}), whose backward passes differ. Use costs of one."
         )
     return found[0]

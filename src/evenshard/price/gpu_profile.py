@@ -28,10 +28,10 @@ from evenshard.price.hardware import HardwareName, profile_path
 Profile = TypeVar("Profile")
 # Range of a constant in the units of the profiles; the largest are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
-_REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
+_REMEDY = "Start from a profile that ships with evenshard, or calibrate again."
 DATA_SHEET, GUESS = "data sheet", "guess"
 _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
-_SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
+_SHEET_REMEDY = f"A data sheet needs vendor, link, {', '.join(gpu_rules.SHEET)}; see docs/measure.md."
 _HEADER = "# A simulated device or a link; evenshard/price/ says what the constants mean\n"
 BYTES_PER_MB = 2**20
 # Default for a device whose profile does not name it: PCIe 5 with 16 lanes, fitted, see ``price/offload.py``.
@@ -272,7 +272,7 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     for name in constants:
         entry = content[name]
         if not isinstance(entry, dict) or not entry.get("source"):
-            raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
+            raise BadFile(path, f"constant {name} needs a value and a source", _REMEDY)
         content[name] = entry.get("value")
     profile = read_record(kind, content, path, _REMEDY)
     limits = ((name, CONSTANTS.problem(getattr(profile, name))) for name in constants)
@@ -344,11 +344,11 @@ def write_profile(
 def _load(path: Path) -> dict[str, Any]:
     content = read_yaml(path, _REMEDY, _REMEDY)
     if not isinstance(content, dict):
-        raise BadFile(path, "is not a mapping of constants", _REMEDY)
+        raise BadFile(path, "is not a YAML mapping of constants", _REMEDY)
     for name, entry in content.items():
         source = entry.get("source") if isinstance(entry, dict) else None
         if source and not isinstance(source, str):
-            raise BadFile(path, f"the source of {brief(name)} is {brief(source)}, not a text", "Write it in words.")
+            raise BadFile(path, f"the source of {brief(name)} is {brief(source)}, not a string", "Write it in words.")
     return _by_rules(content, path) if "vendor" in content else content
 
 
@@ -383,7 +383,7 @@ def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
             known = source.startswith(tuple(_ORIGINS))
             found[name] = {"value": entry.get("value"), "source": source if known else f"{DATA_SHEET}: {source}"}
     for name, value in constants.items():
-        source = f"{DATA_SHEET}, by rules" if name in scaled else f"{GUESS}, as of fitted GPUs"
+        source = f"{DATA_SHEET}, scaled by rules" if name in scaled else f"{GUESS}: mean of the fitted GPUs"
         found.setdefault(name, {"value": float(f"{value:.6g}"), "source": source})
     seen = [asdict(gpu_rules.EVIDENCE)] if vendor.upper() == gpu_rules.VENDOR else []
     return {**found, "evidence": seen, "extrapolated_from": ", ".join(gpu_rules.FITTED)}

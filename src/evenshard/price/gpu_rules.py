@@ -39,8 +39,8 @@ WARPS_PER_SM = 64
 # benchmarks/scripts/gpu_rules.py learned the rules. They are not known to hold for GPUs of other vendors.
 VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
-    "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",
-    "as the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200 name it; of the B200 AMD-AGI/Primus-DLRM",
+    "kernels, calls and shards of 6 GPUs, each predicted by rules learned without it (log errors, equal GPU weights)",
+    "sources of the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200; for the B200 AMD-AGI/Primus-DLRM",
     1318,
     474,
     20.0,

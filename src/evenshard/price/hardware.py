@@ -188,7 +188,7 @@ def provenance_problem(hardware: str) -> str | None:
     name = _name_in(hardware)
     if name is not None and name.kind in KINDS:
         return None
-    return f"hardware is {brief(hardware)}, which is none of {', '.join(kind.name for kind in KINDS)}"
+    return f"hardware is {brief(hardware)}, not one of {', '.join(kind.name for kind in KINDS)}"
 
 
 def _name_in(text: str) -> HardwareName | None:
@@ -202,5 +202,5 @@ def _short_name(text: str) -> HardwareName:
     if profile not in profile_names():
         known = sorted({*profile_names(), *SHORT_NAMES})
         meant = did_you_mean(short, [*known, *_KIND_OF])
-        raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or for short {', '.join(known)}.{meant}")
+        raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or {', '.join(known)}.{meant}")
     return HardwareName.of("simulated", profile)

@@ -29,9 +29,9 @@ from evenshard.tables.reuse import FloatArray
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients are sent as FP32
 # The bandwidths of a link, and the bytes that each applies to.
 BANDWIDTHS = {
-    "bandwidth_gb_s": "a device's own bytes",
-    "slowest_gb_s": "those of the device that moves most",
-    "shared_gb_s": "those of all devices",
+    "bandwidth_gb_s": "bytes of the device itself",
+    "slowest_gb_s": "bytes of the busiest device",
+    "shared_gb_s": "bytes of all devices together",
 }
 
 ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
@@ -63,17 +63,17 @@ class Curve:
     def problem(self) -> str | None:
         """Return why the curve is invalid; None if it is valid."""
         if self.collective not in COLLECTIVES:
-            return f"collective is none of {', '.join(COLLECTIVES)}"
+            return f"collective is not one of {', '.join(COLLECTIVES)}"
         if self.num_devices < 2:
             return "num_devices is below 2"
         if len(self.kb) != len(self.us) or not self.kb or self.kb[0] != 0:
-            return "kb does not begin at 0, or us is not as long"
+            return "kb must begin at 0, and us be as long"
         finite = all(math.isfinite(one) for one in (*self.kb, *self.us, self.gb_s))
         if not finite or any(high <= low for low, high in zip(self.kb, self.kb[1:], strict=False)):
-            return "kb does not rise"
+            return "kb must increase"
         if self.us[0] < 0 or any(high < low for low, high in zip(self.us, self.us[1:], strict=False)):
-            return "us falls"
-        return None if self.gb_s > 0 else "gb_s is not above 0"
+            return "us must not decrease"
+        return None if self.gb_s > 0 else "gb_s must be above 0"
 
     @property
     def latency_ms(self) -> float:

@@ -86,7 +86,7 @@ class PredictedDevice:
         return sum(predicted_step_times(self))
 
 
-STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
+STEP_PARTS = ("input dist", "forward", "forward communication", "backward communication", "backward")
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:

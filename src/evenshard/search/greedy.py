@@ -277,7 +277,7 @@ class GreedyStarts:
         def best(count: int) -> list[tuple[int, tuple[_Cut, ...]]]:
             return sorted(made, key=lambda key: made[key].rank)[:count]
 
-        rows, columns = ([way for way in self._options_of_cut if word in way] for word in ("rows", "columns"))
+        rows, columns = ([way for way in self._options_of_cut if word in way] for word in ("row-wise", "column-wise"))
         cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
         cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None, *NUMBERS_BESIDE_ROWS)))
         make((most, ()) for most in self._thin(MOST_REPLICATED))
@@ -300,11 +300,11 @@ class GreedyStarts:
         """Map each kind of cut to each group's option, [G]; -1 if it has none."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
-        found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
-        found["in rows of a node"] = self._first_of(single_O & (self.table.span_O < devices))
+        found["row-wise"] = self._first_of(single_O & (self.table.span_O == devices))
+        found["row-wise in a node"] = self._first_of(single_O & (self.table.span_O < devices))
         is_cut_O = ~self._cuts_rows_O & ~self.table.is_replica_O
         for parts in COLUMN_PARTS:
-            found[f"in {parts} parts of columns"] = self._first_of(is_cut_O & (self.table.count_O == parts))
+            found[f"column-wise in {parts} shards"] = self._first_of(is_cut_O & (self.table.count_O == parts))
         return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}
 
     def _rule(self, most: int, cuts: tuple[_Cut, ...]) -> Start:
@@ -313,12 +313,12 @@ class GreedyStarts:
         is_replicated_G = (self._weights_G <= most) & (self._replica_G >= 0)
         option_G = np.where(is_replicated_G, self._replica_G, option_G)
         order, uncut_G = np.argsort(-self.times.total_O[option_G], kind="stable"), ~is_replicated_G
-        words = [f"replicated below {most:,} weights"] if most else []
+        words = [f"tables of up to {most:,} weights replicated"] if most else []
         words += ["whole"] if not most and all(number is not None for _, number in cuts) else []
         for way, number in cuts:
             chosen = order[uncut_G[order] & (self._options_of_cut[way][order] >= 0)][:number]
             option_G[chosen], uncut_G[chosen] = self._options_of_cut[way][chosen], False
-            words.append(f"{number or ('the others' if words else 'all')} {way}")
+            words.append(f"{number or ('the rest' if words else 'all')} {way}")
         return Start(f"rule of thumb, {cuts}", option_G, rule=", ".join(words), cuts=cuts)
 
     def _place(self, starts: Sequence[Start]) -> list[Placed]:

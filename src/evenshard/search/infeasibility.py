@@ -31,7 +31,7 @@ from evenshard.tables.table import Table
 
 MORE_MEMORY = "Raise memory_cap_gb"
 # The remedy if memory is short. Only a search can find the amount: adding the missing bytes may not be enough.
-MORE_ROOM = f"{MORE_MEMORY} or num_devices"
+MORE_CAPACITY = f"{MORE_MEMORY} or num_devices"
 
 
 def find_reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
@@ -67,22 +67,22 @@ def require_types(task: ShardingTask) -> None:
     if position is not None:
         kernels = task.limits_of(position).kernels or task.kernels
         raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
-            f"no memory for that.",
-            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
+            f"table {brief(task.tables[position].name)} allows only {' or '.join(kernels)}, but the machine has "
+            f"no memory for this kernel.",
+            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow {FUSED}.",
         )
     if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
         raise InfeasibleTask(
-            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
-            f"for all of them.",
-            "Allow them a common one, or drop the rule.",
+            f"tables {brief(', '.join(task.tables[at].name for at in group))} must stay together, but no kernel is "
+            f"allowed for all of them.",
+            "Allow a common kernel, or drop the rule.",
         )
     position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
     if position is not None:
         raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(REPLICATED)}, and only be "
-            f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
-            f"Allow it another type, or {FUSED}.",
+            f"table {brief(task.tables[position].name)} allows only {' or '.join(REPLICATED)}, but replicas need "
+            f"device memory and it allows only {' or '.join(task.kernels_of(position))}.",
+            f"Allow another sharding type, or {FUSED}.",
         )
     for why in _without_types(task):
         raise why
@@ -96,10 +96,10 @@ def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Seque
     need, named = sum(task.table_bytes[position] for position in tables), [task.tables[position] for position in tables]
     left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
     where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
-    problem = f"the freest device{where} has {gb_text(left)} left ({caps_text(task.room_bytes)})."
-    remedy = f"{MORE_ROOM}."
+    problem = f"no device{where} has more than {gb_text(left)} left ({caps_text(task.room_bytes)})."
+    remedy = f"{MORE_CAPACITY}."
     if legal_mask(0, need, left):
-        problem = "the devices with room hold tables that must stay apart from it."
+        problem = "all devices with enough memory hold tables that must stay apart from it."
         remedy = "Raise num_devices or drop that rule."
     return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
 
@@ -107,27 +107,27 @@ def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Seque
 def no_placement_error(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
     """Build the error for a sharder that found no placement, with required and available memory."""
     if task.may_offload:
-        return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
+        return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_CAPACITY}, or host_memory_gb.")
     needs = _needs_and_room(PackedItems.of(task) if items is None else items)
-    return InfeasibleTask(f"{why}: {needs}.", f"{MORE_ROOM}.")
+    return InfeasibleTask(f"{why}: {needs}.", f"{MORE_CAPACITY}.")
 
 
 def _needs_and_memory(task: ShardingTask) -> str:
     machine = task.machine
     rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
-    have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
-    return f"the tables need {gb_text(sum(task.table_bytes))}, {have or 'there is no memory for them'}"
+    have = ", ".join(f"{gb_text(room)} on {what}" for what, room in rooms.items() if room)
+    return f"the tables need {gb_text(sum(task.table_bytes))}, the machine has {have or 'no memory for them'}"
 
 
 def _needs_and_room(items: PackedItems) -> str:
     rooms = items.memory_D.tolist()
     need = sum(_least_bytes(item, items.memory_D) for item in items.items)
-    room = f"{gb_text(need)} of the {len(rooms)} devices' {gb_text(sum(rooms))}"
+    room = f"{gb_text(need)} of the {gb_text(sum(rooms))} on {len(rooms)} devices"
     if any(item.is_free for item in items.items):
-        return f"the tables need at least {room} ({caps_text(rooms)}), however they are cut"
+        return f"the tables need at least {room} ({caps_text(rooms)}), however they are sharded"
     tables = [one for item in items.items for one in zip(item.table_bytes, item.tables, strict=True)]
     size, largest = max(tables, key=lambda one: one[0])
-    return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) {gb_text(size)}"
+    return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) needs {gb_text(size)}"
 
 
 def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[InfeasibleTask]:
@@ -136,14 +136,14 @@ def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator
         asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
         clauses = ", and ".join(dict.fromkeys(why[one] for one in asked))
         is_free = len(asked) == len(SHARDING_TYPES)
-        limits = "cannot be placed" if is_free else f"may only be sharded {' or '.join(asked)}"
-        remedy = "Allow it another type, or drop one of these rules."
+        limits = "cannot be placed because" if is_free else f"allows only {' or '.join(asked)}, but"
+        remedy = "Allow another sharding type, or drop one of these rules."
         if width_problem(task, table.embedding_dim):
             remedy = (
-                f"Cut it by columns over {task.fewest_column_parts(table)} devices or more, or make it several tables "
-                f"of at most {task.max_columns:,} columns, in the model too."
+                f"Shard it column_wise over {task.fewest_column_parts(table)} devices or more, or make several tables "
+                f"of at most {task.max_columns:,} columns, also in the model."
             )
-        yield InfeasibleTask(f"table {brief(table.name)} {limits}, but {clauses}.", remedy)
+        yield InfeasibleTask(f"table {brief(table.name)} {limits} {clauses}.", remedy)
 
 
 def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
@@ -152,9 +152,9 @@ def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[In
         need, room = task.room_bytes[device] - int(items.memory_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
         yield InfeasibleTask(
-            f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
-            f"every device; device {device} has {gb_text(room)}.",
-            f"{MORE_MEMORY}, or allow them another type.",
+            f"replicas of {names}, which allow only {' or '.join(REPLICATED)}, need {gb_text(need)} on every device; "
+            f"device {device} has {gb_text(room)}.",
+            f"{MORE_MEMORY}, or allow another sharding type.",
         )
 
 
@@ -165,11 +165,11 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Infeasib
         for position, table in zip(item.positions, item.tables, strict=True):
             if not device_mask(devices, task.limits_of(position).devices).any():
                 yield InfeasibleTask(
-                    f"{_subject([table])} may live on no device.", f"Allow it at least one of 0 to {devices - 1}."
+                    f"{_subject([table])} has no allowed device.", f"Allow at least one of devices 0 to {devices - 1}."
                 )
         yield InfeasibleTask(
             f"tables {_names(item.tables)} must stay together, but no device is allowed for all of them.",
-            "Allow them a common device, or drop the rule.",
+            "Allow a common device, or drop the rule.",
         )
     for kind, group in enumerate(task.apart):
         numbers = [number for number, item in enumerate(items.items) if kind in item.apart]
@@ -184,10 +184,12 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Infeasib
             if len(inside) > allowed_D.sum():
                 confined = {position for at in inside for position in items.items[numbers[at]].positions}
                 names = _names([task.tables[position] for position in group if position in confined])
-                room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
+                room, remedy = f"there are only {devices} devices", f"Raise num_devices to at least {len(inside)}"
                 if not allowed_D.all():
-                    room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
-                yield InfeasibleTask(f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer apart.")
+                    room, remedy = f"are only allowed on {_devices(allowed_D)}", "Allow more devices"
+                yield InfeasibleTask(
+                    f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer tables apart."
+                )
 
 
 def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
@@ -199,14 +201,14 @@ def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTas
     item, room = max(too_large, key=lambda one: one[0].size_bytes)
     limit, remedy = f"a whole device ({caps_text(items.memory_D.tolist())})", MORE_MEMORY
     if not item.allowed_D.all():
-        limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
-        remedy += ", or allow it a larger device"
+        limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and no other device is allowed"
+        remedy += ", or allow a larger device"
     subject = _subject(item.tables)
     if len(item.tables) > 1:
         subject, remedy = f"{subject}, which must stay together,", f"{remedy}, or do not keep them together"
     missing = missing_text(item.size_bytes - room)
     if len(too_large) > 1:
-        missing += f"; too large as well: {len(too_large) - 1} more"
+        missing += f"; {len(too_large) - 1} more are too large"
     yield InfeasibleTask(
         f"{subject} {_needs(item.tables, item.size_bytes)}, more than {limit}: {missing}.", f"{remedy}."
     )
@@ -226,13 +228,12 @@ def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask
             yield InfeasibleTask(
                 f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
                 f"({caps_text(items.memory_D.tolist())}): {missing}.",
-                f"{MORE_ROOM}.",
+                f"{MORE_CAPACITY}.",
             )
         else:
             yield InfeasibleTask(
-                f"{_subject(tables)} {needs} and may only live on {_devices(allowed_D)} with {gb_text(room)}: "
-                f"{missing}.",
-                f"{MORE_MEMORY}, or allow some of them elsewhere.",
+                f"{_subject(tables)} {needs}, but may only use {_devices(allowed_D)} with {gb_text(room)}: {missing}.",
+                f"{MORE_MEMORY}, or allow more devices.",
             )
 
 
@@ -241,10 +242,10 @@ def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
         if item.is_free and not _fits_alone(task, item, items.memory_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
             yield InfeasibleTask(
-                f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
-                f"sharded ({types}): they have room for {_most_of(item, items.memory_D)} "
+                f"table {brief(item.tables[0].name)} does not fit on its allowed devices, however it is sharded "
+                f"({types}): they can hold {_most_of(item, items.memory_D)} "
                 f"({caps_text(items.memory_D.tolist())}).",
-                f"{MORE_ROOM}, or allow it more types.",
+                f"{MORE_CAPACITY}, or allow more sharding types.",
             )
 
 
@@ -300,7 +301,7 @@ def _most_of(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> str:
     count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
     if cut.in_rows:
         return f"{count:,} of its {cut.blocks:,} rows"
-    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in parts of at least " + (
+    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in shards of at least " + (
         f"{COLUMN_STEP * cut.least_blocks}"
     )
 

@@ -228,15 +228,15 @@ class NearSearch:
 
     def _near_error(self, best: _Placement | None) -> BadConfig:
         if best is None:
-            return BadConfig("no placement near the earlier one was found. Leave near out.")
+            return BadConfig("no placement close to the earlier placement was found. Leave near out.")
         groups, tables = self._search.space.groups, self._search.costs.task.tables
         away = np.flatnonzero(self._moves.count_bytes(*best)).tolist()
         names = [tables[groups[group].tables[0]].name for group in away]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         need = f"{np.ceil(bytes_to_gb(self._bytes(best)) * 1e4) / 1e4:.10g}"
         return BadConfig(
-            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
-            f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
+            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal "
+            f"any more: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
         )
 
 

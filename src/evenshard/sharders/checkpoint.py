@@ -29,7 +29,7 @@ class Network(nn.Module):
     """Interface of a learned sharder's networks, as saved in checkpoints."""
 
     kind: ClassVar[str]
-    """The kind that its folder names, such as dreamshard_policy."""
+    """The kind in its config.json, such as dreamshard_policy."""
 
 
 Net = TypeVar("Net", bound=Network)

@@ -58,9 +58,9 @@ class FeatureNormalizer:
 
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.scale) == NUM_FEATURES:
-            raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
+            raise ValueError(f"its normalizer does not have {NUM_FEATURES} features")
         if not all(map(math.isfinite, (*self.mean, *self.scale))) or min(self.scale) <= 0:
-            raise ValueError("its normalizer holds a mean that is not finite, or a scale that is not above 0")
+            raise ValueError("its normalizer has a mean that is not finite, or a scale that is not above 0")
 
     @staticmethod
     def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:
@@ -83,6 +83,6 @@ class FeatureNormalizer:
     def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
         """Return an index of the tasks' distinct tables and their features, [P, F] float32; one batch size."""
         batch_sizes = {task.batch_size for task in tasks}
-        assert len(batch_sizes) == 1, "tasks that are seen together share the batch size"
+        assert len(batch_sizes) == 1, "tasks of one batch must share the batch size"
         distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}
         return distinct, self(list(distinct), batch_sizes.pop())

@@ -115,7 +115,7 @@ class DeviceModel:
     def require_hardware(self, hardware: str) -> None:
         """Raise BadConfig unless this is the model of the hardware, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(HardwareName.parse(self.hardware).provenance):
-            raise BadConfig(f"{self.hardware} is no model of {hardware}. Name one of the two.")
+            raise BadConfig(f"{self.hardware} is not a model of {hardware}. Name only one of them.")
 
     def price(self) -> DevicePrice:
         """Return the price that predicts its compute times."""

@@ -71,14 +71,14 @@ class PlacementModel:
         learned = self.cost_model.exchange
         if self.link in ("", NO_LINK) and not learned.takes_time:
             return None
-        return learned.link(f"fitted to {self.link or 'the exchanges of the training data'}")
+        return learned.link(f"fitted to {self.link or 'the all-to-alls of the training data'}")
 
     def require_hardware(self, hardware: str) -> None:
         """Raise BadConfig unless it was trained on this hardware, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
             raise BadConfig(
-                f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name the "
-                f"other model, or leave the hardware out."
+                f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name "
+                f"another model, or leave the hardware out."
             )
 
 
@@ -95,7 +95,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
     """
     folder = Path(folder)
     if not folder.is_dir():
-        problem = "is a file, and a model is a folder" if folder.exists() else "no such folder"
+        problem = "is a file, but a model is a folder" if folder.exists() else "no such folder"
         raise BadFile(folder, problem, f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it.")
     cost_model = CostModel.load(folder / COST_MODEL)
     trained_on = TrainingDomain.load(folder / COST_MODEL / DOMAIN_FILE)

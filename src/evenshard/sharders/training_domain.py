@@ -128,7 +128,7 @@ class TrainingDomain:
         if problem := optimizer_problem(self.optimizer):
             return problem
         if unknown := [bits for bits in self.weight_bits if bits not in WEIGHT_BITS]:
-            return f"weight_bits holds {unknown[0]}, not one of {WEIGHT_BITS}"
+            return f"weight_bits has {unknown[0]}, not one of {WEIGHT_BITS}"
         return None if self.weight_bits else "weight_bits is empty"
 
     def outside(self, task: ShardingTask) -> tuple[str, ...]:

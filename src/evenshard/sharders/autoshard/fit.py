@@ -70,7 +70,7 @@ class ShardTensors:
             for shard, cost in zip(one.shards, one.cost.devices, strict=True)
             if shard and cost.status == OK
         ]
-        assert shards, "no shard has tables and a time"
+        assert shards, "no shard has tables and a measured time"
         holds_SP = torch.zeros(len(shards), len(distinct))
         for row, (tables, _) in enumerate(shards):
             holds_SP[row, torch.tensor(tables)] = 1.0

@@ -31,20 +31,20 @@ class ImpalaConfig:
     """Settings of policy training; defaults are as published unless marked as our choice."""
 
     num_updates: int = knob(300, "gradient steps, each on one unroll of all slots; our choice")
-    num_slots: int = knob(16, "episodes played side by side; our choice")
-    unroll_length: int = knob(100, "steps of an unroll; episodes go on over its end")
+    num_slots: int = knob(16, "episodes played in parallel; our choice")
+    unroll_length: int = knob(100, "steps of an unroll; episodes continue in the next unroll")
     sync_every: int = knob(2, "updates after which the actors get the learner's weights; our choice")
-    learning_rate: float = knob(1e-3, "learning rate of Adam at the beginning; it falls linearly to 0")
+    learning_rate: float = knob(1e-3, "initial learning rate of Adam; it falls linearly to 0")
     max_gradient_norm: float = knob(
-        40.0, "longer gradients are cut to it. Some seeds forget halfway and learn again within the run"
+        40.0, "gradients are clipped to this norm. Some seeds forget halfway and recover within the run"
     )
     entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
     baseline_weight: float = knob(0.5, "weight of the value head's squared error")
     discount: float = knob(1.0, "gamma")
     mask_illegal: bool = knob(
         True,
-        "choose among devices with room only. Without it a full device may be chosen, as published, and the overflow "
-        "is taken off the reward",
+        "choose only devices with enough memory. If False, as published, full devices may be chosen, and the overflow "
+        "is subtracted from the reward",
     )
 
 

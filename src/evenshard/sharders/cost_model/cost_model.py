@@ -71,7 +71,7 @@ class ExchangeTime:
     def problem(self) -> str | None:
         """Return why the constants are impossible; None if they are valid."""
         fine = all(0 <= number < math.inf for number in astuple(self))
-        return None if fine else f"an exchange takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
+        return None if fine else f"all-to-all takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class CostModel(nn.Module):
             TrainingFailed: if the training diverged; an existing folder is kept.
         """
         if problem := self.exchange.problem() or self.calibration.problem():
-            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Fit it to other costs.")
+            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Use other costs.")
         config = {
             "kind": KIND,
             "sizes": asdict(self.net.sizes),
@@ -154,7 +154,7 @@ class CostModel(nn.Module):
             model.exchange, model.calibration = config.exchange, config.calibration
             load_weights(model, path / "state.pt")
             if not model.net.is_convex():
-                raise ValueError("its weights are not those of a convex network")
+                raise ValueError("its weights are not convex")
             return model
 
 

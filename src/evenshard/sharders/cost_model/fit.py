@@ -48,15 +48,15 @@ class CostModelFitConfig:
     num_members: int = knob(5, "members of the ensemble", range=Range(2, 1_000, whole=True))
     table_hidden: int = knob(16, "hidden units of a member's table network", range=COUNT)
     head_hidden: int = knob(4, "hidden units of a member's head", range=COUNT)
-    pieces: int = knob(8, "pieces of such a unit: the limits that it takes the largest of", range=COUNT)
+    pieces: int = knob(8, "linear pieces of a head unit, which takes the largest", range=COUNT)
     num_updates: int = knob(1000, "gradient steps", range=COUNT)
     minibatch_size: int = knob(128, "devices per step", range=COUNT)
     learning_rate: float = knob(
         0.01,
-        "learning rate of Adam at its highest, after the warm-up; it falls to 0 until the end",
+        "highest learning rate of Adam, after the warm-up; it then falls to 0",
         range=Range(0, 1e38, above=True),
     )
-    across_batches: bool = knob(False, "placements may differ in their batch sizes; see EnsembleSizes.across_batches")
+    across_batches: bool = knob(False, "True if the costs have several batch sizes; see EnsembleSizes.across_batches")
     seed: int = knob(0, "seed of initial weights, held-out parts and minibatches")
 
     def __post_init__(self) -> None:
@@ -132,9 +132,9 @@ def fit_cost_model(
     """
     rows = DeviceRows.of(measured)
     if not len(rows.times_R3):
-        raise BadConfig("No device of the costs held tables and ran. Benchmark some that fit the devices.")
+        raise BadConfig("The costs have no device that held tables and ran. Benchmark placements that fit in memory.")
     if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
-        raise BadConfig("The costs are of several batch sizes. Set across_batches, or benchmark at one.")
+        raise BadConfig("The costs have several batch sizes. Set across_batches, or benchmark at one batch size.")
     generator = torch.Generator().manual_seed(config.seed)
     sizes = EnsembleSizes(
         config.num_members,

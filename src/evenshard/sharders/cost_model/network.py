@@ -116,7 +116,7 @@ class EnsembleSizes:
             self.table_hidden, NUM_QUANTITIES * self.factors_per_quantity, self.head_hidden * self.pieces
         )
         if min(self.num_members, *counts) < 1 or units > MAX_UNITS:
-            raise ValueError(f"an ensemble of {self.num_members} members of {counts} units cannot be made")
+            raise ValueError(f"an ensemble of {self.num_members} members of {counts} units is impossible")
 
 
 class ConvexNet(nn.Module):

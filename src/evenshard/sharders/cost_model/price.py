@@ -214,7 +214,7 @@ def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None
 
     They use the model's own all-to-all times, and no input dist.
     """
-    exchange = model.exchange.link("fitted to the exchanges of the training data")
+    exchange = model.exchange.link("fitted to the all-to-alls of the training data")
     kind = DeviceKind(price or LearnedPrice(model), float("inf"))
     return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False), LARGEST_SUM)
 

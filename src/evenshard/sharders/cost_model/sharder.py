@@ -31,11 +31,11 @@ MOST_STARTS = 8
 class SearchConfig:
     """Settings of the search effort."""
 
-    num_rollouts: int = knob(MOST_PROPOSALS, "sampled from the policy, fewer where tables and devices are many")
-    scores_per_table: int = knob(2_000, "devices scored for each table of the task, about, before the search ends")
+    num_rollouts: int = knob(MOST_PROPOSALS, "placements sampled from the policy; fewer for large tasks")
+    scores_per_table: int = knob(2_000, "changes that the search tries per table of the task")
     seed: int = knob(0, "seed of rollouts and search")
-    time_limit_s: float | None = knob(None, "seconds after which the search ends at the latest; None for no limit")
-    packing_time_limit_s: float = knob(10.0, "time to find any legal placement if no proposal is one; see legal_parts")
+    time_limit_s: float | None = knob(None, "seconds after which the search ends; None for no limit")
+    packing_time_limit_s: float = knob(10.0, "seconds to find any legal placement if no proposal is legal")
 
 
 @dataclass(frozen=True)
