@@ -7,12 +7,12 @@ Forward, with the reverse direction in backward:
 - rows on a node: a reduce-scatter within the node, then an all-to-all of the sums with the other nodes.
 - replicas: nothing forward; backward an all-reduce of dense gradients, twice rows * dim.
 
-Rows of sequences are not reduced, so they are exchanged like whole sequences. Before all this, the input dist sends the
-indices of every part to its device: for each sample its lookups, and for each bag a length.
+Rows of sequences are not reduced, so they are sent like whole sequences. Before these collectives, the input dist sends
+the indices of every part to its device: for each sample its lookups, and for each bag a length.
 
 Within a domain, bytes use the fast link; between domains, the slow link. The two tiers are assumed to run one after the
 other. Each collective of each module has its own latency, but the bytes of all modules are assumed to be sent together,
-so several small exchanges are predicted slightly too fast on links that are slower for small messages.
+so several small collectives are predicted slightly too fast on links that are slower for small messages.
 
 Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
 """
@@ -49,27 +49,19 @@ from evenshard.price.link_model import (
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-GRADIENT_BYTES = 4
+GRADIENT_BYTES = 4  # dense gradients of replicas are FP32
 
 
 @dataclass
 class Volumes:
-    """Communication volumes of each device, [..., D], per sample of the global batch.
+    """Communication volumes of each device, [..., D], per sample of the global batch."""
 
-    Attributes:
-        sent: values that other devices receive without a reduction.
-        summed, summed_in_node: values of partial sums, of tables whose rows are on all devices, or on one node.
-        input_bytes: received bytes of indices, lengths and weights.
-        replicated_values: values of dense gradients, equal on all devices: [...] without D.
-        collectives: (module, sharding type) of the exchanges, as in kernel calls.
-    """
-
-    sent: FloatArray
-    summed: FloatArray
-    summed_in_node: FloatArray
-    input_bytes: FloatArray
-    replicated_values: float | FloatArray = 0.0
-    collectives: set[tuple[str, str]] = field(default_factory=set)
+    sent: FloatArray  # values that other devices receive without a reduction
+    summed: FloatArray  # values of partial sums, of tables whose rows are on all devices
+    summed_in_node: FloatArray  # values of partial sums, of tables whose rows are on one node
+    input_bytes: FloatArray  # received bytes of indices, lengths and weights
+    replicated_values: float | FloatArray = 0.0  # values of dense gradients, equal on all devices: [...] without D
+    collectives: set[tuple[str, str]] = field(default_factory=set)  # (module, sharding type), as in kernel calls
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
@@ -156,19 +148,13 @@ def volumes_of(
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device sends or receives in a collective, by tier, [..., D].
-
-    Attributes:
-        near: number of consecutive devices that exchange over the fast link.
-        intra, inter: bytes in the busier direction, sent or received.
-        intra_sent, inter_sent: bytes sent.
-    """
+    """Bytes that each device sends or receives in a collective, by tier, [..., D]."""
 
     collective: str
-    near: int
-    intra: FloatArray
+    near: int  # number of consecutive devices that communicate over the fast link
+    intra: FloatArray  # bytes in the busier direction, sent or received
     inter: FloatArray
-    intra_sent: FloatArray
+    intra_sent: FloatArray  # bytes sent
     inter_sent: FloatArray
 
     @staticmethod
@@ -212,6 +198,7 @@ def reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     """
     size, domains = machine.domain_size, machine.num_domains
     longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
+    # Ring: each device moves (n - 1) / n of its buffer; between domains only its 1 / size share is left.
     within, between = longest * ((size - 1) / size), longest * ((domains - 1) / domains / size)
     return TierBytes.of_reduction(REDUCE_SCATTER, size, within, between)
 

@@ -49,11 +49,11 @@ class DeviceCost:
     # Interquartile range over the repeats of a visit, or between visits if that is larger.
     fwd_compute_spread_ms: float = 0.0
     bwd_compute_spread_ms: float = 0.0  # interquartile range of the backward time
-    # Start skew: from the end of the device's forward to that of the slowest device, when the exchange can start. It is
-    # not part of the device's times (docs/decisions/0009).
+    # Start skew: from the end of the device's forward to that of the slowest device, when the all-to-all can start. It
+    # is not part of the device's times (docs/decisions/0009).
     fwd_wait_ms: float = 0.0
     status: str = OK  # "ok", or "out_of_memory" for a shard that does not fit the device; its times are then infinite
-    # Forward and backward compute together, if they were timed as one; else None.
+    # Forward and backward compute together, if only their sum was timed; else None.
     fwd_bwd_compute_ms: float | None = None
     input_dist_ms: float = 0.0  # input dist before the lookups; 0 if not measured, as in DreamShard
 
@@ -230,30 +230,19 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
 class Provenance:
     """Provenance of a measurement, repeated in every dataset row.
 
-    Attributes:
-        hardware: kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
-        driver: driver of the GPU, or the kernel of the operating system; "none" for a simulated device.
-        versions: libraries as "torch 2.13.0, fbgemm_gpu 1.8.0".
-        link: link model of the all-to-all times, or the backend that was measured, such as "gloo".
-        seed: seed of the lookups.
-        repeats: timed repeats behind each median; 0 if unknown.
-        device_error_percent, device_error_points: the two numbers of a simulated device's ``DeviceError``; 0 for real
-            hardware, or if a file does not have them.
-        optimizer: optimizer of the backward passes.
-
     Raises:
         MeasurementFailed: if the kind of hardware or the optimizer is unknown.
     """
 
-    hardware: str
-    driver: str
-    versions: str
-    link: str
-    seed: int
-    repeats: int
-    device_error_percent: float = 0.0
+    hardware: str  # kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200"
+    driver: str  # driver of the GPU, or the kernel of the operating system; "none" for a simulated device
+    versions: str  # libraries as "torch 2.13.0, fbgemm_gpu 1.8.0"
+    link: str  # link model of the all-to-all times, or the backend that was measured, such as "gloo"
+    seed: int  # seed of the lookups
+    repeats: int  # timed repeats behind each median; 0 if unknown
+    device_error_percent: float = 0.0  # ``DeviceError`` of a simulated device; 0 for real hardware, or if unknown
     device_error_points: int = 0
-    optimizer: str = SGD
+    optimizer: str = SGD  # optimizer of the backward passes
 
     def __post_init__(self) -> None:
         problem = provenance_problem(self.hardware) or optimizer_problem(self.optimizer)

@@ -1,8 +1,8 @@
 """Model of a shard's compute time on a GPU: FBGEMM's fused embedding kernels, one after the other.
 
 Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
-runs of equal ones, with the radix sort of indices and bags between the two, then the kernels that sum the gradients of
-each distinct row and apply the optimizer. Without lookups there is no backward pass.
+runs of equal indices, with the radix sort of indices and bags between the two, then the kernels that sum the gradients
+of each distinct row and apply the optimizer. Without lookups there is no backward pass.
 
 A kernel takes a minimum time, and time for each bag, lookup and distinct row. Kernels that read rows also wait for the
 L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels were
@@ -29,7 +29,7 @@ from evenshard.price.gpu_profile import GpuProfile
 from evenshard.price.shard_work import PLAIN_BYTES, REQUEST_VALUES, SECTOR_BYTES, ShardWork
 from evenshard.tables.reuse import FloatArray
 
-RADIX_BITS = 8
+RADIX_BITS = 8  # bits of the index that one pass of CUB's radix sort orders
 # See ``GpuProfile.short_call_us`` and ``medium_call_us``.
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
@@ -266,8 +266,8 @@ def state_update_requests(work: ShardWork, optimizer: str) -> FloatArray:
 def overlap(parts_ns: FloatArray) -> FloatArray:
     """Combine the waits of a kernel, [parts, ...], to a time between the longest and the sum, [...].
 
-    The cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter one,
-    but two equal waits take about a quarter longer than one.
+    The cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter wait,
+    but two equal waits take about a quarter longer than one wait.
     """
     longest = np.maximum(parts_ns.max(axis=0), 1e-9)
     ratios = parts_ns / longest

@@ -24,19 +24,13 @@ _PERCENT = Range(0, 10_000)
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of one kind that a profile was fitted to or compared with.
+    """Measurements of one kind that a profile was fitted to or compared with."""
 
-    Attributes:
-        points, source: the measured points, and who measured or published them.
-        fitted, held_out: measurements that the fit used, and other measurements.
-        median_error_percent, p90_error_percent: percentiles of the error on the held-out measurements.
-    """
-
-    points: str
-    source: str
-    fitted: int
-    held_out: int
-    median_error_percent: float | None = None
+    points: str  # description of the measured points
+    source: str  # who measured or published them
+    fitted: int  # number of measurements that the fit used
+    held_out: int  # number of other measurements
+    median_error_percent: float | None = None  # percentiles of the error on the held-out measurements
     p90_error_percent: float | None = None
 
     def problem(self) -> str | None:
@@ -74,7 +68,7 @@ class DeviceError:
     def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
         """Return the error from the first (most relevant) evidence with enough held-out measurements.
 
-        A profile extrapolated from another one needs fewer measurements, because its other constants were fitted.
+        A profile extrapolated from another profile needs fewer measurements, because its other constants were fitted.
         """
         least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
         for one in evidence:
@@ -129,7 +123,7 @@ class DeviceError:
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
     """Describe the accuracy of device models and link models; empty if both are None.
 
-    ``hardware`` may be several joined names, of which real ones are left out.
+    ``hardware`` may be several joined names, of which real hardware is left out.
     """
     if error is None:
         return "" if links is None else f"Communication model: {links}"

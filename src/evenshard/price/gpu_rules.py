@@ -5,7 +5,7 @@ Times per bag, lookup, row and pair are inversely proportional to the speed of a
     speed = SMs x clock x L1 of an SM
 
 The remaining factor of a constant is a mean over the fitted GPUs, weighted by the ratio of the slower to the faster
-speed. Floors, chains and host times are such means without scaling. ``EVIDENCE`` has the error of these rules;
+speed. Floors, chains and host times are unscaled means. ``EVIDENCE`` has the error of these rules;
 docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
 """
 
@@ -34,7 +34,7 @@ FITTED = ("h100", "h200")
 _RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
 # Fraction of PCIe's line rate for reads of rows in host memory: 50 of 63 GB/s, fitted to an H100.
 HOST_SHARE = 50 / 63
-WARPS_PER_SM = 64
+WARPS_PER_SM = 64  # most resident warps, as in the fitted GPUs
 
 # benchmarks/scripts/gpu_rules.py learned the rules. They are not known to hold for GPUs of other vendors.
 VENDOR = "NVIDIA"

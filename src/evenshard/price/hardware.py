@@ -38,23 +38,15 @@ _PROFILES = resources.files("evenshard.price").joinpath("profiles")
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of hardware, such as cpu, cuda or simulated; its name begins every spelling.
-
-    Attributes:
-        runs_kernels: True if it runs kernels on devices of this machine, one process of torchrun for each.
-        device: placeholder for a device's name in flags and settings, such as "<profile>"; "" if there is none.
-        compute_device: torch's word for such devices.
-        needs_gpu: True if this machine must have a GPU to query or measure.
-        memory_bytes_per_ns: assumed memory bandwidth without a profile, for a CPU core or a GPU.
-    """
+    """Kind of hardware, such as cpu, cuda or simulated; its name begins every spelling."""
 
     name: str
     times: Times = "measured"
-    runs_kernels: bool = True
-    device: str = ""
-    compute_device: Literal["cpu", "cuda"] = "cuda"
-    needs_gpu: bool = False
-    memory_bytes_per_ns: float = 1000.0
+    runs_kernels: bool = True  # True if it runs kernels on devices of this machine, one process of torchrun for each
+    device: str = ""  # placeholder for a device's name in flags and settings, such as "<profile>"; "" if there is none
+    compute_device: Literal["cpu", "cuda"] = "cuda"  # torch's name of the device type
+    needs_gpu: bool = False  # True if this machine must have a GPU to query or measure
+    memory_bytes_per_ns: float = 1000.0  # assumed memory bandwidth without a profile, for a CPU core or a GPU
 
     @property
     def is_simulated(self) -> bool:

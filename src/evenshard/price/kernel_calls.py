@@ -4,7 +4,7 @@ TorchRec makes one fused call on a device per module, sharding type, weight data
 separate calls for weighted lookups; replicated tables use a dense call. Whole pooled tables are written as column_wise
 with one part, and rows on a node as a grid of one column, so that they share the call (``evenshard.torchrec``). A part
 is looked up as one table per feature that it pools. Bags are the samples of each feature, also for a sequence, where
-every lookup is an output: FBGEMM's kernels run over samples either way, and TorchRec's dedup of a sequence's indices
+every lookup is an output: FBGEMM's kernels run over samples in both cases, and TorchRec's dedup of a sequence's indices
 distributes the remaining indices evenly to the same bags.
 
 A price (``DevicePrice``) gives each looked-up table a row of columns. Most columns add up over the tables of a kernel
@@ -89,7 +89,7 @@ class HeldPart:
     lookups: tuple[Lookup, ...]
 
 
-EVERY_DEVICE = -1
+EVERY_DEVICE = -1  # device of a replica
 
 
 def kernel_call(table: Table, name: str, optimizer: str = SGD) -> KernelCall:

@@ -25,7 +25,7 @@ from evenshard.price.hardware import AUTO, link_profile_path
 from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curve, Link, mean_curve
 
 DEFAULT_LINK = "ethernet_25g"
-GPUS_OF_A_NODE = 8
+GPUS_OF_A_NODE = 8  # as in HGX and DGX servers
 SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
 # NVLink GB/s per direction, from data sheets, of the fitted links.
 NVLINK_GB_S = {
@@ -51,7 +51,8 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
     """Estimate an NVLink from its line rate, as the mean of fitted links with the same rate.
 
-    Without such a link, it is the mean over all line rates: the same latencies, with byte times scaled by line rate.
+    If no link has this rate, it is the mean over all line rates: the same latencies, with byte times scaled by line
+    rate.
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
@@ -112,7 +113,7 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
     )
 
 
-# Share of a NIC's line rate that multi-node exchanges reach: 19.1 of 25 and 38.4 of 50 GB/s.
+# Share of a NIC's line rate that a multi-node all-to-all reaches: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
 
 

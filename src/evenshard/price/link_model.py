@@ -1,16 +1,16 @@
 """Time of a collective on a link: a latency plus terms for own, slowest and total bytes.
 
 The three counts: the bytes of the device in the busier of its two directions, those of the device that moves most (the
-others wait for its data), and those that all devices send together (they share the path through a host's memory).
-In an even exchange of N devices each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
+others wait for its data), and those that all devices send together (they share the path through a host's memory). In an
+even collective of N devices, each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
 over the time, so on a switch, where only a device's own direction counts, ``bandwidth_gb_s`` is the bus bandwidth of
 long messages. For a link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device has its own
-NIC, and NVLink carries the rest of an exchange (``price.collectives``).
+NIC, and NVLink carries the rest of a collective (``price.collectives``).
 
 A closely measured link also has curves: the time of each collective for a number of devices that all move the same
 bytes. NCCL changes protocol and channels with the message size, so bandwidth grows in steps: a curve is piecewise
-linear between a few points, and linear beyond the last. The three counts then convert an uneven exchange to the bytes
-of an even one.
+linear between a few points, and linear beyond the last. The three counts then convert an uneven collective to the bytes
+of an even collective.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BANDWIDTHS = {
 
 ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
 COLLECTIVES = (ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
-_FAR_BYTES = 1e16
+_FAR_BYTES = 1e16  # beyond any message: the last point of a curve, so that every size is interpolated
 
 
 def bus_factor(collective: str, num_devices: int) -> float:
@@ -46,19 +46,13 @@ def bus_factor(collective: str, num_devices: int) -> float:
 
 @dataclass(frozen=True)
 class Curve:
-    """Time of one of ``COLLECTIVES`` by message size, if all ``num_devices`` devices move the same number of bytes.
-
-    Attributes:
-        kb: 10**3 bytes that each device moves in the busier of its two directions, at each point; the first is 0.
-        us: microseconds at each point; the first is the latency.
-        gb_s: bandwidth of bytes beyond the last point.
-    """
+    """Time of one of ``COLLECTIVES`` by message size, if all ``num_devices`` devices move the same number of bytes."""
 
     collective: str
     num_devices: int
-    kb: tuple[float, ...]
-    us: tuple[float, ...]
-    gb_s: float
+    kb: tuple[float, ...]  # 10**3 bytes that each device moves in its busier direction, at each point; the first is 0
+    us: tuple[float, ...]  # microseconds at each point; the first is the latency
+    gb_s: float  # bandwidth of bytes beyond the last point
 
     def problem(self) -> str | None:
         """Return why the curve is invalid; None if it is valid."""
@@ -131,28 +125,18 @@ def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curv
 
 @dataclass(frozen=True)
 class Link:
-    """Link between devices: latency, three bandwidths (10**9 bytes per second) and measured curves.
+    """Link between devices: latency, three bandwidths (10**9 bytes per second) and measured curves."""
 
-    Attributes:
-        latency_us: microseconds of an exchange without its bytes.
-        bandwidth_gb_s, slowest_gb_s, shared_gb_s: for the bytes that ``BANDWIDTHS`` names.
-        forward_share: ratio of the durations of forward and backward exchanges.
-        spans: largest number of devices that it connects; infinite if unlimited.
-        curves: times of collectives; collectives without a curve use the numbers above.
-        evidence: measured exchanges that the numbers were fitted to or compared with.
-        extrapolated_from: links or points that a rule derived the numbers from; empty if measured.
-    """
-
-    latency_us: float
+    latency_us: float  # time of a collective without its bytes
     source: str
-    bandwidth_gb_s: float = math.inf
+    bandwidth_gb_s: float = math.inf  # ``BANDWIDTHS`` names the bytes of each bandwidth; infinite if they take no time
     slowest_gb_s: float = math.inf
     shared_gb_s: float = math.inf
-    forward_share: float = 1.0
-    spans: float = math.inf
-    curves: tuple[Curve, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-    extrapolated_from: str = ""
+    forward_share: float = 1.0  # forward communication time over backward communication time
+    spans: float = math.inf  # largest number of devices that it connects; infinite if unlimited
+    curves: tuple[Curve, ...] = ()  # times of collectives; collectives without a curve use the numbers above
+    evidence: tuple[Evidence, ...] = ()  # measured collectives that the numbers were fitted to or compared with
+    extrapolated_from: str = ""  # links or points that a rule derived the numbers from; empty if measured
 
     @property
     def error(self) -> DeviceError:
@@ -201,7 +185,7 @@ class Link:
     def even_bytes(
         self, own: FloatArray | float, slowest: FloatArray | float, shared: FloatArray | float, num_devices: int
     ) -> FloatArray | float:
-        """Convert an uneven collective to the equivalent bytes per device of an even one."""
+        """Convert an uneven collective to the equivalent bytes per device of an even collective."""
         if self.counts_own_alone:
             return own
         return self._straight_seconds(own, slowest, shared) * 1e9 * self._straight_gb_s(num_devices)
@@ -222,7 +206,7 @@ class Link:
         return "inter" if math.isinf(self.spans) else "intra"
 
     def even_gb_s(self, num_devices: int) -> float:
-        """Return NCCL's bus bandwidth for a long backward exchange in which all devices send the same bytes."""
+        """Return NCCL's bus bandwidth for a long backward all-to-all in which all devices send the same bytes."""
         curve = self.curve(ALL_TO_ALL, num_devices)
         return self._straight_gb_s(num_devices) if curve is None else curve.gb_s
 

@@ -53,24 +53,15 @@ SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs; TorchRec's con
 
 @dataclass(frozen=True)
 class HostLink:
-    """Bandwidths of one device to its host's memory and SSDs, 10**9 bytes per second.
+    """Bandwidths of one device to its host's memory and SSDs, 10**9 bytes per second."""
 
-    Attributes:
-        host_gb_s: rate of its link to the host, in each direction.
-        memory_gb_s, ssd_gb_s: its share of the host's memory (infinite if unknown) and SSDs, reads and writes together.
-        under_way_bytes: bytes of rows in flight; other lookups of these rows share the transfer.
-        update_share: share of the link's rate for a kernel that reads rows and writes them back.
-        find_ns_per_lookup: time to find the cached rows, forward.
-        cached_update_ns_per_lookup: additional time to update cached rows, backward.
-    """
-
-    host_gb_s: float = HOST_GB_S
-    memory_gb_s: float = math.inf
-    ssd_gb_s: float = SSD_GB_S
-    under_way_bytes: float = UNDER_WAY_BYTES
-    update_share: float = UPDATE_SHARE
-    find_ns_per_lookup: float = FIND_NS_PER_LOOKUP
-    cached_update_ns_per_lookup: float = CACHED_UPDATE_NS_PER_LOOKUP
+    host_gb_s: float = HOST_GB_S  # rate of the link to the host, in each direction
+    memory_gb_s: float = math.inf  # share of the host's memory bandwidth, reads and writes; infinite if unknown
+    ssd_gb_s: float = SSD_GB_S  # share of the host's SSDs, reads and writes together
+    under_way_bytes: float = UNDER_WAY_BYTES  # bytes of rows in flight; other lookups of these rows share the transfer
+    update_share: float = UPDATE_SHARE  # share of the link's rate for kernels that read rows and write them back
+    find_ns_per_lookup: float = FIND_NS_PER_LOOKUP  # time to find the cached rows, forward
+    cached_update_ns_per_lookup: float = CACHED_UPDATE_NS_PER_LOOKUP  # additional time to update cached rows, backward
 
     @property
     def read_gb_s(self) -> float:

@@ -34,10 +34,10 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 
 Indices = npt.NDArray[np.int64]
-SECTOR_BYTES = 32
+SECTOR_BYTES = 32  # unit of reads from device memory and the L2
 REQUEST_VALUES = 128  # one warp instruction fetches 4 values for each of its 32 threads
 PLAIN_BYTES = 4  # FP32 outputs and gradients, INT32 indices and offsets
-MAX_CACHED_TABLES = 100_000
+MAX_CACHED_TABLES = 100_000  # then the cache is emptied, to bound its memory
 MAX_STEPS, TOLERANCE = 100, 1e-11  # Newton's method
 _BINS = NUM_REUSE_BINS
 
@@ -314,6 +314,7 @@ class WindowGrid:
         _, first_U, number_T = np.unique(as_bytes_T, return_index=True, return_inverse=True)
         found_UW = WindowGrid.columns(*reuse_columns(columns_TC[first_U]))
         bytes_T = columns_TC[:, _ROW_BYTES]
+        # Tables that differ only in dims have proportional columns.
         ratio_T = bytes_T / np.maximum(bytes_T[first_U], 1e-300)[number_T]
         return np.asarray(found_UW[number_T] * ratio_T[:, None])
 

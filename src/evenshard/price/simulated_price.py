@@ -44,13 +44,13 @@ from evenshard.price.step import DeviceKind
 from evenshard.tables.reuse import FloatArray
 
 TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
-OTHER_NS = slice(6, 8)
+OTHER_NS = slice(6, 8)  # forward and backward time that is neither a wait nor a floor
 # Waits of a kernel for instructions, for the L2, and for device memory, ns.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
 # Instructions with a table's own lanes (in ``OTHER_NS``), and with all lanes of a warp, ns.
 OWN_LANES, ALL_LANES = slice(14, 17), slice(17, 20)
-SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))
-LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
+SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))  # columns of ``WindowGrid``, for tables that share the L2
+LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1  # maxima over the tables of a call
 
 
 class DeviceModelPrice:

@@ -1,14 +1,14 @@
 """Step time from the phase times of all devices; collectives act as barriers.
 
-An exchange begins when the slowest device is ready. Between two barriers a step takes the slowest device's time. The
+A collective begins when the slowest device is ready. Between two barriers a step takes the slowest device's time. The
 step time is the sum over these windows:
 
-- none, base: input dist and forward kernels; forward exchange; backward exchange and backward kernels.
-- sparse_dist, prefetch: forward exchange; backward exchange, backward kernels and the forward kernels of the next step,
+- none, base: input dist and forward kernels; output dist; backward all-to-all and backward kernels.
+- sparse_dist, prefetch: output dist; backward all-to-all, backward kernels and the forward kernels of the next step,
   between which no device waits. The input dist overlaps these kernels: on each device, only its time beyond theirs
   counts.
 
-The dense part is between both exchanges and equal on all devices, so it moves no barrier. It could hide more of the
+The dense part is between both all-to-alls and equal on all devices, so it moves no barrier. It could hide more of the
 input dist, which is ignored. Papers that learn from measured costs (DreamShard, AutoShard) have no barrier: their step
 is the largest sum of a device's phases (``LARGEST_SUM``).
 

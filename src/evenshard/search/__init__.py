@@ -2,7 +2,7 @@
 
 ::
 
-    search              one search: starts, annealing, the best placement; near_placement: near the one in use
+    search              one search: starts, annealing, the best placement; near_placement: near the placement in use
     space, sharding_option, shard_builder    the options of each table, and their costs
     greedy, placer      starts, such as rules of thumb, and greedy placement
     annealing, proposals, chains, moves      changes of many placements at once, as arrays

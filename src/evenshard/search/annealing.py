@@ -121,6 +121,7 @@ class Annealing:
             shards = chains.list_changed_shards(chain_M, edits)
             outcome = chains.try_out(chain_M, shards)
             unusual_M, moved_M = chains.unusual_share_after(chain_M, edits), chains.moved_bytes_after(chain_M, edits)
+            # Metropolis test: -log of a uniform number is exponential, so it is drawn directly.
             energy_M = _energy(chains, outcome.windows_BMD, outcome.overflow_M, unusual_M, moved_M, weights)
             now_N = _energy_of(chains, weights)
             passes_M = energy_M <= now_N[chain_M] * (1 + temperature * rng.exponential(size=len(chain_M)))
@@ -163,7 +164,7 @@ def _energy(
     mean, overflow = weights
     slowest_BM = windows_BMD.max(axis=-1)
     ratio_BMD = windows_BMD / np.maximum(slowest_BM, 1e-12)[..., None]
-    for _ in range(POWER):
+    for _ in range(POWER):  # squares: ratio ** (2 ** POWER)
         ratio_BMD *= ratio_BMD
     slowest_M = slowest_BM.sum(axis=0)
     found_M = (slowest_BM * (1 + CLOSENESS * ratio_BMD.mean(axis=-1))).sum(axis=0)

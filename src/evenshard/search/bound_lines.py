@@ -9,14 +9,14 @@ of links, with a line for each of several ranges of the mean volume:
 
 - Sums over all devices take the same time on each device.
 - A single link between all devices carries the bytes that a device sends, or that all others send, whichever is more.
-- All devices wait for the longest forward exchange if nothing else of the step is in its window, and some device has at
-  least the mean volume. Sums of a node are equal on all of its devices; but if a domain has several nodes, that device
-  may have no such sums, and the longest exchange takes the mean time of all of them, by floors.
-- Without such sums, if the forward exchange is longer by at least the time that a device of another domain may save in
-  the backward exchange, both together are common, too. Suppose a domain has d more than the mean domain. Each of its
-  devices then receives less from the others, which saves ``(far - near) * d``, where far and near are the times of a
-  byte between domains and within one, per device. But one of them sends more forward, ``far_forward * (domains - 1) *
-  d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
+- All devices wait for the longest forward all-to-all if nothing else of the step is in its window, and some device has
+at least the mean volume. Sums of a node are equal on all of its devices; but if a domain has several nodes, that device
+may have no sums, and the longest all-to-all takes the mean time of all of them, by floors. - Without sums of a node, if
+the forward all-to-all is longer by at least the time that a device of another domain may save in the backward
+all-to-all, both together are common, too. Suppose a domain has d more than the mean domain. Each of its devices then
+receives less from the others, which saves ``(far - near) * d``, where far and near are the times of a byte between
+domains and within one, per device. But one device sends more forward, ``far_forward * (domains - 1) * d``. If d is
+below 0, a device of another domain sends at least ``far_forward * -d`` more.
 
 A line through 0 bounds the other times of a device by its own volume.
 
@@ -61,8 +61,8 @@ REPLICATED = "replicated_values"
 SUMMED_BY_ALL = ("summed", REPLICATED)
 OF_A_NODE = "summed_in_node"
 SENT = "sent"
-MOST_RANGES = 2
-TURN = 1.25
+MOST_RANGES = 2  # ranges of a volume above the first; more ranges multiply the cases of a bound
+TILT = 1.25  # factor of a slope in ``tilt_toward``
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class DeviceModelBounds(PriceBounds):
 price_bounds.register(DeviceModelPrice, DeviceModelBounds)
 
 
-# Exchanges ------------------------------------------------------------------------------------------------------------
+# Communication -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class ExchangeLine:
         """Return a line, at most this line in its range, that is steeper toward a volume outside the range."""
         if self.least <= volume <= self.most:
             return self
-        end, factor = (self.least, 1 / TURN) if volume < self.least else (self.most, TURN)
+        end, factor = (self.least, 1 / TILT) if volume < self.least else (self.most, TILT)
         return replace(self, at_0=self.at_0 + self.slope * end * (1 - factor), slope=self.slope * factor)
 
 

@@ -75,7 +75,7 @@ class Chains:
         option_NG, place_NGS: the option of each group, and the places of its shards.
         all_shards, all_group_F, all_slot_F: the shards of all chains, their groups, and their slots in their options.
         windows_BND: times of devices in each window of a step, ms.
-        moves, moved_N: the bytes that move from an earlier placement; zeros without one.
+        moves, moved_N: the bytes that move from an earlier placement; zeros without it.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Cut:
 
     @property
     def in_rows(self) -> bool:
-        """Return True if blocks are rows; otherwise a block is four columns."""
+        """Return True if blocks are rows, False if a block is four columns."""
         return self.fills > 0
 
     @property

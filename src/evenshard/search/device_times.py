@@ -99,6 +99,8 @@ def _fit_options(options: Options, time_ms: float, offset: float, room: float, d
         return None
     bytes_GW = np.where(np.isfinite(total), options.bytes_GW, 0.0)
     used = bytes_GW[rows, chosen].sum()
+    # The price doubles from a thousandth of the work per available byte until the options fit or the budget is
+    # exceeded.
     price = float(total[rows, chosen].sum()) / max(room, 1.0) * 1e-3
     for _ in range(24):
         if used <= room:
@@ -129,7 +131,7 @@ class CutBounds:
     """Lower bounds of the cost of sharding tables by columns, for any widths of the shards.
 
     Attributes:
-        options: indices, among all options, of the bounded ones.
+        options: indices of the bounded options among all options.
     """
 
     def __init__(self, space: SearchSpace, shared: SharedSteps | None = None) -> None:
@@ -285,13 +287,13 @@ def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArr
 # Parameters of the functions ``_by_share`` and ``_by_count``, one function for each.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 COUNTS = (1, 2, 3, 4, 5)
-# Prices, relative to the cost of lost room on all devices.
+# Prices, relative to the cost of lost time budget on all devices.
 PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 # Most halvings of a range, and its least width relative to the time.
 MOST_HALVES, NARROW = 7, 3e-3
 # Relative difference at which the slower bisection for whole shards ends.
 CLOSE_SHARDS = 4e-3
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # tolerance for the rounding of sums
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,8 @@ class IndivisibleShards:
     common_W: FloatArray  # time on every device
     once_W: FloatArray  # one-time cost of a call with the option, beyond the minimum of its class
     is_spread_W: npt.NDArray[np.bool_]  # True if its shards are on all devices
-    # For the other options: classes of equal shards, with the time of one, and the number of devices with such shards.
+    # For the other options: classes of equal shards, with the time of a shard, and the number of devices with these
+    # shards.
     option_Q: Numbers
     work_Q: FloatArray
     count_Q: FloatArray

@@ -34,7 +34,7 @@ MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
 NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
 # Numbers of the next tables that are then cut by columns.
 NUMBERS_BESIDE_ROWS = (1, 2, 4)
-COLUMN_PARTS = (2, 4, 8, 16)
+COLUMN_PARTS = (2, 4, 8, 16)  # shards per table of the column-wise rules of thumb
 # Number of best limits on replicas that cuts are tried with, and of best rules that are tried with every limit.
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
 # Number of best rules whose limit on replicas is also set to the sizes of tables, and the number of these sizes.

@@ -53,7 +53,7 @@ from evenshard.tables.table import Table
 # Items by first table and storage: building them takes far longer than packing them.
 KnownItems = dict[tuple[int, Storage], "PackedItem"]
 NOTHING = MemoryUse(0)
-LEAST_CACHE = 0.01
+LEAST_CACHE = 0.01  # load factor of the smallest cache that the search also tries
 # Kernels that keep tables outside of device memory, those that use the least of it first; the CPU is last.
 OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
 

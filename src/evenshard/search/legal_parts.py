@@ -18,8 +18,8 @@ from evenshard.search.items import FreeMemory, KnownItems, PackedItem, PackedIte
 
 # Most items times devices for the solver, which then needs about 0.5 GB.
 MAX_PAIRS = 150_000
-TIME_LIMIT_S = 10.0
-MOST_TRIED_OFFLOADS = 8
+TIME_LIMIT_S = 10.0  # default time limit of the solver
+MOST_TRIED_OFFLOADS = 8  # numbers of offloaded tables to try, evenly spaced
 
 
 def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:

@@ -47,7 +47,7 @@ from evenshard.tables.reuse import FloatArray
 _ROUNDING = 1e-4
 # Lines that are tried for each set of types, each at the mean device of the options chosen by the line before.
 LINES = 6
-# Most modules times sharding types for which each is a class of its own; otherwise all modules are one class.
+# Most modules times sharding types for which each is a separate class; with more, all modules share classes.
 MOST_CLASSES = 8
 # True if the kernels count, False if their launches do, for the forward and the backward pass.
 KERNELS = (True, True)
@@ -79,7 +79,7 @@ def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
     return 0.0
 
 
-# Tighter bounds of the same placements, each with a function for a still tighter one, up to a bound that is enough.
+# Tighter bounds of the same placements, each with a function for tighter bounds, up to a bound that is enough.
 Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 

@@ -2,9 +2,9 @@
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 
-Legend: D devices, O devices of the earlier placement, N devices of the new one; G groups, E options with places, S
-shards of an option (padded), F shards of these options, A shards of all options, P earlier parts of a table, Q places,
-W devices of a place, M placements.
+Legend: D devices, O devices of the earlier placement, N devices of the new placement; G groups, E options with places,
+S shards of an option (padded), F shards of these options, A shards of all options, P earlier parts of a table, Q
+places, W devices of a place, M placements.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from evenshard.search.space import SearchSpace, find_choice, parts_of_group
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Energy of moving all bytes, relative to a step: among placements of equal time, the one that moves less is better.
+# Energy of moving all bytes, relative to a step: among placements of equal time, the placement that moves less is
+# better.
 PRICE = 1e-3
 # Least counted share of all bytes for placements beyond the bound.
 BEYOND = 0.01

@@ -35,7 +35,7 @@ from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResul
 from evenshard.search.sharding_option import Edits, arrays_of, choices_from
 from evenshard.search.space import choices_of, parts_of
 
-# Among placements within this share of the best time, the one that moves least is the answer.
+# Among placements within this share of the best time, the placement that moves least is the answer.
 ALIKE = 1e-3
 # Candidates of the unbounded search that are renumbered, and those that start each bound: the best and the least moved.
 CANDIDATES, RETURNING = 8, 3
@@ -51,7 +51,7 @@ FIRST_RUN = 16
 PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
 # Limits of the integer program for the fewest bytes.
 MOVES_TIME_LIMIT_S = 20.0
-MOST_VARIABLES = 200_000
+MOST_VARIABLES = 200_000  # with more choices of groups, the program is not solved
 # Share of each memory that is left free, because the solver rounds.
 _SLACK = 1e-5
 # Shares of all changes: for the fewest bytes, within each bound, and within the last bound.

@@ -17,7 +17,7 @@ from evenshard.search.sharding_option import OptionTable
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
-# Sort if more than one of this many devices is needed; otherwise search the minimum repeatedly.
+# Sort if more than one of this many devices is needed, else search the minimum repeatedly.
 DEVICES_PER_ARGMIN = 8
 # Additions to the keys of devices with shards of other widths, without enough memory, and forbidden by rules; any work
 # is far below them.
@@ -40,6 +40,7 @@ class ShardTimes:
         found = []
         for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
             own_P = alone_ms(price, columns_PH)
+            # Without the time of an empty call; at least 2 % of it, so that no shard is free.
             found.append(np.maximum(own_P - own_P.min(), 0.02 * own_P.min()))
         row_ms = np.max(found, axis=0)
         shard_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)

@@ -1,7 +1,7 @@
 """The search over all sharding options and places: greedy starts, improved by simulated annealing.
 
-A search with more effort begins like one with less and continues from its best placements, so it never gives a worse
-answer. Effort is a number of tried changes, so the same arguments give the same placement.
+A search with more effort begins like a search with less effort and continues from its best placements, so it never
+gives a worse answer. Effort is a number of tried changes, so the same arguments give the same placement.
 
 Legend: N placements, G groups, S shards of an option (padded).
 """
@@ -42,7 +42,7 @@ MOST_STARTS = 20
 # Groups times devices below which a search stops at the lower bound, or after a run without improvement; its first run
 # has the given number of changes for each, and each further run doubles all changes.
 SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
-MOST_CANDIDATES = 16
+MOST_CANDIDATES = 16  # placements that a search returns
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class PlanSearchEffort:
 
 
 QUICK, NORMAL, LONG = "quick", "normal", "long"
+# Numbers of tried changes; each effort begins like the lesser efforts.
 EFFORTS = {QUICK: PlanSearchEffort(50_000), NORMAL: PlanSearchEffort(), LONG: PlanSearchEffort(1_000_000)}
 
 
@@ -114,7 +115,7 @@ class PlanSearch:
     """Search for the best placement of one task, with normal effort by default.
 
     Args:
-        packing_s: time limit of the solver that looks for a legal placement if nothing else finds one.
+        packing_s: time limit of the solver that looks for a legal placement if nothing else finds any.
     """
 
     def __init__(

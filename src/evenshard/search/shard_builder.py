@@ -182,6 +182,7 @@ class ShardBuilder:
             volume_V = part_volume(table, name, columns, share, devices)
             return (span, *whole_3, *_NO_BYTES, *volume_V, *_NO_VOLUMES, 0.0)
         narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
+        # Two evaluations determine a linear function: of the narrowest part, and of the whole table.
         steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
         more_3 = [(whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True)]
         bytes_3 = [least - more for least, more in zip(least_3, more_3, strict=True)]

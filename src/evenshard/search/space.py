@@ -1,7 +1,7 @@
 """Search space: the sharding options of each table group and the costs of their shards.
 
 If device memory is short, large tables may also be kept outside of it: each option is repeated with every possible
-cache, and without one.
+cache, and without a cache.
 
 Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 """
@@ -57,9 +57,10 @@ from evenshard.search.sharding_option import (
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-MAX_CUTS = 128
+MAX_CUTS = 128  # most column shards of a table
 # Largest number of tables times devices for which everything is tried; less is tried in larger tasks.
 SMALL = 2**16
+# Cache sizes to try for ``fused_uvm_caching`` and ``key_value``, as shares of the table (TorchRec's load factor).
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 # Part of the devices' memory that whole tables must fill before other memory is considered.
 SHORT_SHARE = 0.85
@@ -340,6 +341,7 @@ def column_cuts(columns: int, most: int, least_width: int, fewest: int = 2) -> I
         yield widths
 
 
+# Numbers of column shards to try: all small ones, then ever sparser.
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)
 
 

@@ -16,7 +16,7 @@ from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, tilt_to_feasible
 from evenshard.tables.table import Table
 
-NUM_FEATURES = 4 + NUM_REUSE_BINS
+NUM_FEATURES = 4 + NUM_REUSE_BINS  # dim, rows, pooling factor, size, and the reuse histogram
 
 
 def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from evenshard.search.infeasibility import no_device_error, require_feasible
 from evenshard.search.items import FreeMemory, PackedItem, PackedItems
 from evenshard.tables.table import Table
 
-ATTEMPTS = 20
+ATTEMPTS = 20  # random draws before ``random_sharding`` gives up
 
 
 class RandomSharder:

@@ -15,7 +15,7 @@ from torch import nn
 from evenshard.sharders.checkpoint import Checkpoint, Net, Network
 from evenshard.sharders.features import NUM_FEATURES
 
-REPRESENTATION_SIZE = 32
+REPRESENTATION_SIZE = 32  # of a table, as in DreamShard and AutoShard
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

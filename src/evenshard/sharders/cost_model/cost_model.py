@@ -3,9 +3,9 @@
 Convexity makes lower bounds possible (``bounds/``).
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
-Representations are non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they
+Representations are non-negative; ``g`` is convex and non-decreasing (non-negative weights, ReLU), as kernels are: they
 take the longest of several additive limits, plus fixed overheads. ``p``, the time of the sort's passes, and ``l``, the
-time of the lanes of the widest table, are step functions that never fall. The mean of the ensemble has this form
+time of the lanes of the widest table, are non-decreasing step functions. The mean of the ensemble has this form
 because its members have it. The network itself is in ``network.py``.
 
 All-to-all times need no network: a latency and three byte counts over bandwidths, with four fitted numbers.

@@ -3,13 +3,13 @@
 A table is represented by its additive work (``additive_work_TA``), which a device sums over its tables on any hardware,
 and, for each member of the ensemble, by the same work times learned factors of the 21 features: never negative. A head
 reads the sum over a device's tables. Its weights are never negative, and a unit is the largest of several linear pieces
-and 0, so that it is convex and never falls. ReLU units with such weights (input-convex networks, Amos et al. 2017) bend
-only where everything grows, and cannot learn the maximum of two limits.
+and 0, so that it is convex and non-decreasing. ReLU units with non-negative weights (input-convex networks, Amos et al.
+2017) bend only where everything grows, and cannot learn the maximum of two limits.
 
 Two properties of kernels are not convex. FBGEMM's backward pass sorts the indices of a shard, eight bits of the row
 number at a time, so that every 8 more bits of rows add a pass per lookup. And the widest table determines the lanes of
 a warp for all bags, rows and gradients of a shard. These jumps are added to the head, with a learned weight each; times
-still never fall. The number of tables wider than a limit is additive, and shows if a shard has any.
+still never decrease. The number of tables wider than a limit is additive, and shows if a shard has any.
 
 Every layer is a block-diagonal matrix with a block per member: one product serves all members. Weights are kept legal
 by projection after each training step (``project``), which converged faster than squares, softplus or exponentials of
@@ -40,7 +40,7 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts
 from evenshard.tables.table import Table
 
 QUANTITIES = ("tables", "dims", "lookups", "values", "row_bytes", "grad_bytes", "unique_rows", "unique_bytes")
-LEAST_READ_BYTES = 32  # smallest unit of memory reads: a row of 8 bytes costs as much as one of 32
+LEAST_READ_BYTES = 32  # smallest unit of memory reads: a row of 8 bytes costs as much as a row of 32
 GRAD_BYTES_PER_VALUE = 4  # gradients are FP32
 
 

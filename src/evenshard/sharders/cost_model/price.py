@@ -171,9 +171,9 @@ price_bounds.register(LearnedPrice, LearnedBounds)
 class SharedPasses(SharedSteps):
     """Lower bound of the total radix-pass time on all devices, attributed to tables.
 
-    A device with fewer rows than a pass's limit saves the pass. Such devices have capacity for that many rows each (all
-    devices but one, if the tables have too many rows for all). The most lookups that fit form a knapsack problem. For
-    any price in lookups per row, its optimum is at most the capacity's value plus the value of the fitting tables'
+    A device with fewer rows than a pass's limit saves the pass. These devices have capacity for that many rows each
+    (all devices but one, if the tables have too many rows for all). The most lookups that fit form a knapsack problem.
+    For any price in lookups per row, its optimum is at most the capacity's value plus the value of the fitting tables'
     lookups beyond the price of their rows. The tightest price is the density of the table that fills the capacity.
 
     Legend: L passes, P tables looked up.

@@ -24,7 +24,7 @@ from evenshard.sharders.cost_model.price import whole_costs
 from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, roll_out
 from evenshard.sharders.simple import expert_sharders
 
-MOST_STARTS = 8
+MOST_STARTS = 8  # best proposals from which the search starts
 
 
 @dataclass(frozen=True)

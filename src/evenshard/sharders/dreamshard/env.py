@@ -28,7 +28,7 @@ from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.features import FeatureNormalizer
 
-NUM_COSTS = 3
+NUM_COSTS = 3  # forward compute, backward all-to-all, backward compute
 
 
 class CostNet(Protocol):
@@ -125,7 +125,7 @@ class Episodes:
     table_BT: torch.Tensor  # number of that table among the P distinct tables
     device_BT: torch.Tensor  # the chosen device; 0 in the padding and after a dead end
     taken_BT: torch.Tensor  # True where a table was placed
-    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless without one
+    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless without a table
     empty_costs_BC: torch.Tensor  # predicted costs of a device without tables
     finished_B: torch.Tensor  # False where some table had no legal device
     predicted_ms_B: torch.Tensor  # predicted overall cost; infinite if the episode did not finish

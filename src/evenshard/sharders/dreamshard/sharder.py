@@ -30,7 +30,7 @@ from evenshard.sharders.dreamshard.env import (
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 
-RESCUE_ROLLOUTS = 64
+RESCUE_ROLLOUTS = 64  # sampled if the most probable placement does not fit in memory
 
 
 class DreamShardCostNet(TableNetwork):
