@@ -4,19 +4,19 @@
 bound for any sum of shards. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
 
 **Communication.** A line bounds communication times by the volumes of devices, without latencies. Some times are
-common: no device takes less, including waits, than if all devices had the mean volume. Common times follow the curves
-of links, with a line for each of several ranges of the mean volume:
+common: every device, including its waits, takes at least the time that it would take if all devices had the mean
+volume. Common times follow the curves of links, with a line for each of several ranges of the mean volume:
 
-- Sums over all devices take the same time on each device.
+- Reductions over all devices take the same time on each device.
 - A single link between all devices carries the bytes that a device sends, or that all others send, whichever is more.
-- All devices wait for the longest forward all-to-all if nothing else of the step is in its window, and some device has
-at least the mean volume. Sums of a node are equal on all of its devices; but if a domain has several nodes, that device
-may have no sums, and the longest all-to-all takes the mean time of all of them, by floors. - Without sums of a node, if
-the forward all-to-all is longer by at least the time that a device of another domain may save in the backward
-all-to-all, both together are common, too. Suppose a domain has d more than the mean domain. Each of its devices then
-receives less from the others, which saves ``(far - near) * d``, where far and near are the times of a byte between
-domains and within one, per device. But one device sends more forward, ``far_forward * (domains - 1) * d``. If d is
-below 0, a device of another domain sends at least ``far_forward * -d`` more.
+- All devices wait for the longest output dist if nothing else of the step is in its window, and some device has at
+  least the mean volume. Reductions within a node are equal on all of its devices; but if a domain has several nodes,
+  that device may have no reduction, and the longest output dist takes the mean time of all, by linear bounds.
+- Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
+  at least the time that a device of another domain may save backward. Suppose a domain has d more than the mean domain.
+  Each of its devices then receives less from the others, which saves ``(far - near) * d``, where far and near are the
+  times of a byte between domains and within a domain, per device. But one device sends more forward, ``far_forward *
+  (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
 
 A line through 0 bounds the other times of a device by its own volume.
 

@@ -1,11 +1,11 @@
 """Lower bounds of device time: for the mean device, for indivisible shards and for column cuts.
 
-Each device has a time budget: the step time minus the time that every device spends in any placement, which is kernel
-calls, latencies, and the cost of tables that are on all devices (replicas, row-wise tables, and collectives over all).
-All other shards have to fit into the budgets. Dual feasible functions decide if they can. Such a function maps each
-shard's share of the budget to a number, so that shards that fit together sum to at most 1. All shards together then sum
-to at most the number of devices. Functions: Martello and Toth, "Lower bounds and reduction procedures for the bin
-packing problem" (1990); Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001).
+Each device has a time budget: the step time minus the time that every device spends in any placement (kernel calls,
+latencies, and tables that are on all devices: replicas, row-wise tables, and their collectives). All other shards have
+to fit into the budgets. Dual feasible functions decide if they can: they map each shard's share of the budget to a
+number, so that shards that fit together sum to at most 1, and all shards to at most the number of devices (Martello and
+Toth, "Lower bounds and reduction procedures for the bin packing problem", 1990; Fekete and Schepers, "New classes of
+fast lower bounds for bin packing problems", 2001).
 
 The budget depends on the cost of tables on all devices, so ranges of this cost are examined one by one, and halved
 until no range is left in which the shards may fit. Within a range each table takes the option that minimizes its
@@ -17,10 +17,9 @@ work.
 
 **Column cuts** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64 half
 of a warp, so 80 columns are cheaper as 64 and 16 than as 40 and 40. So each width is priced, and for each number of
-parts the minimum total over widths that add up to the table is computed. An option of the search represents its own
-number of parts, and the numbers up to the next option's: all its parts together cost at least that total, and the
-widest at least the time of a part of an even share alone. If there are many tables, only those with the most lookups
-are bounded so.
+parts the minimum total over widths that add up to the table is computed. An option represents all numbers of parts
+below the next option's: its parts together cost at least that total, and the widest at least the time of an even share
+alone. If there are many tables, only those with the most lookups are bounded so.
 
 Legend: G groups, O options of a group (of ``CutBounds`` those bounded there), W options (in ``Options`` those of a
 group), Q shards of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
@@ -128,11 +127,7 @@ class _Cut:
 
 
 class CutBounds:
-    """Lower bounds of the cost of sharding tables by columns, for any widths of the shards.
-
-    Attributes:
-        options: indices of the bounded options among all options.
-    """
+    """Lower bounds of the cost of sharding tables by columns, for any widths of the shards."""
 
     def __init__(self, space: SearchSpace, shared: SharedSteps | None = None) -> None:
         self._space, self._shared = space, shared or SharedSteps()
@@ -142,6 +137,7 @@ class CutBounds:
             if left < 0:
                 break
             self._cuts.append(cut)
+        # Indices of the bounded options among all options.
         self.options = np.array([at for cut in self._cuts for at in cut.options], dtype=np.int64)
         of_options = [(number, *parts) for number, cut in enumerate(self._cuts) for parts in cut.parts]
         self._parts_3O = np.array(of_options, dtype=np.int64).reshape(-1, 3).T
@@ -215,8 +211,7 @@ class CutBounds:
     def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
         """Return the work of a part of 1, 2, ... blocks on one device kind; infinite for invalid widths.
 
-        Args:
-            line_W: index of the line for each option.
+        ``line_W`` is the index of each option's line.
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))
@@ -308,8 +303,7 @@ class IndivisibleShards:
     common_W: FloatArray  # time on every device
     once_W: FloatArray  # one-time cost of a call with the option, beyond the minimum of its class
     is_spread_W: npt.NDArray[np.bool_]  # True if its shards are on all devices
-    # For the other options: classes of equal shards, with the time of a shard, and the number of devices with these
-    # shards.
+    # For the other options: classes of equal shards, with the time of a shard, and the number of their devices.
     option_Q: Numbers
     work_Q: FloatArray
     count_Q: FloatArray
