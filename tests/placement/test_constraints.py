@@ -182,7 +182,7 @@ def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
 
 def test_greedy_leaves_room_to_nobody_but_says_who_found_none() -> None:
     of_task = limited(task(sized(3, 3, 2), 2, cap=4 * 4), allowed=(None, None, only(0, 1)))
-    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*; no device has more than"):
+    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*, but no device has more than"):
         GreedySharder("greedy", weight).place(of_task)
 
 

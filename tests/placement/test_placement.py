@@ -73,7 +73,7 @@ def test_room_is_required_for_all_tables_together_and_the_message_has_the_number
 def test_no_room_names_the_table_and_the_freest_device() -> None:
     tables = [table("ads"), table("users", 2 * BYTES_PER_GB // 16)]
     error = no_device_error(task(tables, cap=5 * BYTES_PER_GB), [1], [4 * BYTES_PER_GB, 7 * BYTES_PER_GB // 2])
-    assert "table users needs 2.00 GB; no device has more than 1.50 GB left (cap 5.00 GB each)" in str(error)
+    assert "table users needs 2.00 GB, but no device has more than 1.50 GB left (cap 5.00 GB each)" in str(error)
 
 
 def test_a_placement_is_refused_from_the_first_byte_too_many() -> None:

@@ -113,7 +113,7 @@ def test_tables_that_stay_together_have_a_kernel_in_common() -> None:
 def test_replicas_are_in_device_memory_or_nowhere() -> None:
     machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
     rules = Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)})
-    with pytest.raises(InfeasibleTask, match="'a' allows only data_parallel, but replicas need device memory"):
+    with pytest.raises(InfeasibleTask, match="'a' allows only data_parallel sharding, but replicas need device memory"):
         answer(request(8, 8, machine=machine, rules=rules))
 
 

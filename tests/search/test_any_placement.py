@@ -59,8 +59,8 @@ def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) 
 
 def test_the_message_says_what_is_needed_and_there() -> None:
     assert refusal(gb_task([3, 3, 3], devices=2, cap_gb=5)) == (
-        "no placement fits: the tables need 9.00 GB of the 2 devices' 10.00 GB (cap 5.00 GB each), the largest "
-        "(t0) 3.00 GB. Raise memory_cap_gb or num_devices."
+        "no placement fits: the tables need 9.00 GB of the 10.00 GB on 2 devices (cap 5.00 GB each), the largest "
+        "(t0) needs 3.00 GB. Raise memory_cap_gb or num_devices."
     )
 
 

@@ -139,8 +139,8 @@ def test_rules_that_contradict_each_other_are_named() -> None:
     with pytest.raises(InfeasibleTask) as caught:
         legal_parts(asked)
     assert str(caught.value) == (
-        "table 's' allows only table_row_wise or grid_shard, but its lookups are not pooled. Allow another sharding "
-        "type, or drop one of these rules."
+        "table 's' allows only table_row_wise or grid_shard sharding, but its lookups are not pooled. Allow another "
+        "sharding type, or drop one of these rules."
     )
 
 

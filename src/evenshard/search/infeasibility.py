@@ -67,7 +67,7 @@ def require_types(task: ShardingTask) -> None:
     if position is not None:
         kernels = task.limits_of(position).kernels or task.kernels
         raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} allows only {' or '.join(kernels)}, but the machine has "
+            f"table {brief(task.tables[position].name)} allows only kernel {' or '.join(kernels)}, but the machine has "
             f"no memory for this kernel.",
             f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow {FUSED}.",
         )
@@ -80,8 +80,8 @@ def require_types(task: ShardingTask) -> None:
     position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
     if position is not None:
         raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} allows only {' or '.join(REPLICATED)}, but replicas need "
-            f"device memory and it allows only {' or '.join(task.kernels_of(position))}.",
+            f"table {brief(task.tables[position].name)} allows only {' or '.join(REPLICATED)} sharding, but replicas "
+            f"need device memory and it allows only kernel {' or '.join(task.kernels_of(position))}.",
             f"Allow another sharding type, or {FUSED}.",
         )
     for why in _without_types(task):
@@ -101,7 +101,7 @@ def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Seque
     if legal_mask(0, need, left):
         problem = "all devices with enough memory hold tables that must stay apart from it."
         remedy = "Raise num_devices or drop that rule."
-    return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
+    return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}, but {problem}", remedy)
 
 
 def no_placement_error(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
@@ -136,7 +136,7 @@ def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator
         asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
         clauses = ", and ".join(dict.fromkeys(why[one] for one in asked))
         is_free = len(asked) == len(SHARDING_TYPES)
-        limits = "cannot be placed because" if is_free else f"allows only {' or '.join(asked)}, but"
+        limits = "cannot be placed because" if is_free else f"allows only {' or '.join(asked)} sharding, but"
         remedy = "Allow another sharding type, or drop one of these rules."
         if width_problem(task, table.embedding_dim):
             remedy = (
@@ -152,8 +152,8 @@ def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[In
         need, room = task.room_bytes[device] - int(items.memory_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
         yield InfeasibleTask(
-            f"replicas of {names}, which allow only {' or '.join(REPLICATED)}, need {gb_text(need)} on every device; "
-            f"device {device} has {gb_text(room)}.",
+            f"replicas of {names}, which allow only {' or '.join(REPLICATED)} sharding, need {gb_text(need)} "
+            f"on every device; device {device} has {gb_text(room)}.",
             f"{MORE_MEMORY}, or allow another sharding type.",
         )
 
