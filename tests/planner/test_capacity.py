@@ -310,7 +310,7 @@ def test_the_search_knows_the_types_that_rules_leave() -> None:
     asked = request(8, 8, rules=Rules.of(table_types={"a": "table_row_wise"}))
     assert place_request(asked, untrained(), PlaceConfig()).type_of_table["a"] == ROW_WISE
     nothing = request(8, 8, rules=Rules.of(pinned={"a": 0}, table_types={"a": "row_wise"}))
-    with pytest.raises(InfeasibleTask, match="'a' allows only row_wise sharding, but it may only live on the devices"):
+    with pytest.raises(InfeasibleTask, match="'a' allows only row_wise sharding, but a rule allows only the devices"):
         place_request(nothing, untrained(), PlaceConfig())
 
 

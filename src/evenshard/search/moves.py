@@ -181,7 +181,7 @@ class Moves:
             for position, parts in parts_of_group(self.space, group, choice).items()
         }
         shards = self.earlier.list_overlaps(task.tables, after, task.machine)
-        names = best_names(shards, device_kinds(task), task.machine)
+        names = match_devices(shards, device_kinds(task), task.machine)
         is_shard_GS = np.arange(self.table.most_shards) < self.table.count_O[option_G][:, None]
         return np.where(is_shard_GS, names[place_GS * span_G1] // span_G1, 0)
 

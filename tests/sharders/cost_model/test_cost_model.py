@@ -265,7 +265,7 @@ def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: An
     ("name", "value", "why"),
     [
         ("net.table_weight", math.nan, "net.table_weight: a number is not finite"),
-        ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not above 0"),
+        ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not positive"),
         ("net.piece_weight", -1.0, "its weights are not convex"),
         ("net.output_weight", 1.0, "its weights are not convex"),
         ("net.overhead", -1e-6, "its weights are not convex"),
