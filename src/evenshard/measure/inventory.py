@@ -264,7 +264,7 @@ def _rows(head: Sequence[str], one: KnownHardware) -> Iterator[tuple[str, ...]]:
         cells = ("",) * len(cells)
     if not one.error.is_measured:
         of_other = f"extrapolated from {one.extrapolated_from}: " if one.extrapolated_from else ""
-        yield (*cells, "", "", f"{of_other}{one.error.why}")
+        yield (*cells, "", "", f"{of_other}{one.error.basis}")
 
 
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
