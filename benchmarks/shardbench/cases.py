@@ -15,7 +15,7 @@ from evenshard.base.errors import BadFile
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.what_if.machines import whole_machine
+from evenshard.planner.what_if.machines import build_machine
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
@@ -51,7 +51,7 @@ class BenchMachine:
     @staticmethod
     def of(gpu: str, num_devices: int, batch_size: int) -> BenchMachine:
         """Full nodes of these devices with the links that they are sold with, as ``what-if`` asks for them."""
-        nodes = whole_machine(f"simulated:{gpu}", num_devices)
+        nodes = build_machine(f"simulated:{gpu}", num_devices)
         return BenchMachine(gpu, nodes, int(TABLES_SHARE * gpu_profile(gpu).memory_bytes), batch_size)
 
     @property

@@ -28,7 +28,7 @@ from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.base.errors import BadInput
 from evenshard.planner.answer import interval_ms
-from evenshard.planner.intervals import difference_interval, shared_work
+from evenshard.planner.intervals import compute_difference_interval, measure_common_work
 from evenshard.planner.pricing import part_costs, price_parts
 from evenshard.price.evidence import DeviceError
 from evenshard.sharders.model import DeviceModel
@@ -161,8 +161,8 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
         for (old, old_ms), (new, new_ms) in combinations(priced, 2):
             if set(old.parts) == set(new.parts) or not 1 / ALIKE < old.predicted_ms / new.predicted_ms < ALIKE:
                 continue
-            shared = shared_work(old, new, names)
-            saves = difference_interval(old, new, (costs.pipeline,) * 2, names, (model.device_error, EXACT))
+            shared = measure_common_work(old, new, names)
+            saves = compute_difference_interval(old, new, (costs.pipeline,) * 2, names, (model.device_error, EXACT))
             half_width = (saves.high_ms - saves.low_ms) / 2 / new.predicted_ms
             pairs.append(PlanPair(cell.gpu, shared, saves.low_ms <= old_ms - new_ms <= saves.high_ms, half_width))
     yield f"{100 * fmean(inside_steps):.0f} % of {len(inside_steps)} steps are inside."

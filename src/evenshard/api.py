@@ -65,14 +65,14 @@ def place(
     """
     from evenshard.planner.hosts import devices_of
     from evenshard.planner.place import PlaceConfig, build_request, place_request
-    from evenshard.planner.pricing import model_of, named_with_hardware
+    from evenshard.planner.pricing import model_of, resolve_model
     from evenshard.planner.request import check_batch
     from evenshard.report.answer import make_displayable
     from evenshard.tables.assumptions import apply_pooling_factors
 
     asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})
     training, search = asked.training, asked.search
-    named, own_hardware = named_with_hardware(search.model, asked.machine.hardware)
+    named, own_hardware = resolve_model(search.model, asked.machine.hardware)
     devices = devices_of(replace(asked.machine, hardware=own_hardware), asked.memory)
     check_batch(training.batch_size, devices.machine.num_devices)
     loaded = named or model_of(None, devices.hardware)
@@ -103,14 +103,14 @@ def place(
 def _apply_constraints(
     request: "PlacementRequest", tables: Any, constraints: "Mapping[str, ParameterConstraints]"
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
-    from evenshard.torchrec.planner.constraints import constrained_request
+    from evenshard.torchrec.planner.constraints import constrain_request
 
     if not _is_of_torchrec(tables):
         raise BadConfig(
             "constraints are of the tables of a TorchRec model. For these tables, give table_types, table_kernels, "
             "min_columns and pooling_factors."
         )
-    return constrained_request(request, tables, constraints)
+    return constrain_request(request, tables, constraints)
 
 
 def _near(in_use: InUse) -> "Near | None":
@@ -146,9 +146,9 @@ def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOpt
     if not _is_of_torchrec(tables):
         known = DEFAULT_OPTIMIZER if model.trained_on is None else model.trained_on.optimizer
         return TableOptimizers(optimizer or known)
-    from evenshard.torchrec.model.fused_optimizers import model_optimizers
+    from evenshard.torchrec.model.fused_optimizers import find_optimizers
 
-    return model_optimizers(tables, optimizer)
+    return find_optimizers(tables, optimizer)
 
 
 def _is_of_torchrec(tables: Any) -> bool:

@@ -17,7 +17,7 @@ from evenshard.cli import main
 from evenshard.measure.inventory import inventory, inventory_text
 from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.models import load_model
-from evenshard.torchrec.plan.prices import chosen_model
+from evenshard.torchrec.plan.prices import choose_model
 from support.documented import command
 from support.learned import learned_model
 from support.model_builders import save_model
@@ -40,7 +40,7 @@ def cpu_model(tmp_path: Path) -> Path:
 def test_one_default_for_every_way_to_ask() -> None:
     assert evenshard.place(TABLES, 2).request.hardware == DEFAULT_HARDWARE == devices_asked(2).hardware
     assert what_if(TABLES, devices=(2,)).options[0].hardware == DEFAULT_HARDWARE
-    assert chosen_model(None, None, "cpu")[1] == DEFAULT_HARDWARE
+    assert choose_model(None, None, "cpu")[1] == DEFAULT_HARDWARE
     assert inventory()["default"] == DEFAULT_HARDWARE
     assert f"without one, {DEFAULT_HARDWARE}" in " ".join(inventory_text().split())
     assert inspect.signature(evenshard.place).parameters["hardware"].default is None
@@ -59,7 +59,7 @@ def test_a_model_is_placed_with_on_its_own_hardware(
     assert '"cpu"' in Path("plan.json").read_text() and "cuda" not in Path("plan.json").read_text()
     assert what_if(TABLES, devices=(2,), model=str(cpu_model)).options[0].hardware == "cpu"
     assert what_if(TABLES, devices=(2,), model={"cpu": str(cpu_model)}).options[0].hardware == "cpu"
-    assert chosen_model(cpu_model, None, "cuda")[1] == "cpu"
+    assert choose_model(cpu_model, None, "cuda")[1] == "cpu"
 
 
 def test_what_the_guide_places_after_the_loop_fits_this_machine(
@@ -87,7 +87,7 @@ def test_a_short_name_is_the_same_in_flags_and_files(tmp_path: Path) -> None:
     found = devices_asked(hosts=path)
     assert [group.hardware for group in found.machine.groups] == ["simulated:h100", "simulated:a100_80gb"]
     assert devices_asked(hardware="h100", hosts=path) == found
-    with pytest.raises(BadFile, match="but cpu is asked for"):
+    with pytest.raises(BadFile, match="but cpu is requested"):
         devices_asked(hardware="cpu", hosts=path)
 
 

@@ -139,7 +139,7 @@ def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
     [
         (5, {}, "tables is 5. Give a file, a data frame"),
         (None, {}, "tables is None. Give a file"),
-        ([1], {}, "tables holds 1. Give a file"),
+        ([1], {}, "tables contains 1. Give a file"),
         (
             "mlperf_dlrm_v2",
             {"sharding_types": "row_wise"},

@@ -15,7 +15,7 @@ from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import check_parts_memory
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Baseline
+from evenshard.planner.answer import BY_MODEL, BY_RATING, DEFAULT_PLAN, Baseline
 from evenshard.planner.baselines import (
     FULL_SPACE,
     MOST_SHARDS,
@@ -24,14 +24,14 @@ from evenshard.planner.baselines import (
     place_baselines,
     predict_baselines,
 )
-from evenshard.planner.intervals import interval_against
+from evenshard.planner.intervals import predict_saving
 from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, PlacementCost
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.generator import GeneratorConfig, generate_tables
-from evenshard.torchrec.baseline.topology import AS_IT_COMES, SETTINGS, machine_bandwidths
+from evenshard.torchrec.baseline.topology import DEFAULT_SETTING, SETTINGS, machine_bandwidths
 from evenshard.torchrec.plan.plans import shards_of
 from support.builders import table
 from support.request_builders import ROOM, untrained
@@ -75,12 +75,12 @@ def test_torchrecs_plan_as_it_comes_its_best_by_rating_and_the_best_by_the_model
     costs = part_costs(request, untrained())
     answer = costs.predict([whole_part(one, (at,)) for at, one in enumerate(COSTLY)])
     priced, _ = price_parts(request, untrained(), costs, answer)
-    saves = partial(interval_against, request, untrained(), costs, priced)
+    saves = partial(predict_saving, request, untrained(), costs, priced)
     plain, rated, best = predict_baselines(place_baselines(request, costs, [FULL_SPACE]), costs, saves=saves)
-    assert [one.chosen for one in (plain, rated, best)] == [PLAIN_PLAN, BY_RATING, BY_MODEL]
+    assert [one.chosen for one in (plain, rated, best)] == [DEFAULT_PLAN, BY_RATING, BY_MODEL]
     planner = TorchRecPlanner(request.task(), machine_bandwidths(request.hardware, request.nodes, costs.links))
     plans = list(planner.plans(SETTINGS))
-    assert plain.setting == str(AS_IT_COMES)
+    assert plain.setting == str(DEFAULT_SETTING)
     assert plain.predicted_ms == pytest.approx(costs.predict(plans[0].parts).predicted_ms)
     assert best.predicted_ms == pytest.approx(min(costs.predict(plan.parts).predicted_ms for plan in plans))
     of_rated = min(plans, key=lambda plan: planner.rating_ms(plan.parts))
@@ -168,7 +168,7 @@ def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
 def test_where_tables_do_not_fit_torchrec_has_caches_too() -> None:
     small = asked(caps_bytes=(20 * 2**20,) * 4, machine=Nodes(4, 4, host_bytes=(2**30,)))
     plain, rated, one = found(small, FULL_SPACE)
-    assert plain.predicted_ms is None and plain.note == "TorchRec's planner as it comes found no plan"
+    assert plain.predicted_ms is None and plain.note == "TorchRec's planner with its defaults found no plan"
     assert rated.predicted_ms is not None and one.predicted_ms is not None and one.predicted_ms > 0
     assert one.setting.startswith("load factor 0.02, ") and one.note == ""
     assert one.setting.endswith("; best of 8 settings")
@@ -187,4 +187,4 @@ def test_the_best_rule_of_thumb_may_replicate_and_cut_where_the_request_allows_i
     assert whole.predicted_ms is not None and one.predicted_ms < 0.9 * whole.predicted_ms
     assert found(asked(sharding_types=(TABLE_WISE,)), RULE) == ()
     (none,) = found(asked(caps_bytes=(20 * 2**20,) * 4), RULE)
-    assert none.note == "no rule of thumb found room for the tables"
+    assert none.note == "no heuristic found a placement that fits"

@@ -19,7 +19,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, TablePart
 from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
-from evenshard.planner.capacity import refusal
+from evenshard.planner.capacity import explain_infeasibility
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
@@ -150,7 +150,7 @@ def refused(asked: PlacementRequest) -> str:
     try:
         parts = legal_parts(asked.task())
     except InfeasibleTask as error:
-        return str(refusal(asked, error))
+        return str(explain_infeasibility(asked, error))
     if asked.nodes.host_bytes:
         check_sharding(asked.task(), parts)
     else:
@@ -167,7 +167,7 @@ def check_remedies(asked: PlacementRequest, message: str) -> None:
         others.append(replace(asked, caps_bytes=with_more_devices(asked, int(found[1]))))
     if found := re.search(r"With ([\d,]+) GB of each host's|host_memory_gb to ([\d,]+)", message):
         others.append(with_host_gb(asked, int((found[1] or found[2]).replace(",", ""))))
-    if found := re.search(r"Split by columns \(--allow-column-split\), the tables fit( on (\d+) devices)?", message):
+    if found := re.search(r"With column splits \(--allow-column-split\), the tables fit( on (\d+) devices)?", message):
         caps = asked.caps_bytes if found[2] is None else with_more_devices(asked, int(found[2]))
         others.append(replace(asked, caps_bytes=caps, sharding_types=BY_COLUMNS))
     assert all(refused(other) == "" for other in others), message
@@ -223,7 +223,7 @@ def test_what_tables_need_at_least_has_the_state_of_the_fewest_parts() -> None:
     assert refused(adagrad(20_000_000, gb=0.85)) == (
         "table a needs at least 2.61 GB (2.38 GB of weights, 0.22 GB of state, inputs and outputs), the 3 devices have "
         "2.55 GB (cap 0.85 GB each): 0.06 GB is missing. Raise memory_cap_gb to 0.97 or num_devices to 4. "
-        "Sharded in every way (sharding_types left out), the tables fit."
+        "With all sharding types (without sharding_types), the tables fit."
     )
 
 
@@ -238,9 +238,9 @@ def test_room_that_is_enough_in_numbers_only_is_a_proof_as_well() -> None:
 
 def test_a_split_is_named_exactly_where_it_helps() -> None:
     whole = adagrad(20_000_000, gb=1.5, sharding_types=(TABLE_WISE,))
-    assert refused(whole).endswith(" Split by columns (--allow-column-split), the tables fit.")
+    assert refused(whole).endswith(" With column splits (--allow-column-split), the tables fit.")
     less = replace(whole, caps_bytes=(GB // 2,) * 3)
-    assert "Split by columns (--allow-column-split), the tables fit on 8 devices." in refused(less)
+    assert "With column splits (--allow-column-split), the tables fit on 8 devices." in refused(less)
     assert "--allow-column-split" not in refused(adagrad(20_000_000, gb=1.5, dim=62, sharding_types=(TABLE_WISE,)))
 
 
@@ -249,7 +249,7 @@ def test_rows_are_named_where_columns_do_not_help() -> None:
     table = Table("a", 3_000_000, 3, 1.0)
     asked = request(tables=(table,), caps=(gb_to_bytes(0.012),) * 3, compute_kernels=(FUSED,))
     assert refused(replace(asked, sharding_types=BY_COLUMNS)).endswith(
-        " Sharded in every way (sharding_types left out), the tables fit."
+        " With all sharding types (without sharding_types), the tables fit."
     )
     assert legal_parts(replace(asked, sharding_types=(ROW_WISE,)).task())
 
@@ -258,7 +258,7 @@ def test_new_devices_come_in_whole_nodes() -> None:
     asked = replace(whole_gb(3, 3, 3, 3, 3, devices=4, gb=5), machine=Nodes(4, 2, inter="infiniband_ndr"))
     asked = replace(asked, sharding_types=(TABLE_WISE,))
     assert refused(asked).endswith(
-        "Raise memory_cap_gb to 6.00 or num_devices to 6. Sharded in every way (sharding_types left out), the tables "
+        "Raise memory_cap_gb to 6.00 or num_devices to 6. With all sharding types (without sharding_types), the tables "
         "fit."
     )
 
@@ -294,7 +294,7 @@ def test_the_memory_of_hosts_that_would_do_is_more_than_the_smallest_host_has() 
     )
     assert "or host_memory_gb to 3" in refused(small)
     assert refused(large) == ""
-    gave_up = refusal(large, InfeasibleTask("nothing was found.", f"{MORE_CAPACITY}."))
+    gave_up = explain_infeasibility(large, InfeasibleTask("nothing was found.", f"{MORE_CAPACITY}."))
     assert "host_memory_gb" not in str(gave_up)  # the smallest host has the 3 GB that do
 
 
@@ -336,7 +336,7 @@ def test_the_memory_that_a_refusal_names_has_batches_a_share_and_the_dense_model
 def test_what_no_table_may_take_is_said() -> None:
     message = refused(adagrad(20_000_000, gb=0.98, reserved_bytes=GB // 4, dense_bytes=GB // 8))
     assert "the 3 devices have 1.82 GB (cap 0.61 GB each)" in message
-    assert " Of 0.98 GB of a device, 0.25 are reserved, 0.12 are the dense model's. Raise memory_cap_gb" in message
+    assert " Of the 0.98 GB per device, 0.25 are reserved, 0.12 are for the dense model. Raise memory_cap_gb" in message
     assert " Of " not in refused(adagrad(20_000_000, gb=0.85))
 
 
@@ -344,7 +344,7 @@ def test_host_memory_is_named_where_it_would_do() -> None:
     """Of 3 + 3 + 3 GB two devices of 4 hold 3 each; a host memory of 3 GB is for the third."""
     asked = whole_gb(3, 3, 3, devices=2, gb=4, sharding_types=(TABLE_WISE,), compute_kernels=())
     message = refused(asked)
-    assert "With 3 GB of each host's memory (--host-memory-gb 3), they fit." in message
+    assert "With 3 GB of host memory per host (--host-memory-gb 3), they fit." in message
     assert refused(with_host_gb(asked, 3)) == ""
     less = refused(with_host_gb(asked, 2))
     assert "or host_memory_gb to 3" in less and "With" not in less and ", or host_memory_gb." not in less
@@ -375,8 +375,8 @@ def whole_gb(*sizes: float, devices: int, gb: float, **more: Any) -> PlacementRe
 
 def test_what_does_is_named_where_tables_fit_in_numbers_and_not_in_pieces() -> None:
     assert refused(whole_gb(3, 3, 3, devices=2, gb=5)).endswith(
-        "the largest (t0) needs 3.00 GB. Raise memory_cap_gb to 6.00 or num_devices to 3. Sharded in every way "
-        "(sharding_types left out), the tables fit."
+        "the largest (t0) needs 3.00 GB. Raise memory_cap_gb to 6.00 or num_devices to 3. With all sharding types "
+        "(without sharding_types), the tables fit."
     )
 
 
@@ -389,7 +389,7 @@ def test_the_memory_that_would_do_is_the_least() -> None:
 def test_unlike_devices_get_new_ones_as_large_as_the_largest() -> None:
     """3 + 3 on 2 + 4: one of the two has no room."""
     asked = replace(whole_gb(3, 3, devices=2, gb=1), caps_bytes=(2 * GB, 4 * GB))
-    assert "Raise memory_cap_gb to 3.00 for each device or num_devices to 3 (the new ones as large as" in refused(asked)
+    assert "Raise memory_cap_gb to 3.00 for each device or num_devices to 3 (new devices as large as" in refused(asked)
 
 
 def test_what_does_not_help_is_not_named() -> None:
@@ -397,7 +397,7 @@ def test_what_does_not_help_is_not_named() -> None:
     asked = whole_gb(1, 1, 1, devices=2, gb=4, rules=Rules(apart=apart))
     assert refused(asked).endswith("Raise num_devices to 3.")
     stuck = Rules(apart=apart, pinned={name: (0, 1) for name in ("t0", "t1", "t2")})
-    assert refused(replace(asked, rules=stuck)).endswith("relax the rules on where tables may live.")
+    assert refused(replace(asked, rules=stuck)).endswith("Relax the placement rules.")
     pinned = Rules(pinned={name: (0, 1) for name in ("t0", "t1", "t2")})
     message = refused(whole_gb(2, 2, 2, devices=3, gb=3.5, rules=pinned))
     assert message.endswith("Raise memory_cap_gb to 4.00.")

@@ -171,7 +171,7 @@ def test_explain_and_diff_say_it_too(capsys: pytest.CaptureFixture[str]) -> None
     print_explanation(explanation)
     assert WORDS[CONFIRMED] in " ".join(capsys.readouterr().out.split())
     for judge in (model, None):
-        assert diff(one, one, judge).notes[-1] == f"{WORDS[CONFIRMED]}, for both placements alike"
+        assert diff(one, one, judge).notes[-1] == f"{WORDS[CONFIRMED]}, the same for both placements"
     real = replace(one, device_error=None)
     assert diff(real, real).notes == ()
 

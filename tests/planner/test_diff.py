@@ -460,7 +460,7 @@ def test_state_of_another_optimizer_does_not_move() -> None:
     old, new = asked(TWO, 2, optimizer="adam"), asked(TWO, 2, optimizer="adagrad")
     difference = diff(answered(old, (0, 1)), answered(new, (0, 0)))
     assert difference.moves == (PartMove("b", TEN, Span(0, 8), 1, 0, 320, 0),)
-    assert "adam became adagrad: no optimizer state is counted" in difference.notes
+    assert "the optimizer changed from adam to adagrad: no optimizer state is counted" in difference.notes
 
 
 # Times ---------------------------------------------------------------------------------------------------------------
@@ -485,14 +485,14 @@ def test_the_new_request_is_what_both_are_judged_on() -> None:
     difference = diff(old, new, additive())
     assert (difference.times.old_ms, difference.times.new_ms) == (90, 60)
     assert difference.notes == (
-        "the batch was 1 samples and is 10; both are judged by the new one",
-        "2 tables changed pooling factors or histograms; both are judged by the new one",
+        "the batch size changed from 1 to 10; both times are predicted with the new value",
+        "the pooling factors or histograms of 2 tables changed; both times are predicted with the new value",
     )
     own = diff(old, new)
     assert own.times.predicted_by == OWN_FIGURES
     assert (own.times.old_ms, own.times.new_ms, own.times.saves_ms) == (8, 60, -52)
     assert own.times.lower_bound_ms == new.lower_bound_ms
-    assert any("the batch was 1 samples" in note for note in own.notes)
+    assert any("the batch size changed from 1" in note for note in own.notes)
 
 
 def test_an_old_placement_that_is_not_legal_any_more() -> None:
@@ -502,7 +502,7 @@ def test_an_old_placement_that_is_not_legal_any_more() -> None:
         ({"caps_bytes": (400, 400)}, "device 0 needs 640 bytes, but has 400 bytes"),
     ):
         notes = diff(old, answered(asked(TWO, 2, **more), (0, 1)), additive()).notes
-        assert len(notes) == 1 and "not legal any more" in notes[0] and why in notes[0]
+        assert len(notes) == 1 and "is no longer legal" in notes[0] and why in notes[0]
 
 
 def test_another_number_of_devices() -> None:
@@ -537,7 +537,7 @@ def test_figures_of_different_models_are_told_apart() -> None:
     request = asked(TWO, 2)
     other = {"model": {"source": "other", "sha256": "1"}}
     old, new = answered(request, (0, 1), lineage=other), answered(request, (0, 1))
-    assert diff(old, new).notes == ("the files' figures are of different models",)
+    assert diff(old, new).notes == ("the files' times are from different models",)
     assert diff(new, new).notes == ()
 
 

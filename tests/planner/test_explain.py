@@ -143,12 +143,12 @@ def test_changes_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cached = Storage("fused_uvm_caching", 0.1)
     parts = [TablePart("a", Span(0, 100), Span(0, 8), (0,), cached), TablePart("b", Span(0, 100), Span(0, 8), (1,))]
     answer = answered(request, (), parts=parts)
-    best = [one for one in all_changes(answer, "a", monkeypatch) if one.startswith("keep")]
-    assert best == ["keep it as fused"]
+    best = [one for one in all_changes(answer, "a", monkeypatch) if one.startswith("switch")]
+    assert best == ["switch it to fused"]
     small = answered(replace(request, caps_bytes=(3199, 2**40)), (), parts=parts)
-    (kept,) = (one for one in all_changes(small, "a", monkeypatch) if one.startswith("keep"))
-    assert kept != "keep it as fused", "1 byte is missing"
-    assert not any(one.startswith("keep") for one in all_changes(answer, "b", monkeypatch)), "host 1 has no room"
+    (kept,) = (one for one in all_changes(small, "a", monkeypatch) if one.startswith("switch"))
+    assert kept != "switch it to fused", "1 byte is missing"
+    assert not any(one.startswith("switch") for one in all_changes(answer, "b", monkeypatch)), "host 1 has no room"
 
 
 # Rules ---------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_another_model_is_worth_a_warning(folder: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr()
     assert "Embedding work takes 9.00 ms per step" in shown.out
     (line,) = shown.err.splitlines()
-    assert line.startswith("evenshard explain: warning: ") and "is not the model that this placement was made" in line
+    assert line.startswith("evenshard explain: warning: ") and "is not the model that made this placement" in line
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_another_model_is_worth_a_warning(folder: Path, capsys: pytest.CaptureFi
     [
         ({"model": {"source": "gone", "sha256": "0"}}, "the file's model cannot be loaded: gone: no such"),
         ({"model": {"source": "simulated:none", "sha256": "0"}}, "simulated device is 'none'"),
-        ({}, "names no model. Name one (--model)"),
+        ({}, "names no model. Give one (--model)"),
     ],
 )
 def test_a_model_that_cannot_be_found(

@@ -8,7 +8,7 @@ import pytest
 
 import evenshard
 from evenshard.placement.parts import whole_part
-from evenshard.planner.pricing import interval_factors, widening_note
+from evenshard.planner.pricing import compute_interval_factors, note_widening
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.step import PredictedDevice
 from evenshard.sharders.training_domain import MOST_FACTOR, TrainingDomain
@@ -31,7 +31,7 @@ def factors(
 ) -> tuple[float, float]:
     request = PlacementRequest(tables, (10**12,) * len(devices), batch_size, hardware="simulated:h100")
     parts = tuple(whole_part(table, (device,)) for table, device in zip(tables, device_of_table, strict=True))
-    return interval_factors(request, learned, parts, devices, alone_ms)
+    return compute_interval_factors(request, learned, parts, devices, alone_ms)
 
 
 def took(compute_ms: float, exchange_ms: float = 0.0) -> PredictedDevice:
@@ -61,13 +61,13 @@ def test_how_far_beyond_a_table_is(table: Table, factor: float) -> None:
 
 def test_inside_nothing_is_wider() -> None:
     assert factors((NEAR,), (0,), (1.0,), (took(1.0),)) == (1.0, 1.0)
-    assert widening_note(1.0, 1.0) is None and widening_note(1.0001, 1.0001) is None
+    assert note_widening(1.0, 1.0) is None and note_widening(1.0001, 1.0001) is None
 
 
 def test_only_an_end_that_moves_is_named() -> None:
-    assert (widening_note(1.0, 6.61) or "").endswith("range: the upper bound is 6.61x wider.")
+    assert note_widening(1.0, 6.61) == "Outside the training range: the upper bound is 6.61x wider."
     both = ": the upper bound is 6.61x wider and the lower bound is 2x wider."
-    assert (widening_note(2.0, 6.61) or "").endswith(both)
+    assert (note_widening(2.0, 6.61) or "").endswith(both)
 
 
 def test_each_part_of_the_time_has_the_factor_of_its_own_tables() -> None:
@@ -97,7 +97,7 @@ def test_a_batch_concerns_all_tables_and_devices_the_exchange() -> None:
 def test_an_answer_far_outside_says_so_and_is_less_sure() -> None:
     def half_widths(*tables: Table) -> tuple[float, float]:
         answer = evenshard.place(tables, 2, 100.0, model=learned_model(), batch_size=4096)
-        assert any("wider" in note for note in answer.notes) == bool(answer.warnings)
+        assert any("Outside the training range" in note for note in answer.notes) == bool(answer.warnings)
         return answer.predicted_ms / answer.model_low_ms, answer.model_high_ms / answer.predicted_ms
 
     near, far = half_widths(NEAR), half_widths(replace(WIDE, pooling_factor=3000.0))

@@ -77,7 +77,7 @@ def test_memory_left_out_of_a_cpu_is_its_share_of_this_machines(monkeypatch: pyt
     found = devices_asked(8, hardware="cpu", nodes=2, inter="ethernet_25g")
     assert found.caps_bytes == (12 * GB,) * 8
     assert found.notes == (
-        "Memory is that of this machine: 48.00 GB, of which each of 4 devices of a node has 12.00. Give memory_cap_gb "
+        "Memory is this machine's: 48.00 GB for 4 devices of a node, 12.00 GB each. Give memory_cap_gb "
         "for other machines.",
     )
     assert devices_asked(2, 64, "cpu").notes == ()
@@ -85,7 +85,7 @@ def test_memory_left_out_of_a_cpu_is_its_share_of_this_machines(monkeypatch: pyt
 
 def test_memory_left_out_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BadConfig, match=r"there is no GPU here to ask for its memory\. Give memory_cap_gb"):
+    with pytest.raises(BadConfig, match=r"because this machine has no GPU\. Give memory_cap_gb"):
         devices_asked(2, hardware="cuda")
     assert devices_asked(2, 40, hardware="cuda").caps_bytes == (40 * GB,) * 2
     sizes = [80 * GB - 1, 79 * GB]
@@ -114,9 +114,9 @@ def test_memory_of_hosts_of_flags() -> None:
         ({"host_memory_gb": 1, "host_bandwidth_gb_s": 0}, "host_bandwidth_gb_s is 0, not a number above 0"),
         (
             {"host_bandwidth_gb_s": 9},
-            "host_bandwidth_gb_s is given, but nothing that it is of. Give host_memory_gb too",
+            "host_bandwidth_gb_s is given without host_memory_gb. Give host_memory_gb, too",
         ),
-        ({"ssd_gb": 0, "ssd_bandwidth_gb_s": 9}, "ssd_bandwidth_gb_s is given, but nothing that it is of. Give ssd_gb"),
+        ({"ssd_gb": 0, "ssd_bandwidth_gb_s": 9}, "ssd_bandwidth_gb_s is given without ssd_gb. Give ssd_gb"),
     ],
 )
 def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: str) -> None:
@@ -128,7 +128,7 @@ def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_devices": 16}, "16 devices are more than nvlink_h100 connects (8). Say how large a node is and what"),
+        ({"num_devices": 16}, "16 devices are more than nvlink_h100 connects (8). Give the size of a node and"),
         ({"num_devices": 9, "hardware": "cuda"}, "9 devices are more than a node connects (8)."),
         ({"num_devices": 16, "devices_per_node": 8}, "there are 2 nodes, but no link between them. Name a link"),
         ({"nodes": 2}, "there are 2 nodes, but no link between them."),
@@ -184,7 +184,9 @@ def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
     assert found.caps_bytes == (79 * GB,) * 6, "of the profiles, as the file leaves it out"
     for twice in ({"host_memory_gb": 1024}, {"ssd_gb": 9}, {"host_bandwidth_gb_s": 300}, {"ssd_bandwidth_gb_s": 7}):
         (name,) = twice
-        with pytest.raises(BadFile, match=f"{name} is in the file, and {name} is given too. Leave one of them out"):
+        with pytest.raises(
+            BadFile, match=f"{name} is in the hosts file, but {name} is given, too. Leave one of them out"
+        ):
             devices_asked(hosts=path, **twice)
 
 
@@ -240,7 +242,7 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
             "hosts, entry 1: host_memory_gb is -1.0, not a number from 0",
         ),
         ({**MIXED, "host_bandwidth_gb_s": 0}, "host_bandwidth_gb_s is 0.0, not a number above 0"),
-        ({**MIXED, "ssd_bandwidth_gb_s": 5}, "ssd_bandwidth_gb_s is given, but nothing that it is of"),
+        ({**MIXED, "ssd_bandwidth_gb_s": 5}, "ssd_bandwidth_gb_s is given without ssd_gb"),
         ({"hosts": [{"devices": 4, "count": 2}]}, "there are 2 nodes, but no link between them."),
         ({**MIXED, "inter": "ib_40g"}, "inter: link is 'ib_40g'. Did you mean"),
         ({**MIXED, "nodes_per_domain": 2}, "3 nodes cannot be split into domains of 2"),
@@ -269,13 +271,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_devices": 8}, "has 12 devices, num_devices is 8. Leave it out, or take hosts out of the file."),
-        ({"nodes": 3}, "the file of hosts says what nodes says. Leave nodes out."),
-        ({"nodes_per_domain": 2}, "the file of hosts says what nodes_per_domain says. Leave nodes_per_domain out."),
-        ({"inter": "ib_400g"}, "the file of hosts says what inter says."),
-        ({"memory_cap_gb": 80.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
-        ({"memory_cap_gb": 64.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
-        ({"hardware": "simulated:b200"}, "hardware is simulated:h200 in the file, but simulated:b200 is asked for."),
+        ({"num_devices": 8}, "has 12 devices, but num_devices is 8. Leave num_devices out,"),
+        ({"nodes": 3}, "the hosts file replaces nodes. Leave nodes out."),
+        ({"nodes_per_domain": 2}, "the hosts file replaces nodes_per_domain. Leave nodes_per_domain out."),
+        ({"inter": "ib_400g"}, "the hosts file replaces inter."),
+        ({"memory_cap_gb": 80.0}, "memory_gb is in the hosts file, but memory_cap_gb is given, too."),
+        ({"memory_cap_gb": 64.0}, "memory_gb is in the hosts file, but memory_cap_gb is given, too."),
+        ({"hardware": "simulated:b200"}, "hardware is simulated:h200 in the file, but simulated:b200 is requested."),
     ],
 )
 def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -299,7 +301,7 @@ def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
         (["--devices", "16"], "16 devices are more than nvlink_h100 connects (8)."),
         (["--nodes", "2"], "there are 2 nodes, but no link between them."),
         (["--nodes", "2", "--inter", "carrier_pigeon"], "inter: link is 'carrier_pigeon'."),
-        (["--devices", "8", "--hosts", "hosts.yaml"], "hosts.yaml has 12 devices, num_devices is 8."),
+        (["--devices", "8", "--hosts", "hosts.yaml"], "hosts.yaml has 12 devices, but num_devices is 8."),
         (["--hosts", "missing.yaml"], "missing.yaml: no such file."),
         (["--nodes", "9999"], "--nodes is 9999, not a whole number from 1"),
     ],

@@ -45,7 +45,7 @@ def known(together: bool) -> tuple[Table, ...]:
 def test_the_interval_of_unknown_tables_holds_both() -> None:
     found = answer(UNKNOWN)
     (note,) = [one for one in found.notes if "hot rows" in one]
-    assert "not known of 5 tables (no row_shares): the interval covers both" in note
+    assert "unknown if hot rows are adjacent in memory for 5 tables (no row_shares): the interval covers both" in note
     of_known = [answer(known(together)) for together in (False, True)]
     times = [reprice_answer(one, found.parts, SEES).predicted_ms for one in of_known]
     assert max(times) > 1.2 * min(times)
@@ -55,7 +55,7 @@ def test_the_interval_of_unknown_tables_holds_both() -> None:
 
 def test_some_that_are_known_are_not_counted() -> None:
     found = answer((*known(True)[:4], UNKNOWN[4]))
-    assert any("not known of 1 table (no row_shares)" in one for one in found.notes)
+    assert any("for 1 table (no row_shares)" in one for one in found.notes)
 
 
 def test_a_model_that_does_not_see_them_says_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.intervals import MOST_ALIKE, difference_error, shared_work
+from evenshard.planner.intervals import MOST_ALIKE, compute_difference_error, measure_common_work
 from support.explain_builders import answered, asked
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
@@ -27,16 +27,16 @@ def placed(*devices: int | tuple[int, ...]) -> PlacementAnswer:
 def test_the_shared_work_is_that_of_tables_on_both_slowest_devices(
     old: tuple[int, ...], new: tuple[int, ...], shared: float
 ) -> None:
-    assert shared_work(placed(*old), placed(*new), FOUR) == pytest.approx(shared)
-    assert shared_work(placed(*new), placed(*old), FOUR) == pytest.approx(shared)
+    assert measure_common_work(placed(*old), placed(*new), FOUR) == pytest.approx(shared)
+    assert measure_common_work(placed(*new), placed(*old), FOUR) == pytest.approx(shared)
 
 
 def test_tables_that_are_looked_up_otherwise_have_nothing_in_common() -> None:
-    assert shared_work(placed(0, 0, 1, 1), placed(0, 0, 1, 1), {"b"}) == pytest.approx(2 / 8)
-    assert shared_work(placed(0, 0, 1, 1), placed(0, 0, 1, 1), ()) == 0
+    assert measure_common_work(placed(0, 0, 1, 1), placed(0, 0, 1, 1), {"b"}) == pytest.approx(2 / 8)
+    assert measure_common_work(placed(0, 0, 1, 1), placed(0, 0, 1, 1), ()) == 0
 
 
 def test_errors_that_are_alike_go_out_of_a_difference() -> None:
-    assert difference_error(3, 4, 0) == 5
-    assert difference_error(3, 3, 1) == 0
-    assert difference_error(3, 3, MOST_ALIKE) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)
+    assert compute_difference_error(3, 4, 0) == 5
+    assert compute_difference_error(3, 3, 1) == 0
+    assert compute_difference_error(3, 3, MOST_ALIKE) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)

@@ -241,9 +241,9 @@ def test_a_group_says_the_same_as_its_knobs() -> None:
     [
         (
             {"dense_gb": 2, "memory": Memory(dense_gb=1)},
-            "dense_gb is given twice, by itself and in memory. Leave one of the two out.",
+            "dense_gb is given twice: as an argument and in memory. Give it once.",
         ),
-        ({"seed": 0, "search": Search(seed=1)}, "seed is given twice, by itself and in search"),
+        ({"seed": 0, "search": Search(seed=1)}, "seed is given twice: as an argument and in search"),
         ({"machine": Machine(num_devices=2)}, "num_devices is given twice"),
         ({"memory": Memory(dense_gb="1")}, "dense_gb is '1', not a number (write 1). Correct it."),  # type: ignore[arg-type]
         ({"memory": Memory(dense_gb=-1)}, "dense_gb is -1, not a number from 0 to 1,048,576. Correct it."),
@@ -260,12 +260,12 @@ def test_a_group_that_cannot_be_used_is_one_line(given: dict[str, Any], said: st
 def test_what_if_and_the_planner_take_groups_of_what_they_take() -> None:
     flat = evenshard.what_if(TABLES, ["h100"], [2], dense_gb=1)
     assert evenshard.what_if(TABLES, ["h100"], [2], memory=Memory(dense_gb=1)).record() == flat.record()
-    with pytest.raises(BadConfig, match=r"num_measured, which search gives, is not taken here. Leave it out."):
+    with pytest.raises(BadConfig, match=r"num_measured \(in search\) is not supported here. Leave it out."):
         evenshard.what_if(TABLES, ["h100"], [2], search=Search(num_measured=1))
     EvenshardPlanner(world_size=2, compute_device="cuda", memory=Memory(memory_cap_gb=4))
-    with pytest.raises(BadConfig, match=r"batch_size, which training gives, is not taken here. Leave it out."):
+    with pytest.raises(BadConfig, match=r"batch_size \(in training\) is not supported here. Leave it out."):
         EvenshardPlanner(world_size=2, compute_device="cuda", training=Training(batch_size=64))
-    with pytest.raises(BadConfig, match=r"dense_gb is given twice, by itself and in memory."):
+    with pytest.raises(BadConfig, match=r"dense_gb is given twice: as an argument and in memory."):
         EvenshardPlanner(world_size=2, compute_device="cuda", dense_gb=1, memory=Memory(dense_gb=2))
 
 
@@ -274,7 +274,7 @@ def test_what_if_and_the_planner_take_groups_of_what_they_take() -> None:
     [
         ("plaice", "got an unexpected keyword argument 'plaice'$"),
         ("dense_mb", r"got an unexpected keyword argument 'dense_mb'. Did you mean dense_gb"),
-        ("world_size", r"got an unexpected keyword argument 'world_size'. TorchRec's world_size is num_devices here"),
+        ("world_size", r"got an unexpected keyword argument 'world_size'. Use num_devices for TorchRec's world_size"),
     ],
 )
 def test_a_name_of_nothing_is_pythons_error_and_names_what_may_be_meant(name: str, said: str) -> None:

@@ -44,7 +44,7 @@ def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> No
     assert answer.predicted_ms < 0.95 * columns.predicted_ms
     assert answer.lower_bound_ms <= answer.predicted_ms
     (note,) = answer.notes
-    assert note.startswith("All tables of collections with MEAN tables are cut by rows: TorchRec trains")
+    assert note.startswith("In collections with MEAN tables, all tables are cut by rows: TorchRec handles")
     check_sharding(answer.request.task(), answer.parts)
 
 

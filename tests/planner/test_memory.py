@@ -13,7 +13,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.placement import check_sharding
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.memory import DEVICE_COMPONENTS, DeviceMemory, NodeMemory, brim_warnings
+from evenshard.planner.memory import DEVICE_COMPONENTS, DeviceMemory, NodeMemory, warn_of_full_memory
 from support.answer_builders import answer
 from support.builders import table
 
@@ -103,8 +103,8 @@ def test_the_peak_may_be_at_another_moment() -> None:
 
 
 def test_a_peak_above_the_limit_is_a_warning() -> None:
-    assert DeviceMemory(0, weights=50, reserved=100, cap=200, peak=96).is_brimful
-    assert not DeviceMemory(0, weights=50, reserved=100, cap=200, peak=94).is_brimful
+    assert DeviceMemory(0, weights=50, reserved=100, cap=200, peak=96).is_almost_full
+    assert not DeviceMemory(0, weights=50, reserved=100, cap=200, peak=94).is_almost_full
 
 
 def test_hosts_are_legal_up_to_their_room() -> None:
@@ -127,21 +127,21 @@ def test_without_a_pipeline_weights_and_states_alone_are_counted() -> None:
     ("weights", "reserved", "brimful"), [(95, 100, False), (96, 100, True), (170, 0, False), (171, 0, True)]
 )
 def test_the_brim_is_lower_where_nothing_is_reserved(weights: int, reserved: int, brimful: bool) -> None:
-    assert DeviceMemory(0, weights, reserved=reserved, cap=200).is_brimful == brimful
+    assert DeviceMemory(0, weights, reserved=reserved, cap=200).is_almost_full == brimful
 
 
 def test_brimful_devices_and_hosts_are_named() -> None:
     full = DeviceMemory(0, 97, reserved=100, cap=200)
-    assert tuple(brim_warnings([full, replace(full, device=1, weights=5)], [])) == (
-        "Device 0 is filled to 97 % of what the reserve leaves. A batch with more lookups than usual may not fit: give "
-        "more memory or devices.",
+    assert tuple(warn_of_full_memory([full, replace(full, device=1, weights=5)], [])) == (
+        "Device 0 is filled to 97 % of the memory without the reserve. A batch with more lookups than usual may not "
+        "fit: use more memory or devices.",
     )
-    (line,) = brim_warnings([DeviceMemory(0, 90, cap=100), DeviceMemory(1, 99, cap=100)], [])
-    assert line.startswith("2 devices are filled, device 1 to 99 %, and nothing is reserved for what is not counted:")
-    assert tuple(brim_warnings([], [NodeMemory(0, 90, 6, 100), NodeMemory(1, 95, 0, 100)])) == (
-        "Host 0 is filled to 96 % of the memory that tables may take of it: give more.",
+    (line,) = warn_of_full_memory([DeviceMemory(0, 90, cap=100), DeviceMemory(1, 99, cap=100)], [])
+    assert line.startswith("Device 1 is filled to 99 % (2 are almost full), and no memory is reserved:")
+    assert tuple(warn_of_full_memory([], [NodeMemory(0, 90, 6, 100), NodeMemory(1, 95, 0, 100)])) == (
+        "Host 0 is filled to 96 % of the memory available to tables. Raise host_memory_gb.",
     )
-    assert tuple(brim_warnings([], [NodeMemory(0, ssd=96, ssd_room=100), NodeMemory(1, ssd=99, ssd_room=100)])) == (
-        "2 hosts have their SSDs filled, host 1 to 99 % of what tables may take of them: give more.",
-    )
+    assert tuple(
+        warn_of_full_memory([], [NodeMemory(0, ssd=96, ssd_room=100), NodeMemory(1, ssd=99, ssd_room=100)])
+    ) == ("SSD of host 1 is filled to 99 % (2 are almost full) of the space available to tables. Raise ssd_gb.",)
     assert of((Storage(), MANAGED)).memory_warnings == ()

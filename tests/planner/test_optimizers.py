@@ -29,7 +29,7 @@ def test_an_answer_says_when_its_times_are_of_another_optimizer(
     monkeypatch.setenv("COLUMNS", "200")
     model = replace(untrained(), trained_on=replace(untrained().trained_on, optimizer=learned))
     one, file = place_request(request(8, 16, optimizer=asked), model, PlaceConfig(LITTLE)), io.StringIO()
-    note = f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
+    note = f"Times are predicted for {learned}: {asked}'s memory is counted, but not its {word} backward pass."
     assert one.notes == (() if word is None else (note,))
     assert json.loads(json_text(one))["notes"] == list(one.notes)
     print_answer(one, file)

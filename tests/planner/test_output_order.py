@@ -54,7 +54,7 @@ def test_types_come_first_then_ranks_then_calls_then_tables() -> None:
 def test_a_long_change_is_shown_around_the_first_difference() -> None:
     old = tuple(f"f{at}" for at in range(100))
     text = OrderChange("ebc", old, (*old[:40], old[41], old[40], *old[42:])).text
-    assert text.startswith("The pooled output of ebc changes its order: ... f39 f40 f41")
+    assert text.startswith("The order of the pooled output of ebc changes: ... f39 f40 f41")
     assert "-> ... f39 f41 f40" in text
     assert len(text) < 200
 
@@ -88,7 +88,7 @@ def test_diff_names_a_changed_order() -> None:
 
 def test_an_order_that_means_nothing_is_refused() -> None:
     sequences = tuple(replace(one, pooling="none") for one in TABLES)
-    with pytest.raises(BadConfig, match="nothing to keep"):
+    with pytest.raises(BadConfig, match="has no effect"):
         placed(replace(asked(keep_output_order=True), tables=sequences))
     with pytest.raises(BadConfig, match="other pooled tables"):
         placed(replace(asked(keep_output_order=True), tables=TABLES[1:]), placed(asked()))

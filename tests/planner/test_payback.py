@@ -80,8 +80,8 @@ def test_the_interval_of_a_saving_has_the_errors_of_both_placements_and_the_devi
     request = asked(THREE, 2)
     old = replace(answered(request, (0, 0, 1)), predicted_ms=8.0, model_low_ms=5.0, model_high_ms=12.0)
     new = replace(answered(request, (0, 1, 1)), predicted_ms=5.0, model_low_ms=2.0, model_high_ms=9.0)
-    other_model = {"model": {"source": "other", "sha256": "other"}}
-    times = diff(old, replace(new, lineage=other_model)).times  # which errs in ways of its own
+    note_other_model = {"model": {"source": "other", "sha256": "other"}}
+    times = diff(old, replace(new, lineage=note_other_model)).times  # which errs in ways of its own
     assert times.saves_low_ms == pytest.approx(3 - math.hypot(3, 4))
     assert times.saves_high_ms == pytest.approx(3 + math.hypot(4, 3))
     times = diff(old, new).times  # a is on both slowest devices: 5 of 8 and 5 ms, so that 0.8 * 5 * 5 / (8 * 5) is 1/2
@@ -121,7 +121,7 @@ def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
 
 def test_placements_of_other_tables_do_not_say_what_a_step_saves() -> None:
     old, new = answered(asked({"a": 5.0}, 2), (0,)), answered(asked(THREE, 2), (0, 1, 1))
-    with pytest.raises(BadConfig, match=r"2 of their tables, such as 'b'.*--near OLD --max-move-gb 0"):
+    with pytest.raises(BadConfig, match=r"2 tables, such as 'b'.*--near OLD --max-move-gb 0"):
         payback(diff(old, new), new, 10, link_gb_s=1)
 
 
@@ -164,7 +164,7 @@ def test_a_renamed_answer_has_the_same_times_elsewhere_and_rows_in_order() -> No
     assert [one.predicted_total_ms for one in found.devices] == [
         one.predicted_total_ms for one in reversed(answer.devices)
     ]
-    with pytest.raises(BadConfig, match="names of the old one's"):
+    with pytest.raises(BadConfig, match="include devices of the old placement"):
         rename_devices(answer, (2, 0), additive())
 
 

@@ -137,14 +137,14 @@ def test_what_is_left_out_keeps_memory_for_what_is_not_counted_and_for_batches_o
         ({"dense_gb": -1}, "dense_gb is -1, not a number from 0"),
         ({"reserved_gb": -0.5}, "reserved_gb is -0.5, not a number from 0"),
         ({"compute_kernels": ["fused", "uvm"]}, "compute_kernels names 'uvm'. Choose from fused, fused_uvm_caching,"),
-        ({"compute_kernels": ["fused_uvm"]}, "fused_uvm keeps weights in host memory, of which there is none for"),
-        ({"compute_kernels": ["key_value"], "host_memory_gb": 9}, "key_value keeps weights on SSDs, of which there"),
-        ({"table_kernels": {"a": "fused_uvm"}}, "fused_uvm keeps weights in host memory, of which there is none"),
+        ({"compute_kernels": ["fused_uvm"]}, "fused_uvm stores weights in host memory, but tables have none available"),
+        ({"compute_kernels": ["key_value"], "host_memory_gb": 9}, "key_value stores weights on SSDs, but tables"),
+        ({"table_kernels": {"a": "fused_uvm"}}, "fused_uvm stores weights in host memory, but tables have none"),
         ({"table_kernels": {"a": "uvm"}}, "a rule for table 'a' names 'uvm'. Choose from fused, fused_uvm_caching,"),
         ({"table_kernels": {"a": []}}, "a rule for table 'a' names no kernel. Choose from fused,"),
         ({"table_kernels": {"z": "fused"}}, "a rule names table 'z', which is not among the tables"),
         ({"host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0"),
-        ({"host_bandwidth_gb_s": 9}, "host_bandwidth_gb_s is given, but nothing that it is of. Give host_memory_gb"),
+        ({"host_bandwidth_gb_s": 9}, "host_bandwidth_gb_s is given without host_memory_gb. Give host_memory_gb"),
     ],
 )
 def test_memory_that_makes_no_sense_is_one_line(arguments: dict[str, Any], message: str) -> None:
@@ -334,7 +334,7 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
 
     answer = evenshard.place(TABLES, 4, progress=interrupt)
     assert len(seen) == 1 and answer.predicted_ms == pytest.approx(seen[0])
-    assert answer.notes[0].startswith("The search was interrupted: this is the best placement until then")
+    assert answer.notes[0].startswith("The search was interrupted. This is the best placement found so far")
     better: list[float] = []
     assert evenshard.place(TABLES, 4, progress=lambda best_ms, done: better.append(best_ms)).notes == ()
     assert better == sorted(better, reverse=True) and len(better) >= 1
@@ -354,9 +354,7 @@ def test_dims_that_no_kernel_takes_are_refused() -> None:
     with pytest.raises(AssertionError, match="embedding_dim must be a multiple of 4, but got 15"):
         training.SplitTableBatchedEmbeddingBagsCodegen([(10, 15, *where)])
     training.SplitTableBatchedEmbeddingBagsCodegen([(10, 16, *where)])
-    said = (
-        "table 'odd' has an embedding_dim of 15, and FBGEMM's kernels take multiples of 4. Make it 16, in the model too"
-    )
+    said = "table 'odd' has embedding_dim 15, but FBGEMM's kernels need a multiple of 4. Use 16"
     tables = [
         {"name": "even", "num_rows": 10, "embedding_dim": 16},
         {"name": "odd", "num_rows": 10, "embedding_dim": 15},

@@ -140,7 +140,7 @@ def _tables(recorded: list[Any]) -> list[Table]:
 @pytest.fixture
 def without_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would do instead is searched for longer than the answer, and is tested elsewhere."""
-    monkeypatch.setattr("evenshard.planner.place.refusal", lambda _, error: error)
+    monkeypatch.setattr("evenshard.planner.place.explain_infeasibility", lambda _, error: error)
 
 
 def ended(seed: int) -> str:

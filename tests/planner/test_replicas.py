@@ -58,33 +58,34 @@ NOTES: list[tuple[dict[str, Any], list[str]]] = [
     (
         ALL,
         [
-            "2 tables (a, b) are replicated (data_parallel): the job's dense optimizer trains replicas, not a fused "
-            "one: it has to be sgd with the settings of the tables. To leave replicas out: --sharding-types "
+            "Your dense optimizer updates 2 data_parallel tables (a, b). Use sgd with the same settings. "
+            "To avoid replicas: --sharding-types "
             "table_wise,column_wise,row_wise,table_row_wise,table_column_wise,grid_shard."
         ],
     ),
     (
         {**ALL, "optimizer": "rowwise_adagrad"},
-        ["; torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one). To leave replicas out: "],
+        ["; torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one). To avoid replicas: "],
     ),
     (
         {**ALL, "dense_optimizer": "sgd"},
-        ["the job's dense optimizer trains replicas. It is sgd too, as dense_optimizer says; its learning rate and"],
+        ["data_parallel tables (a, b). Give sgd the same learning rate and settings as the tables."],
     ),
     (
         {**ALL, **OWN, "dense_optimizer": "sgd"},
         [
-            "1 table (a) is replicated (data_parallel), as it is allowed by name: the job's dense optimizer trains "
-            "replicas, not the table's own fused one (adagrad).",
-            "1 table (b) is replicated (data_parallel): the job's dense optimizer trains replicas. It is sgd",
+            "Your dense optimizer updates 1 data_parallel table (a), not the fused optimizer (adagrad). "
+            "The request allows this by name.",
+            "Your dense optimizer updates 1 data_parallel table (b). Give sgd",
         ],
     ),
     (
         OWN,
         [
-            "Replicas (data_parallel) of 2 tables (a, b) are left out: the dense optimizer would train them in place "
-            "of their own fused one (adagrad or sgd). Where it is the same, with the same learning rate and settings, "
-            "say dense_optimizer; or allow them by name (sharding_types, table_types, or constraints of TorchRec)."
+            "Replicas (data_parallel) of 2 tables (a, b) are left out: your dense optimizer would update them in place "
+            "of their fused optimizer (adagrad or sgd). If both are the same, with the same settings, give "
+            "dense_optimizer. You can also allow data_parallel by name (sharding_types, table_types, TorchRec's "
+            "constraints)."
         ],
     ),
     ({**OWN, "sharding_types": ("table_wise",)}, []),

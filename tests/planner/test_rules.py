@@ -79,9 +79,9 @@ def test_rules_add_up() -> None:
         pinned={"a": [0], "c": 1}, forbidden={"b": 3}, forbidden_devices=[4], apart=[["a", "b"]]
     )
     assert both == Rules({"a": (0,), "c": (1,)}, {"b": (1, 3)}, (2, 4), apart=(("a", "b"),))
-    with pytest.raises(BadConfig, match=r"'a' is pinned twice.*--pin a=0,1 for any"):
+    with pytest.raises(BadConfig, match=r"'a' is pinned twice.*--pin a=0,1 to allow"):
         Rules.of(pinned={"a": 0}) + Rules.of(pinned={"a": 1})
-    with pytest.raises(BadConfig, match=r"'a' has two rules of min_columns, which differ"):
+    with pytest.raises(BadConfig, match=r"'a' has two different rules of min_columns"):
         Rules.of(min_columns={"a": 8}) + Rules.of(min_columns={"a": 16})
 
 
@@ -106,7 +106,7 @@ def test_rules_that_cannot_be_used() -> None:
     def problem(**rules: Any) -> str | None:
         return Rules.of(**rules).problem(["a", "b"], machine)
 
-    assert problem(pinned_nodes={"a": 2}) == "a rule for table 'a' names node 2, but the nodes are 0 to 1. Correct it."
+    assert problem(pinned_nodes={"a": 2}) == "a rule for table 'a' names node 2, but node ids are 0 to 1. Correct it."
     assert problem(table_types={"a": "row"}) == (
         "a rule for table 'a' names 'row'. Choose from table_wise, column_wise, row_wise, table_row_wise, "
         "table_column_wise, grid_shard, data_parallel."

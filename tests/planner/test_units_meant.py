@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import evenshard
-from evenshard.planner.request import PlacementRequest, unit_warnings
+from evenshard.planner.request import PlacementRequest, list_unit_warnings
 from evenshard.price.link import LINKS, bandwidth_name, link
 from evenshard.tables.table import Table
 from support.request_builders import devices_asked
@@ -19,21 +19,30 @@ def warned(**machine: Any) -> tuple[str, ...]:
     """Warnings of a request for this machine, as ``devices_asked`` takes it."""
     found = devices_asked(hardware=machine.pop("hardware", "h100"), **{"nodes": 2, "devices_per_node": 8, **machine})
     request = PlacementRequest((TABLE,), found.caps_bytes, 1024, machine=found.machine, hardware=found.hardware)
-    return unit_warnings(request)
+    return list_unit_warnings(request)
 
 
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
-        ({"inter": "25000gb_s"}, "inter (inter_host_bw of a Topology) is 25,000 GB/s, more than 5 times 76.6"),
-        ({"inter": "25000gb_s"}, "meant in MB/s, or in bytes per second where TorchRec's Topology counts bytes per ms"),
-        ({"inter": "400gb_s"}, "meant in Gbit/s it is 50 GB/s"),
-        ({"inter": "0.000025gb_s"}, "in GB/s where TorchRec's Topology counts bytes per ms it is 25 GB/s"),
+        (
+            {"inter": "25000gb_s"},
+            "inter (inter_host_bw of a Topology) is 25,000 GB/s, more than 5 times the largest known value (76.6)",
+        ),
+        (
+            {"inter": "25000gb_s"},
+            "if given in MB/s, or in bytes per second where TorchRec's Topology counts bytes per ms",
+        ),
+        ({"inter": "400gb_s"}, "if given in Gbit/s, it is 50 GB/s"),
+        ({"inter": "0.000025gb_s"}, "in GB/s where TorchRec's Topology counts bytes per ms, it is 25 GB/s"),
         ({"intra": "450000gb_s"}, "it is 450 GB/s"),
-        ({"intra": "0.0009gb_s"}, "less than a hundredth of 2.639,"),
-        ({"memory_cap_gb": 80 * 1024}, "(hbm_cap of a Topology) is 81,920 GB, more than 2 times 79"),
-        ({"memory_cap_gb": 80 * 1024}, "meant in MB it is 80 GB"),
-        ({"memory_cap_gb": 0.08}, "meant in TB it is 81.92 GB"),
+        ({"intra": "0.0009gb_s"}, "less than a hundredth of the smallest known value (2.639)"),
+        (
+            {"memory_cap_gb": 80 * 1024},
+            "(hbm_cap of a Topology) is 81,920 GB, more than 2 times the largest known value (79)",
+        ),
+        ({"memory_cap_gb": 80 * 1024}, "if given in MB, it is 80 GB"),
+        ({"memory_cap_gb": 0.08}, "if given in TB, it is 81.92 GB"),
         ({"host_memory_gb": 1024 * 1024}, "host_memory_gb is 1.04858e+06 GB"),
         ({"host_memory_gb": 512, "host_bandwidth_gb_s": 400_000}, "host_bandwidth_gb_s is 400,000 GB/s"),
         ({"host_memory_gb": 512, "ssd_gb": 1000, "ssd_bandwidth_gb_s": 7_000}, "ssd_bandwidth_gb_s is 7,000 GB/s"),

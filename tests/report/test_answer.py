@@ -15,7 +15,7 @@ from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import (
     BY_MODEL,
     BY_RATING,
-    PLAIN_PLAN,
+    DEFAULT_PLAN,
     Baseline,
     DifferenceInterval,
     Nearness,
@@ -247,7 +247,7 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
 
 def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(offloaded(reserved_share=0.21), monkeypatch, 200)
-    assert "Warning: Device 0 is filled to 95 % of what the reserve leaves. A batch with more lookups" in text
+    assert "Warning: Device 0 is filled to 95 % of the memory without the reserve. A batch with more lookups" in text
     assert "Warning: Device" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
 
 
@@ -282,7 +282,7 @@ def test_whole_tables_are_beside_cut_ones(
 
 def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Baseline(
-        FULL_SPACE, 5.0, setting="no pooling factors", chosen=PLAIN_PLAN, saves=DifferenceInterval(1.0, -0.1, 2.0)
+        FULL_SPACE, 5.0, setting="no pooling factors", chosen=DEFAULT_PLAN, saves=DifferenceInterval(1.0, -0.1, 2.0)
     )
     best = Baseline(FULL_SPACE, 4.1, setting="min_partition 32, no replicas; of 10 plans", chosen=BY_MODEL)
     rated = replace(best, chosen=BY_RATING)  # the same plan

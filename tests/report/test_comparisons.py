@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
-from evenshard.planner.answer import PLAIN_PLAN, Baseline, DifferenceInterval, PlacementAnswer
+from evenshard.planner.answer import DEFAULT_PLAN, Baseline, DifferenceInterval, PlacementAnswer
 from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.diff import diff
 from evenshard.planner.file import save_answer
@@ -52,7 +52,7 @@ def test_each_side_has_its_own_tables_and_the_old_plan_is_judged_with_the_new_on
     assert "| embedding work, ms per step | 8.00 | 11.0 |" in text
     assert "| old plan with the new tables, ms per step | | 14.0 |" in text
     against = replace(
-        new, comparison=(Baseline(FULL_SPACE, 12.0, chosen=PLAIN_PLAN, saves=DifferenceInterval(1.0, -0.11, 2.2)),)
+        new, comparison=(Baseline(FULL_SPACE, 12.0, chosen=DEFAULT_PLAN, saves=DifferenceInterval(1.0, -0.11, 2.2)),)
     )
     said = "TorchRec's default plan: 12.0 ms, 9.1 % slower (90 %: 1.0 % faster to 20 % slower).  "
     assert said in shown(old, against).splitlines() and "default plan" not in text

@@ -335,7 +335,7 @@ def test_where_tables_are_kept_is_on_the_page_where_some_are_not_in_device_memor
         "Memory of hosts Weights and optimizer state outside of device memory",
         "host 0 1.50 GB of 1.00 GB 150 % host 1 0 bytes of 2.00 GB 0 %",
         "fused_uvm 1 table, 768 MB in host memory: c",
-        "Host 0 is filled to 150 % of the memory that tables may take of it",
+        "Host 0 is filled to 150 % of the memory available to tables",
         "1.50 GB not in device memory access to host memory and SSDs takes",
         "misses offload, ms a table_wise",
         "Hosts 1.00 GB to 2.00 GB of memory each at 200 GB/s",

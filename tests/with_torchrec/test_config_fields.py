@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import (
 from evenshard.tables.records import UNUSED_FIELDS
 from evenshard.tables.sources import complete_tables, with_weight_bits
 from evenshard.torchrec import tables_of
-from evenshard.torchrec.model.tables import USED_FIELDS, changed_fields, table_set_of
+from evenshard.torchrec.model.tables import USED_FIELDS, list_changed_fields, table_set_of
 from support.torchrec_builders import USER
 from support.traffic_builders import write_parquet
 
@@ -67,7 +67,7 @@ def test_every_field_changes_the_table_or_is_named(kind: type, name: str) -> Non
     if name not in {one.name for one in fields(kind)}:
         return
     before, after = PLAIN[kind], replace(PLAIN[kind], **{name: SET[name]})
-    assert name in changed_fields(after)
+    assert name in list_changed_fields(after)
     if name in USED_FIELDS:
         assert tables_of([after]) != tables_of([before])
     else:
@@ -89,7 +89,7 @@ def test_a_field_that_a_later_torchrec_adds_is_named() -> None:
     field = fields(EmbeddingBagConfig)[-1]
     Later.__dataclass_fields__ = {**EmbeddingBagConfig.__dataclass_fields__, "speed": _like(field, "speed", 0)}
     later.speed = 3
-    assert named(later)["speed"] == "ignored: evenshard does not know it"
+    assert named(later)["speed"] == "ignored: unknown to evenshard"
 
 
 def _like(field: Any, name: str, default: Any) -> Any:

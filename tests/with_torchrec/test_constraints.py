@@ -16,7 +16,7 @@ from evenshard.placement.parts import COMPUTE_KERNELS
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.rules import Rules
 from evenshard.torchrec.model.tables import table_set_of
-from evenshard.torchrec.planner.constraints import USED, Constrained, constrained_model
+from evenshard.torchrec.planner.constraints import USED, ConstrainedModel, apply_constraints
 
 CONFIGS = [
     EmbeddingBagConfig(name="a", embedding_dim=64, num_embeddings=100, feature_names=["f", "g"]),
@@ -43,9 +43,9 @@ SET: dict[str, Any] = {
 }
 
 
-def of(kernels: tuple[str, ...] = COMPUTE_KERNELS, **named: Any) -> Constrained:
+def of(kernels: tuple[str, ...] = COMPUTE_KERNELS, **named: Any) -> ConstrainedModel:
     constraints = {"a": ParameterConstraints(**named)}
-    return constrained_model(CONFIGS, constraints, table_set_of(CONFIGS), (TABLE_WISE,), "cuda", kernels, 512)
+    return apply_constraints(CONFIGS, constraints, table_set_of(CONFIGS), (TABLE_WISE,), "cuda", kernels, 512)
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(ParameterConstraints)])
@@ -56,7 +56,7 @@ def test_every_field_is_used_or_in_the_log(name: str, caplog: pytest.LogCaptureF
     except BadConfig as error:
         assert name in USED and name in str(error)
         return
-    said = [f"These fields of constraints decide nothing in the placement: {name}"]
+    said = [f"These fields of constraints do not affect the placement: {name}"]
     assert found.notes == () and caplog.messages == ([] if name in USED else said)
 
 
@@ -73,7 +73,7 @@ def test_constraints_become_rules_and_tables() -> None:
 def assumed_lookups(**constraints: dict[str, Any]) -> set[str]:
     """The tables whose lookups are assumed under constraints with these fields."""
     given = {name: ParameterConstraints(**named) for name, named in constraints.items()}
-    found = constrained_model(CONFIGS, given, table_set_of(CONFIGS), (TABLE_WISE,), "cuda", COMPUTE_KERNELS, 512)
+    found = apply_constraints(CONFIGS, given, table_set_of(CONFIGS), (TABLE_WISE,), "cuda", COMPUTE_KERNELS, 512)
     return {one.table for one in found.known.assumptions if one.column == "pooling_factor"}
 
 
@@ -115,7 +115,9 @@ def test_kernels_say_where_weights_may_be_kept() -> None:
 def test_kernels_that_the_machine_has_no_memory_for_are_left_aside() -> None:
     found = of(("fused",), compute_kernels=["fused", "fused_uvm_caching"])
     assert found.rules.table_kernels == {"a": ("fused",)}
-    with pytest.raises(BadConfig, match=r"compute_kernels are \['fused_uvm'\], evenshard can use dense, fused here"):
+    with pytest.raises(
+        BadConfig, match=r"compute_kernels are \['fused_uvm'\], but evenshard can only use dense, fused here"
+    ):
         of(("fused",), compute_kernels=["fused_uvm"])
 
 
@@ -124,16 +126,16 @@ def test_kernels_that_the_machine_has_no_memory_for_are_left_aside() -> None:
     [
         (
             {"compute_kernels": ["fused_triton"]},
-            r"compute_kernels are \['fused_triton'\], evenshard can use dense, fused",
+            r"compute_kernels are \['fused_triton'\], but evenshard can only use dense, fused",
         ),
-        ({"compute_kernels": ["dense"], "sharding_types": ["row_wise"]}, "no kernel of compute_kernels .* row_wise"),
-        ({"device_group": "rank3"}, "device_group is 'rank3', the devices are cuda. To name a rank, use pinned="),
+        ({"compute_kernels": ["dense"], "sharding_types": ["row_wise"]}, "compute_kernels .* do not support row_wise"),
+        ({"device_group": "rank3"}, "device_group is 'rank3', but the devices are cuda. To choose a rank, use pinned="),
         ({"pooling_factors": [1.0, 2.0, 3.0]}, "3 pooling_factors for 2 features"),
-        ({"num_poolings": [2.0]}, "1 num_poolings for 2 features. Give one for each"),
-        ({"batch_sizes": [64, -1]}, r"batch_sizes are \[64, -1\]. Give numbers from 0 on"),
-        ({"pooling_factors": [1.0, float("nan")]}, r"pooling_factors are \[1.0, nan\]. Give numbers from 0 on"),
+        ({"num_poolings": [2.0]}, "1 num_poolings for 2 features. Give one per feature"),
+        ({"batch_sizes": [64, -1]}, r"batch_sizes are \[64, -1\]. Give numbers of at least 0"),
+        ({"pooling_factors": [1.0, float("nan")]}, r"pooling_factors are \[1.0, nan\]. Give numbers of at least 0"),
         ({"num_poolings": [1.0, 1e5]}, "feature_pooling_factors has 100,001 values, more than 10,000"),
-        ({"feature_names": ["x"]}, r"feature_names are \['x'\], the table's are \['f', 'g'\]"),
+        ({"feature_names": ["x"]}, r"feature_names are \['x'\], but the table's are \['f', 'g'\]"),
     ],
 )
 def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) -> None:
@@ -143,6 +145,6 @@ def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) 
 
 def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
     constraints = {"z": ParameterConstraints(min_partition=8)}
-    found = constrained_model(CONFIGS, constraints, table_set_of(CONFIGS), (), "cuda", COMPUTE_KERNELS, 512)
-    assert found.notes == ("These constraints are of tables that the model does not have: z.",)
+    found = apply_constraints(CONFIGS, constraints, table_set_of(CONFIGS), (), "cuda", COMPUTE_KERNELS, 512)
+    assert found.notes == ("The model does not have these tables of constraints: z.",)
     assert found.rules == Rules()

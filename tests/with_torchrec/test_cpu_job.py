@@ -80,8 +80,8 @@ def test_what_stands_in_for_the_ranks_is_said(notes: list[dict[str, Any]]) -> No
     """The times are of a GPU: rank 0, which plans, says so; and why TorchRec's planner made a plan."""
     said, left_out = notes[0]["no arguments"][2]
     assert left_out.startswith("Replicas (data_parallel) of ")
-    assert said == "The plan is for cpu ranks, and its times are of simulated:h100: another may be faster on these."
+    assert said == "The plan is for cpu ranks, but times are predicted for simulated:h100: another may be faster."
     (fell,) = notes[0]["fallback"][2]
-    assert fell.startswith("TorchRec's planner makes this plan (fallback=True), as evenshard cannot: ")
+    assert fell.startswith("TorchRec's planner makes this plan (fallback=True), because evenshard cannot: ")
     assert "no model" in fell
     assert notes[0]["fallback"][1] == notes[0]["theirs"] == notes[1]["fallback"][1]

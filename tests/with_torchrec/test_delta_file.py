@@ -14,7 +14,7 @@ from evenshard.cli import main
 from evenshard.placement.parts import Span
 from evenshard.planner.file import save_answer
 from evenshard.torchrec.running.delta_file import read_delta, reshard_delta
-from evenshard.torchrec.running.reshard import Rectangle, add_piece, pieces_of, slice_block
+from evenshard.torchrec.running.reshard import Rectangle, add_overlap, find_overlaps, slice_block
 from support.documented import command
 from support.explain_builders import answered, asked
 
@@ -56,8 +56,8 @@ def test_what_cannot_move_live_is_refused_with_its_reason_or_left() -> None:
     old, new = answer(0, 1), answer((0, 1), 0)
     with pytest.raises(
         BadConfig,
-        match=r"1 of 2 tables that differ cannot move while the job runs\. Replicated before or after, .*: a\. "
-        r"Leave them where they are \(--partial\), or save a checkpoint and restart from it",
+        match=r"1 of 2 changed tables cannot move while the job runs\. Replicated \(data_parallel\) .*: a\. "
+        r"Keep them in place \(--partial\), or save a checkpoint and restart from it",
     ):
         reshard_delta(old, new)
     delta = reshard_delta(old, new, partial=True)
@@ -67,13 +67,15 @@ def test_what_cannot_move_live_is_refused_with_its_reason_or_left() -> None:
     added = reshard_delta(answer(1, works={"a": 5.0}), answer(0, 1), partial=True)
     assert added.left == {"b": "not in the job"}
     wider = answered(asked(TWO, 2, rows=20), (1, 1))
-    assert reshard_delta(old, wider, partial=True).left["a"] == "another shape (num_rows 10 -> 20)"
+    assert reshard_delta(old, wider, partial=True).left["a"] == "different shape (num_rows 10 -> 20)"
 
 
 def test_ranks_and_optimizer_of_a_job_stay() -> None:
-    with pytest.raises(BadConfig, match=r"the old placement is of 2 devices, .* the new one of 4"):
+    with pytest.raises(BadConfig, match=r"the old placement has 2 devices .* the new one 4"):
         reshard_delta(answer(0, 1), answer(0, 1, num_devices=4))
-    with pytest.raises(BadConfig, match="has sgd in the old placement, adam in the new one: a job keeps its optimizer"):
+    with pytest.raises(
+        BadConfig, match="has sgd in the old placement and adam in the new one, but a running job keeps"
+    ):
         reshard_delta(answer(0, 1), answer(0, 1, optimizer="adam"))
 
 
@@ -107,7 +109,7 @@ def test_the_command_refuses_and_leaves(
     assert main(words) == 2 and not Path("delta.json").exists()
     assert "--partial" in capsys.readouterr().err
     assert main([*words, "--partial"]) == 0
-    assert "not moved: replicated before or after" in " ".join(capsys.readouterr().out.split())
+    assert "not moved: replicated (data_parallel) in the old or new" in " ".join(capsys.readouterr().out.split())
     assert main(["diff", "old.json", "new.json", "--reshard-delta"]) == 2
     assert "Add -o delta.json" in capsys.readouterr().err
 
@@ -122,8 +124,8 @@ def test_weights_of_new_parts_are_those_of_the_old_ones() -> None:
     old = [table[:, :4], table[:, 4:]]
     new = Rectangle(Span(1, 2), Span(2, 10))
     target = torch.zeros(1, 8)
-    for source, piece in pieces_of(new, OLD):
-        add_piece(target, new, piece, slice_block(old[source], OLD[source], piece))
+    for source, piece in find_overlaps(new, OLD):
+        add_overlap(target, new, piece, slice_block(old[source], OLD[source], piece))
     assert target.equal(table[1:, 2:10])
 
 
@@ -132,14 +134,14 @@ def test_a_part_of_several_has_the_mean_of_their_row_states() -> None:
     old = [torch.tensor([8.0, 0.0]), torch.tensor([4.0, 16.0])]
     new = Rectangle(Span(0, 2), Span(0, 16))
     target = torch.zeros(2)
-    for source, piece in pieces_of(new, OLD):
-        add_piece(target, new, piece, slice_block(old[source], OLD[source], piece))
+    for source, piece in find_overlaps(new, OLD):
+        add_overlap(target, new, piece, slice_block(old[source], OLD[source], piece))
     assert target.tolist() == [5.0, 12.0]
 
 
 def test_parts_of_one_each_have_its_row_states() -> None:
     target = torch.zeros(2)
     new = Rectangle(Span(0, 2), Span(8, 12))
-    ((source, piece),) = pieces_of(new, OLD)
-    add_piece(target, new, piece, slice_block(torch.tensor([4.0, 16.0]), OLD[1], piece))
+    ((source, piece),) = find_overlaps(new, OLD)
+    add_overlap(target, new, piece, slice_block(torch.tensor([4.0, 16.0]), OLD[1], piece))
     assert source == 1 and target.tolist() == [4.0, 16.0]

@@ -45,5 +45,5 @@ def test_a_model_of_tables_alone_has_none() -> None:
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(BadConfig, match="optimizer is 'lion', which is none of sgd, momentum, adagrad, adam"):
+    with pytest.raises(BadConfig, match=r"optimizer is 'lion'\. Choose from sgd, momentum, adagrad, adam"):
         dense_bytes(Model(), "lion")

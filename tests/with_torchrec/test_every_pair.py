@@ -204,12 +204,12 @@ def test_replicas_do_not_move_live(
     assert main(DELTA) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert said.startswith(
-        "evenshard diff: 12 of 48 tables that differ cannot move while the job runs. Replicated before or after, and "
-        "the training's own optimizer updates replicas: table_wise_to_data_parallel, "
+        "evenshard diff: 12 of 48 changed tables cannot move while the job runs. Replicated (data_parallel) in the "
+        "old or new placement, so the dense optimizer updates it: table_wise_to_data_parallel, "
     )
     assert said.endswith(
-        "Leave them where they are (--partial), or save a checkpoint and restart from it with the new plan; "
-        "docs/running_jobs.md says what loads."
+        "Keep them in place (--partial), or save a checkpoint and restart from it with the new plan "
+        "(see docs/running_jobs.md)."
     )
     assert not Path("delta.json").exists()
     assert main([*DELTA, "--partial"]) == 0

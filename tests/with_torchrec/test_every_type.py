@@ -67,14 +67,14 @@ IMPOSSIBLE: dict[str, Case] = {
     "2 sequences of unequal widths": Case({"s": "column_wise"}, {"s_shared": (12, 4), "s_own": (12, 4)}, TWO_RANKS),
 }
 MESSAGES = {
-    "4 rows of one mean table": "table 'p_mean' is sharded row_wise, which TorchRec trains with means only where all",
-    "4 rows of sums and of means, the others whole": "cut by rows, and 'p_tiny' is table_wise. Leave it whole",
-    "4 means in a grid": "table 'm_long' is sharded grid_shard, in which TorchRec trains no means",
-    "4 rows that leave a rank without any": "table 'p_tiny' is sharded row_wise, and its 3 rows leave a rank without",
-    "4 sequences on a node": "table 's_own' of an EmbeddingCollection is sharded table_row_wise; TorchRec knows table_",
-    "4 sequences in a grid": "table 's_own' of an EmbeddingCollection is sharded grid_shard; TorchRec knows table_wise",
-    "4 sequences replicated on the CPU": "is replicated, which FBGEMM cannot look up on the CPU",
-    "2 sequences of unequal widths": r"where parts have the widths \[4, 12\]. Give all of the collection one width",
+    "4 rows of one mean table": "table 'p_mean' is sharded row_wise: TorchRec trains row-wise MEAN correctly only if",
+    "4 rows of sums and of means, the others whole": "cut by rows, but 'p_tiny' is table_wise. Leave it whole",
+    "4 means in a grid": "table 'm_long' is sharded grid_shard, with which TorchRec trains MEAN pooling incorrectly",
+    "4 rows that leave a rank without any": "table 'p_tiny' is sharded row_wise, and its 3 rows leave a rank empty",
+    "4 sequences on a node": "'s_own' of an EmbeddingCollection is sharded table_row_wise, which TorchRec does not",
+    "4 sequences in a grid": "'s_own' of an EmbeddingCollection is sharded grid_shard, which TorchRec does not",
+    "4 sequences replicated on the CPU": "is data_parallel, which FBGEMM does not support on the CPU",
+    "2 sequences of unequal widths": r"shards have different widths, \[4, 12\]. Use one width",
 }
 
 
@@ -170,7 +170,7 @@ def test_a_plan_that_torchrec_cannot_train_is_refused(name: str) -> None:
 
 def test_rows_live_where_torchrec_looks_them_up() -> None:
     plan = uneven_rows()
-    with pytest.raises(BadConfig, match="table 'p_sum' has the rows 0:20 on 0, 20:30 on 1, 30:40 on 2"):
+    with pytest.raises(BadConfig, match="table 'p_sum' has rows 0:20 on 0, 20:30 on 1, 30:40 on 2"):
         plan_of_parts(
             shards_of(plan, list(TABLES.values())), list(TABLES.values()), Everything(META), TWO_NODES, "cpu", {}
         )

@@ -19,7 +19,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import evenshard
-from evenshard.planner.what_if.machines import synced_bytes
+from evenshard.planner.what_if.machines import sum_synced_bytes
 from evenshard.torchrec import save_plan
 from support.documented import snippet
 from support.ranks import run_ranks
@@ -212,7 +212,7 @@ def test_what_a_sync_sends_is_what_is_priced(
     answer, notes = session
     assert dict(answer.type_of_table) == TYPES
     sent = [sum(one["sent"]) for one in notes]
-    assert sent == [size for size in synced_bytes(answer) for _ in range(WORLD_SIZE // GROUP_SIZE)]
+    assert sent == [size for size in sum_synced_bytes(answer) for _ in range(WORLD_SIZE // GROUP_SIZE)]
 
 
 @pytest.mark.slow

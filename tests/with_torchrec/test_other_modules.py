@@ -179,7 +179,7 @@ def test_the_plan_has_all_modules_and_the_answer_says_who_placed_them(caplog: py
     assert made.answer is not None
     note = made.answer.notes[-1]
     assert note in caplog.messages
-    assert note.startswith("TorchRec's planner placed tables of modules that evenshard does not place")
+    assert note.startswith("TorchRec's planner placed the tables of modules that evenshard does not place")
     assert "collisions.c (row_wise, fused)" in note and "tower.positional.p (" in note
     assert {table.module for table in made.answer.request.tables} == set(own)
     assert predicted(plan, made.answer, untrained()).predicted_ms == pytest.approx(made.answer.predicted_ms)
@@ -192,10 +192,12 @@ def test_others_get_the_memory_that_is_left() -> None:
     plan = planner(**full, memory_cap_gb=memory).plan(Mixed(META)).plan
     assert {rank for one in plan["bags"].values() for rank in one.ranks} == {0}
     assert set(plan["tower.positional"]["p"].ranks) == {1}
-    with pytest.raises(PlannerError, match=r"no plan of tower.positional, .* 60 bytes to 1000 bytes of a rank") as own:
+    with pytest.raises(
+        PlannerError, match=r"no plan for tower.positional, .* 60 bytes to 1000 bytes left per rank"
+    ) as own:
         planner(**full, memory_cap_gb=[gb(OWN_BYTES + 60), gb(1000)]).plan(Mixed(META))
     assert own.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
-    with pytest.raises(PlannerError, match=r"no plan of the model, which .* 20 bytes to 20 bytes"):
+    with pytest.raises(PlannerError, match=r"no plan for the model, which .* 20 bytes to 20 bytes"):
         planner(memory_cap_gb=gb(1020), reserved_gb=gb(1000)).plan(Mixed(META).tower.positional)
 
 

@@ -25,7 +25,7 @@ from evenshard.planner.output_order import output_orders
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, tables_of
-from evenshard.torchrec.model.modules import located_tables
+from evenshard.torchrec.model.modules import locate_tables
 from evenshard.torchrec.plan.plans import plan_orders, warn_of_unsharded_order
 from support.ranks import run_ranks
 
@@ -92,7 +92,7 @@ def orders(seed: int, machine: Nodes, env: ShardingEnv) -> tuple[Any, Sequence[s
     of_plan, of_parts = (
         [key for one in tables_in_order for key in one.keys]
         for (tables_in_order,) in (
-            plan_orders(plan, located_tables({"e": whole})).values(),
+            plan_orders(plan, locate_tables({"e": whole})).values(),
             output_orders(request, found).values(),
         )
     )
@@ -149,11 +149,11 @@ def test_loading_a_plan_names_both_orders(caplog: pytest.LogCaptureFixture) -> N
     parts = [TablePart(one.name, Span(0, 8), Span(0, 8), (rank,)) for one, rank in zip(known, (1, 0, 1), strict=True)]
     plan = sharding_plan(parts, known, model, 2, compute_device="cpu")
     with caplog.at_level(logging.WARNING):
-        warn_of_unsharded_order(plan, located_tables(model))
-    assert "The pooled output of e changes its order: a b c -> b a c." in caplog.text
+        warn_of_unsharded_order(plan, locate_tables(model))
+    assert "The order of the pooled output of e changes: a b c -> b a c." in caplog.text
     caplog.clear()
     in_order = [replace(one, devices=(0,)) for one in parts]
-    warn_of_unsharded_order(sharding_plan(in_order, known, model, 2, compute_device="cpu"), located_tables(model))
+    warn_of_unsharded_order(sharding_plan(in_order, known, model, 2, compute_device="cpu"), locate_tables(model))
     assert not caplog.text
 
 
@@ -168,6 +168,6 @@ def test_the_planner_keeps_the_order_of_the_unsharded_model() -> None:
     asked |= {"pooling_factors": {f"t{at}": 30.0 / (at + 1) for at in range(5)}}
     planner = EvenshardPlanner(world_size=2, compute_device="cuda", keep_output_order=True, **asked)
     plan = planner.plan(model)
-    (found,) = plan_orders(plan, located_tables(model)).values()
+    (found,) = plan_orders(plan, locate_tables(model)).values()
     assert [key for one in found for key in one.keys] == ["f0", "f1", "f2", "f3", "f4"]
     assert planner.answer is not None and "order f0 f1 f2 f3 f4" in planner.answer.notes[-1]

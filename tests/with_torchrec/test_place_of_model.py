@@ -86,7 +86,7 @@ def test_a_table_too_narrow_for_its_constraint_stays_whole_as_in_the_planner() -
 
 def test_constraints_of_tables_that_are_not_there_are_named() -> None:
     notes = placed(constraints={**CONSTRAINTS, "gone": ParameterConstraints()}).notes
-    assert "These constraints are of tables that the model does not have: gone." in notes
+    assert "The model does not have these tables of constraints: gone." in notes
 
 
 def test_pooling_factors_stand_against_those_of_constraints() -> None:
@@ -112,7 +112,7 @@ def test_pooling_factors_stand_against_those_of_constraints() -> None:
         (
             USER,
             {"constraints": {"id": ParameterConstraints(pooling_factors=20.0)}},  # type: ignore[arg-type]
-            "constraints of table 'id': pooling_factors are 20.0. Give a list with a number for each feature",
+            "constraints of table 'id': pooling_factors are 20.0. Give a list with one number per feature",
         ),
         (
             ITEM,
@@ -125,7 +125,7 @@ def test_pooling_factors_stand_against_those_of_constraints() -> None:
                 "constraints": {"id": ParameterConstraints(sharding_types=["table_wise"])},
                 "table_types": {"id": "row_wise"},
             },
-            "table 'id' has two rules of table_types, which differ",
+            "table 'id' has two different rules of table_types",
         ),
     ],
 )

@@ -29,9 +29,9 @@ from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
-from evenshard.torchrec.baseline.topology import AS_IT_COMES, Bandwidths
+from evenshard.torchrec.baseline.topology import DEFAULT_SETTING, Bandwidths
 from evenshard.torchrec.model.modules import dense_bytes
-from evenshard.torchrec.plan.prices import chosen_model
+from evenshard.torchrec.plan.prices import choose_model
 from evenshard.torchrec.planner import model_plan
 from support.request_builders import untrained
 from support.torchrec_builders import GREEDY, META, USER, Fixed, Model, gb, topology
@@ -235,31 +235,30 @@ def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None
     ("kwargs", "message"),
     [
         ({}, "the number of ranks is unknown"),
-        ({"topology": topology(2), "world_size": 2}, "the topology states ranks"),
+        ({"topology": topology(2), "world_size": 2}, "topology replaces world_size"),
         ({"world_size": 0}, "world_size is 0"),
         ({"world_size": 1, "memory_cap_gb": 0}, "memory_cap_gb is 0"),
         ({"world_size": 3, "memory_cap_gb": [1, 2]}, "memory_cap_gb has 2 numbers for 3 devices"),
         ({"world_size": 1, "batch_size": 0}, "batch_size is 0"),
-        ({"world_size": 3, "local_world_size": 2}, "local_world_size is 2, world_size 3"),
+        ({"world_size": 3, "local_world_size": 2}, "local_world_size is 2. Give a divisor of world_size"),
         ({"world_size": 1, "compute_device": "tpu"}, "compute_device is 'tpu'. Choose one of cuda, cpu"),
-        ({"world_size": 1, "model": "work/round_3"}, "a sharder decides by itself"),
-        ({"world_size": 1, "allow_column_split": True}, "a sharder decides by itself"),
-        ({"world_size": 1, "sharder": topology(1)}, "sharder is a Topology, which has no method place"),
-        ({"world_size": 1, "compute_kernels": ["fused"]}, "a sharder decides by itself"),
+        ({"world_size": 1, "model": "work/round_3"}, "sharder ignores sharding_types"),
+        ({"world_size": 1, "allow_column_split": True}, "sharder ignores sharding_types"),
+        ({"world_size": 1, "sharder": topology(1)}, "sharder is a Topology without a method place"),
+        ({"world_size": 1, "compute_kernels": ["fused"]}, "sharder ignores sharding_types"),
         ({"world_size": 1, "dense_gb": -1}, "dense_gb is -1, not a number from 0"),
         ({"world_size": 1, "host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0"),
         (
             {"world_size": 1, "sharder": None, "compute_device": "cuda", "compute_kernels": ["fused", "host"]},
-            "'host' is not a compute kernel that TorchRec has on cuda. "
-            "Choose from fused, fused_uvm_caching, fused_uvm, key_value",
+            "TorchRec has no compute kernel 'host' on cuda. Choose from fused, fused_uvm_caching, fused_uvm, key_value",
         ),
         (
             {"world_size": 1, "compute_device": "cpu", "table_kernels": {"tags": "fused_uvm"}},
-            "'fused_uvm' is not a compute kernel that TorchRec has on cpu. Choose from fused",
+            "TorchRec has no compute kernel 'fused_uvm' on cpu. Choose from fused",
         ),
         (
             {"world_size": 1, "compute_device": "cpu", "host_memory_gb": 9},
-            "on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out",
+            "on the CPU, memory_cap_gb is host memory. Leave out all knobs of host memory and SSDs",
         ),
     ],
 )
@@ -302,8 +301,8 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     unit, warning, lookups, note, replicas = said
     assert unit.startswith("memory_cap_gb (hbm_cap of a Topology) is ")
     assert lookups.startswith("The lookups per sample of 4 tables (user.ebc.id, wide, item.id and 1 more) are assumed")
-    assert note.startswith("Outside the training range, times may ") and replicas.startswith(
-        "3 tables (clicks, item.id, tags) are repl"
+    assert note.startswith("Outside the training range: the ") and replicas.startswith(
+        "Your dense optimizer updates 3 data_parallel tables (clicks, item.id, tags)."
     )
     assert "outside the training range" in warning and "2 tables have a larger dim than the 8" in warning
     tables = tables_of(model, {"clicks": 7.5})
@@ -391,23 +390,23 @@ def test_the_gpu_chooses_the_model(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
     caplog.set_level(logging.WARNING)
     hardware = f"simulated:{profile or 'h100'}"
-    assert chosen_model(None, None, "cuda") == (DeviceModel(hardware), hardware)
-    assert (f"no model is known for {name}" in caplog.text) == (profile is None)
-    assert chosen_model(None, None, "cpu")[1] == "simulated:h100"
+    assert choose_model(None, None, "cuda") == (DeviceModel(hardware), hardware)
+    assert (f"no cost model is known for {name}" in caplog.text) == (profile is None)
+    assert choose_model(None, None, "cpu")[1] == "simulated:h100"
 
 
 def test_a_model_knows_its_hardware() -> None:
     known = replace(untrained(), trained_on=replace(untrained().trained_on, hardware="simulated: h200"))
-    assert chosen_model(known, None, "cpu") == (known, "simulated:h200")
+    assert choose_model(known, None, "cpu") == (known, "simulated:h200")
     measured = replace(known, trained_on=replace(known.trained_on, hardware="cuda: NVIDIA H200"))
-    assert chosen_model(measured, None, "cuda") == (measured, "cuda")
-    assert chosen_model(known, "h200", "cuda") == (known, "simulated:h200")
+    assert choose_model(measured, None, "cuda") == (measured, "cuda")
+    assert choose_model(known, "h200", "cuda") == (known, "simulated:h200")
     with pytest.raises(BadConfig, match="trained on simulated: h200, not on cpu"):
-        chosen_model(known, "cpu", "cuda")
-    found, _ = chosen_model(None, "simulated:h200", "cuda")
+        choose_model(known, "cpu", "cuda")
+    found, _ = choose_model(None, "simulated:h200", "cuda")
     assert found.source == "simulated:h200"
     with pytest.raises(BadConfig, match="simulated device is 'tpu'"):
-        chosen_model(None, "simulated:tpu", "cuda")
+        choose_model(None, "simulated:tpu", "cuda")
 
 
 def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +417,7 @@ def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenshard.tracking.registry.model_version", lambda uri: version)
     monkeypatch.setattr("evenshard.tracking.registry.download_model", lambda uri: nullcontext(f"fetched {uri}"))
     monkeypatch.setattr("evenshard.sharders.models.load_model", lambda *args: asked.append(args) or untrained())
-    model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
+    model, _ = choose_model("models:/evenshard-cost@champion", None, "cpu")
     assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another
     assert asked == [("fetched models:/evenshard-cost/3", None)]
 
@@ -438,7 +437,7 @@ def test_the_answer_is_no_worse_than_torchrecs_own_default_plan(monkeypatch: pyt
     answer = planner.answer
     assert answer is not None
     task = answer.request.task()
-    (plan,) = TorchRecPlanner(task, Bandwidths()).plans([AS_IT_COMES])
+    (plan,) = TorchRecPlanner(task, Bandwidths()).plans([DEFAULT_SETTING])
     assert known == [[plan.parts]]
     costs = part_costs(answer.request, untrained())
     assert answer.predicted_ms <= costs.predict(plan.parts).predicted_ms
@@ -456,4 +455,4 @@ def test_a_failure_of_torchrec_is_a_warning_and_no_end(
     monkeypatch.setattr(model_plan, "TorchRecPlanner", failing)
     planner = EvenshardPlanner(topology=topology(2), batch_size=512, model=untrained())
     assert planner.plan(Model(META), [EmbeddingBagCollectionSharder()]).plan
-    assert "the search begins without it: a shard has no rank" in caplog.text
+    assert "the search starts without it: a shard has no rank" in caplog.text

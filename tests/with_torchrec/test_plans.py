@@ -22,7 +22,7 @@ from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
 from evenshard.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
-from evenshard.torchrec.plan.plans import other_kernels
+from evenshard.torchrec.plan.plans import find_unsupported_kernels
 from support.builders import table
 from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, USER, Model, part_of, topology
@@ -93,7 +93,7 @@ def test_a_plan_comes_back_as_it_went_whatever_the_order_of_tables() -> None:
     assert sharding_plan(other, other_tables, model) == plan
     split = sharding_plan(SPLIT, tables, model, 2)
     assert sorted(shards_of(split, other_tables), key=str) == sorted(SPLIT, key=str)
-    with pytest.raises(BadConfig, match=r"table 'clicks' is split over the devices \[0, 1\]"):
+    with pytest.raises(BadConfig, match=r"table 'clicks' is split over devices \[0, 1\]"):
         placement_of(split, tables, 2)
 
 
@@ -141,16 +141,16 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
     assert simulated_cost(task, parts, [h100] * 4, links).max_device_ms > 0
     priced = predicted(plan, request, untrained())
     assert priced.predicted_ms > 0 and priced.parts == parts
-    assert not other_kernels(plan, EVERYTHING)
+    assert not find_unsupported_kernels(plan, EVERYTHING)
 
 
 def test_a_table_on_another_kernel_is_read_as_it_lives_and_named(caplog: pytest.LogCaptureFixture) -> None:
     plan = torchrecs_plan("table_wise")
     plan.plan["pooled"]["p_sum"].compute_kernel = "customized_kernel"
-    assert other_kernels(plan, EVERYTHING) == {"p_sum": "customized_kernel"}
+    assert find_unsupported_kernels(plan, EVERYTHING) == {"p_sum": "customized_kernel"}
     assert shards_of(plan, EVERYTHING) == shards_of(torchrecs_plan("table_wise"), EVERYTHING)
     predicted(plan, PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES), untrained())
-    assert "table p_sum is on customized_kernel in the plan; it is priced as on fused" in caplog.text
+    assert "table p_sum uses kernel customized_kernel in the plan; its time is predicted as for fused" in caplog.text
 
 
 # Where weights are kept -----------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_torchrecs_cache_of_ssds_is_a_fifth_of_the_rows_or_less(load_factor: flo
 
 
 def test_the_hosts_processor_has_no_kernel_beside_gpus() -> None:
-    with pytest.raises(BadConfig, match="'p_sum' is kept as host, for which TorchRec has no kernel beside GPUs"):
+    with pytest.raises(BadConfig, match="'p_sum' uses kernel host, which TorchRec does not have on GPU ranks"):
         kept(Storage("host"))
 
 
@@ -251,7 +251,7 @@ def test_a_cache_without_a_load_factor_has_torchrecs_own(cache: CacheParams | No
     entry.compute_kernel, entry.cache_params = "fused_uvm_caching", cache
     found = {part.table: part.storage for part in shards_of(plan, EVERYTHING)}
     assert found.pop("p_sum") == storage and set(found.values()) == {Storage()}
-    assert not other_kernels(plan, EVERYTHING)
+    assert not find_unsupported_kernels(plan, EVERYTHING)
 
 
 def test_a_cache_of_no_rows_is_refused() -> None:
@@ -272,7 +272,9 @@ def test_a_plan_of_whole_tables_comes_back_as_torchrecs() -> None:
 def test_an_unknown_type_is_refused() -> None:
     plan = torchrecs_plan("table_wise")
     plan.plan["pooled"]["p_sum"].sharding_type = "diagonal"
-    with pytest.raises(BadConfig, match="table 'p_sum' is sharded 'diagonal'; evenshard knows table_wise, column_wise"):
+    with pytest.raises(
+        BadConfig, match="table 'p_sum' is sharded 'diagonal', but evenshard supports only table_wise, column_wise"
+    ):
         shards_of(plan, EVERYTHING)
     plan.plan["pooled"]["p_sum"].sharding_type = "data_parallel"
     plan.plan["pooled"]["p_sum"].ranks = None
@@ -301,7 +303,7 @@ def test_ranks_and_shards_of_a_plan_must_agree() -> None:
     tables = tables_of(Model(META))
     plan = sharding_plan(Placement((0,) * 5, 2), tables, Model(META))
     plan.plan["item"]["tags"].ranks = [1]
-    with pytest.raises(BadConfig, match=r"table 'tags' is on the ranks \[1\], its shards on \[0\]"):
+    with pytest.raises(BadConfig, match=r"table 'tags' is on ranks \[1\], but its shards are on \[0\]"):
         shards_of(plan, tables)
     plan.plan["item"]["tags"].sharding_spec = None
     with pytest.raises(BadConfig, match="does not list the shards of table 'tags'"):
@@ -319,7 +321,7 @@ def parts_with(*of_wide: TablePart) -> list[TablePart]:
         (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "has shards with the columns 0:8, 12:24;"),
         (parts_with(part_of("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
         (Placement((0, 0, 0), 2), "the placement has 3 tables, but 5 tables are given"),
-        (Placement((0,) * 5, 3), "the placement has 3 devices, world_size is 2"),
+        (Placement((0,) * 5, 3), "the placement has 3 devices, but world_size is 2"),
     ],
 )
 def test_answers_that_make_no_sense(parts: Any, message: str) -> None:
@@ -342,5 +344,5 @@ def test_a_placement_of_another_models_tables_is_refused() -> None:
         sharding_plan(placement, [tables[1], *tables[1:]], model)
     with pytest.raises(BadConfig, match="parts need it"):
         sharding_plan(SPLIT, tables, model)
-    with pytest.raises(BadConfig, match="local_world_size is 2, world_size 1"):
+    with pytest.raises(BadConfig, match=r"local_world_size is 2. Give a divisor of world_size \(1\)"):
         sharding_plan(placement, tables, model, local_world_size=2)

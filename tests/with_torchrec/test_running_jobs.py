@@ -220,6 +220,6 @@ def test_torchrecs_own_reshard_takes_a_delta(notes: list[dict[str, Any]]) -> Non
 def test_a_delta_for_another_job_is_refused(notes: list[dict[str, Any]]) -> None:
     for of_rank in notes:
         other_plan, other_ranks, untrainable = of_rank["refusals"]
-        assert "does not live where the old placement says. Write the delta from the placement that" in other_plan
-        assert "the delta is for 2 ranks, the job has 4. To change them, save a checkpoint" in other_ranks
-        assert "table 'm_short' is sharded row_wise, which TorchRec trains with means only where" in untrainable
+        assert "is not on the ranks of the old placement. Write the delta from the placement that" in other_plan
+        assert "the delta is for 2 ranks, but the job has 4. To change them, save a checkpoint" in other_ranks
+        assert "table 'm_short' is sharded row_wise: TorchRec trains row-wise MEAN correctly only" in untrainable

@@ -28,7 +28,7 @@ from evenshard.tables.assumptions import Assumption
 from evenshard.tables.sources import complete_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, tables_of
-from evenshard.torchrec.model.modules import collections_in, other_modules_in
+from evenshard.torchrec.model.modules import find_collections, find_other_modules
 from evenshard.torchrec.model.tables import table_set_of
 from support.torchrec_builders import GREEDY, ITEM, META, NAMES, USER, Model
 from support.traffic_builders import write_parquet
@@ -149,8 +149,12 @@ def test_tables_of_lists_and_of_one_collection() -> None:
             {"item_id": -1.0, "item_before": 2.0},
             "table 'id': feature_pooling_factors contains a number that is -1",
         ),
-        ([*USER, *ITEM], {}, "two tables are called 'id'. Give the model itself"),
-        ([replace(USER[0], data_type=DataType.INT2)], {}, "table 'id': data_type is INT2, not one of fp32, fp16, bf16"),
+        ([*USER, *ITEM], {}, "two tables are called 'id'. Give the whole model"),
+        (
+            [replace(USER[0], data_type=DataType.INT2)],
+            {},
+            "table 'id': data_type is INT2. Choose from fp32, fp16, bf16",
+        ),
         ([replace(USER[0], pooling=PoolingType.NONE, feature_names=["a", "a"])], {}, "table 'id': feature_names has"),
         ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "numbers for table 'x' too"),
     ],
@@ -184,7 +188,7 @@ def test_a_collection_at_two_paths_is_placed_once() -> None:
     model.first = model.second = deeper.third = EmbeddingBagCollection(tables=USER, device=META)
     model.deeper = deeper
     assert [one.name for one in tables_of(model)] == ["id", "clicks", "wide"]
-    assert list(collections_in(model)) == ["first"]
+    assert list(find_collections(model)) == ["first"]
 
 
 def positional() -> FeatureProcessedEmbeddingBagCollection:
@@ -221,8 +225,8 @@ def test_modules_of_other_kinds_are_left_to_torchrec(tmp_path: Path) -> None:
         total_num_buckets=4,
     )
     model.virtual = EmbeddingCollection(tables=[virtual], device=META)
-    assert list(collections_in(model)) == ["user.ebc", "item", "sequence"]
-    others = {path: type(module).__name__ for path, module in other_modules_in(model).items()}
+    assert list(find_collections(model)) == ["user.ebc", "item", "sequence"]
+    others = {path: type(module).__name__ for path, module in find_other_modules(model).items()}
     assert others == {
         "positional": "FeatureProcessedEmbeddingBagCollection",
         "collisions": "ManagedCollisionEmbeddingCollection",
@@ -245,8 +249,8 @@ def test_the_sharders_say_which_modules_have_tables() -> None:
     model.sequence, model.positional = EmbeddingCollection(tables=SEQUENCES, device=META), positional()
     only_bags = [EmbeddingBagCollectionSharder()]
     # Without a sharder of its own, TorchRec shards the collection in it.
-    assert list(collections_in(model, only_bags)) == ["user.ebc", "item", "positional._embedding_bag_collection"]
-    assert other_modules_in(model, only_bags) == {}
+    assert list(find_collections(model, only_bags)) == ["user.ebc", "item", "positional._embedding_bag_collection"]
+    assert find_other_modules(model, only_bags) == {}
     planner = EvenshardPlanner(sharder=GREEDY, world_size=2)
     assert set(planner.plan(Model(META), only_bags).plan) == {"user.ebc", "item"}
 

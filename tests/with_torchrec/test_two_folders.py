@@ -61,7 +61,7 @@ def process(rank: int, out: Path) -> Any:
 def test_a_job_resumes_under_another_plan_from_two_folders(tmp_path: Path) -> None:
     (*_, said), (*_, said_by_others) = of_ranks = run_ranks(process, 2, tmp_path)
     (order,) = said
-    assert order.startswith("The pooled output of pooled changes its order: ")
+    assert order.startswith("The order of the pooled output of pooled changes: ")
     assert not said_by_others
     for moved, resumed, _ in of_ranks:
         assert resumed == pytest.approx(moved)

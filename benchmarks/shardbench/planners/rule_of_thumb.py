@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
-from evenshard.planner.baselines import best_rule
+from evenshard.planner.baselines import place_by_heuristic
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
@@ -16,6 +16,6 @@ OWN_ORACLE = "device"
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> list[tuple[str, Sequence[TablePart]]]:
     """The one plan, called as its rule."""
-    baseline, parts = best_rule(part_costs(machine.request(tables), DeviceModel(machine.hardware)))
+    baseline, parts = place_by_heuristic(part_costs(machine.request(tables), DeviceModel(machine.hardware)))
     assert parts is not None
     return [(baseline.setting, parts)]

@@ -8,7 +8,7 @@ from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
-from evenshard.torchrec.baseline.topology import AS_IT_COMES
+from evenshard.torchrec.baseline.topology import DEFAULT_SETTING
 
 OWN_ORACLE = "torchrec"
 # TorchRec's ``timeout_seconds``: its best plan by then counts. Reached with hundreds of tables alone.
@@ -17,4 +17,4 @@ TIMEOUT_S = 30
 
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
     """The plan that TorchRec rates best."""
-    return TorchRecPlanner(machine.task(tables), machine.bandwidths, TIMEOUT_S).plan(AS_IT_COMES).parts
+    return TorchRecPlanner(machine.task(tables), machine.bandwidths, TIMEOUT_S).plan(DEFAULT_SETTING).parts

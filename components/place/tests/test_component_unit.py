@@ -60,7 +60,7 @@ def test_a_plan_of_other_ranks_is_refused(tables: Any, made: Artifacts, tmp_path
     place.python_func(tables=tables, request={"num_devices": 3}, **first)
     Path(first["plan"].path).rename(tmp_path / "three")
     in_use = dsl.Artifact(name="in_use", uri=str(tmp_path / "three"))
-    with pytest.raises(BadFile, match="is a plan of 3 ranks, and the new placement has 2"):
+    with pytest.raises(BadFile, match="is a plan for 3 ranks, but the new placement has 2"):
         place.python_func(tables=tables, request={"num_devices": 2}, in_use=in_use, **made(*OUTPUTS))
 
 

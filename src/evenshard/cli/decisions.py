@@ -90,13 +90,13 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.loop.decisions.drift import compute_drift, print_drift
     from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
-    from evenshard.planner.pricing import learned_model_of
+    from evenshard.planner.pricing import load_learned_model
     from evenshard.report.comparisons import print_difference
     from evenshard.tables.sources import tables_from
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
         raise BadConfig("--out and --link-gb-s need a current placement. Name it with --placement.")
-    model = learned_model_of(args.against, None)
+    model = load_learned_model(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
     asked = DriftRequest(**flag_values(args, DriftRequest))
     # batch_size[1] is the largest batch size in the training data

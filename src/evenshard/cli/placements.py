@@ -81,7 +81,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
     from evenshard.planner.diff import diff
     from evenshard.report.comparisons import READ_BY_POSITION
-    from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
+    from evenshard.torchrec.running.delta_file import group_reasons, reshard_delta, save_delta
 
     if args.out is None:
         raise BadConfig("--reshard-delta needs an output file. Add -o delta.json.")
@@ -99,24 +99,24 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
         )
     for note in diff(old, new).reordered:
         print(f"evenshard diff: warning: {printable(note.text)} {READ_BY_POSITION}", file=sys.stderr)
-    for reason in reasons_of(delta.left):
+    for reason in group_reasons(delta.left):
         console.print(f"not moved: {reason}", soft_wrap=True)
     return {}
 
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
     """Load the requested model, or that of the file; warn if it is not the model that made the placement."""
-    from evenshard.planner.pricing import model_of, named_model, other_model
+    from evenshard.planner.pricing import find_model_source, model_of, note_other_model
 
     if args.model is not None:
         model = model_of(args.model, answer.request.hardware)
     else:
-        source = named_model(answer)
+        source = find_model_source(answer)
         try:
             model = model_of(source)
         except BadInput as error:
             raise BadConfig(f"the file's model cannot be loaded: {error} Or name another model with --model.") from None
-    warning = other_model(answer, model)
+    warning = note_other_model(answer, model)
     if warning is not None:
         print(f"evenshard {args.command}: warning: {warning}", file=sys.stderr)
     return model

@@ -24,7 +24,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PricedParts, interval_ms, model_lineage
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
+from evenshard.planner.pricing import find_model_source, link_error, model_of, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
@@ -196,7 +196,7 @@ def _compare_answer(source: Path, model: str | None, observation: ObservedTraini
     if notes:
         zeros = (0.0,) * len(parts)
         of_parts = replace(answer, request=request, parts=parts, alone_ms=zeros, adds_ms=zeros)
-        seen = reprice_answer(of_parts, parts, model_of(model or named_model(answer)))
+        seen = reprice_answer(of_parts, parts, model_of(model or find_model_source(answer)))
     predicted_by, errors = str(model_lineage(answer).get("source", "")), (answer.device_error, answer.link_error)
     comparison = _compare(source, observation, request, seen, predicted_by, errors, notes)
     return _TrainingPlacement(answer.request, answer.parts, True, comparison)

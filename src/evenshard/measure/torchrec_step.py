@@ -39,7 +39,7 @@ from evenshard.price.costs import OUT_OF_MEMORY, PlacementCost
 from evenshard.price.kernel_calls import feature_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import collection_of, require_torchrec
-from evenshard.torchrec.model.modules import sharded_collections
+from evenshard.torchrec.model.modules import find_sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts
 
 
@@ -173,7 +173,7 @@ class TrainingStep:
             )
         )
         self._model = built.pop()
-        sharded = sharded_collections(self._model)
+        sharded = find_sharded_collections(self._model)
         self.modules = [sharded[path] for path in model]
         replicas = [weight for _, weight in in_backward_optimizer_filter(self._model.named_parameters())]
         # TorchRec shows each table of a dense call as a slice of one tensor.

@@ -1,13 +1,14 @@
-"""The path from a request to an answer, comparisons of answers, and placement.json.
+"""Planner: answers placement requests, compares answers, and reads and writes placement.json.
 
 ::
 
-    request, rules      the request: tables, devices, memory, rules by table name; knobs, hosts: its input
-    optimizers          the optimizer of each table
-    place               the answer: search, model, prices (pricing), baselines; refusals: capacity
-    answer, file        the answer, and placement.json with its JSON schema
-    memory              the memory of devices and hosts, and the cost of tables outside of device memory
-    intervals, diff, difference, changed_parts, explain    two answers, and one table's alternatives
-    what_if             comparison of machines
-    output_order        orders of pooled outputs
+    knobs, hosts, rules, request    user input, and the request made from it
+    place, pricing, baselines       search for a placement, its predicted times, and other sharders' placements
+    capacity                        errors for infeasible requests
+    answer, file                    the answer, and placement.json with its JSON schema
+    memory, optimizers              memory of devices and hosts, and the optimizer of each table
+    diff, difference, intervals     comparison of two answers
+    explain, changed_parts          the best changes of single tables
+    what_if                         comparison of machines
+    output_order                    orders of pooled outputs
 """

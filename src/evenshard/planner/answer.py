@@ -1,4 +1,4 @@
-"""The answer to a request: the place of every row and column, its predicted cost, and its provenance."""
+"""The answer to a placement request: the device and storage of every shard, its predicted cost, and its provenance."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from evenshard.planner.memory import (
     DeviceMemory,
     NodeMemory,
     OffloadedPart,
-    brim_warnings,
     device_memories,
     host_memories,
-    offloaded_of,
+    list_offloaded,
+    warn_of_full_memory,
 )
-from evenshard.planner.request import PlacementRequest, kept_optimizers
+from evenshard.planner.request import PlacementRequest, match_optimizers
 from evenshard.price.costs import PlacementCost
 from evenshard.price.evidence import DeviceError, widen_interval
 from evenshard.price.step import PredictedDevice, exchange_share
@@ -37,9 +37,9 @@ if TYPE_CHECKING:  # it needs SciPy
 
 @dataclass(frozen=True)
 class DifferenceInterval:
-    """The step time that a placement saves against another, ms, below 0 where it takes longer, and its 90 % interval.
+    """Step time saved by one placement relative to another, ms, negative if it is slower, with its 90 % interval.
 
-    An error that the cost model makes alike for both placements is no part of the interval.
+    Errors of the cost model that are common to both placements cancel and are not included.
     """
 
     ms: float
@@ -47,32 +47,32 @@ class DifferenceInterval:
     high_ms: float
 
 
-# Plans of a sharder with many settings: TorchRec's default, the best by the sharder's rating, the best by this model.
-PLAIN_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best by this model"
+# Plans of a sharder with many settings: TorchRec's default, the best by TorchRec's rating, the best by this cost model.
+DEFAULT_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best by this model"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another sharder's placement of the same tables, with its time by the same cost model."""
+    """Another sharder's placement of the same tables, with its step time predicted by the same cost model."""
 
     sharder: str
     predicted_ms: float | None  # None if there is no placement
     measured_ms: float | None = None  # time on the hardware
     note: str = ""  # reason that there is no placement, or the rules that it breaks
     setting: str = ""  # options of the sharder
-    chosen: str = ""  # which of several plans: ``PLAIN_PLAN``, ``BY_RATING`` or ``BY_MODEL``
+    chosen: str = ""  # which of several plans: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL``
     saves: DifferenceInterval | None = None  # time saved by the answer against this placement
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """An answer beside the placement that it was to be near to. Bytes are those that ``evenshard diff`` counts."""
+    """Comparison of an answer with the current placement; bytes are counted as in ``evenshard diff``."""
 
-    source: str  # file of the earlier placement
+    source: str  # file of the current placement
     max_move_bytes: int | None  # None for no limit
-    moved_bytes: int  # weights and optimizer state that go to a device which lacks them
+    moved_bytes: int  # weights and optimizer state that a device must newly receive
     moved_tables: tuple[str, ...]
-    new_tables: tuple[str, ...]  # missing in the earlier placement, or with another shape; they move nothing
+    new_tables: tuple[str, ...]  # missing in the current placement, or with another shape; they move nothing
     gone_tables: tuple[str, ...]
     stay_ms: float  # predicted time of the placement that moves the fewest bytes
     stay_bytes: int  # bytes that it moves: 0 unless a table cannot stay
@@ -83,11 +83,11 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedParts:
-    """The parts of tables with their predicted times, ms."""
+    """Parts of tables with their predicted times, ms."""
 
     parts: tuple[TablePart, ...]  # in the order of the tables, each by columns, then rows
-    alone_ms: tuple[float, ...]  # time of each part, alone on its device
-    adds_ms: tuple[float, ...]  # time that its device would save without the part
+    alone_ms: tuple[float, ...]  # time of each part alone on its device
+    adds_ms: tuple[float, ...]  # time that the device would save without the part
     devices: tuple[PredictedDevice, ...]  # by device id
     predicted_ms: float  # step time
     # The 90 % interval by the cost model alone, wider outside of the training range. Other errors are common to two
@@ -97,46 +97,33 @@ class PricedParts:
 
 
 def model_interval_ms(priced: PricedParts) -> tuple[float, float, float]:
-    """Return the predicted time with the ends of its interval by the cost model alone."""
+    """Return the predicted time, and the low and high end of its interval for the cost model's own error."""
     return priced.predicted_ms, priced.model_low_ms, priced.model_high_ms
 
 
 def interval_ms(
     priced: PricedParts, device: DeviceError | None, links: DeviceError | None, pipeline: str
 ) -> tuple[float, float]:
-    """Return the 90 % interval of a predicted time with the errors of device and links."""
+    """Return the 90 % interval of a predicted time, including device and link errors."""
     return widen_interval(device, *model_interval_ms(priced), links, exchange_share(priced.devices, pipeline))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementAnswer(PricedParts):
-    """A placement of table parts, with its prediction and provenance. Times are milliseconds of one training step.
-
-    Attributes:
-        lower_bound_ms: no placement that the request allows has a lower predicted time.
-        warnings: clauses on values in an unlikely unit, then on values outside the training range.
-        comparison: placements of other sharders and their costs.
-        measured, measured_ms: cost and time of a step on the hardware; None if not measured.
-        lineage: model, tables and code that made the answer; JSON.
-        link: name of the link in the training data; empty if the file does not have it.
-        notes: notes on the accuracy of times; a sentence or two each.
-        device_error: error of the simulated device against the real one; None for real hardware.
-        link_error: error of modelled exchanges against real ones; None if there are none, or the file does not have it.
-        nearness: moves from the placement in use; None if there is none.
-    """
+    """A placement of table parts, with its prediction and provenance. Times are milliseconds of one training step."""
 
     request: PlacementRequest
-    lower_bound_ms: float
-    warnings: tuple[str, ...]
+    lower_bound_ms: float  # no placement that the request allows has a lower predicted time
+    warnings: tuple[str, ...]  # clauses: values in an unlikely unit, then values outside the training range
     comparison: tuple[Baseline, ...]
-    measured: PlacementCost | None
-    lineage: Mapping[str, Any]
-    link: str = ""
-    notes: tuple[str, ...] = ()
-    device_error: DeviceError | None = None
-    link_error: DeviceError | None = None
-    nearness: Nearness | None = None
-    measured_ms: float | None = None
+    measured: PlacementCost | None  # cost of a step on the hardware; None if not measured
+    lineage: Mapping[str, Any]  # model, tables and code that made the answer; JSON
+    link: str = ""  # link of the model's training data; empty if the file does not have it
+    notes: tuple[str, ...] = ()  # on the accuracy of times; a sentence or two each
+    device_error: DeviceError | None = None  # of the simulated device; None for real hardware
+    link_error: DeviceError | None = None  # of modelled communication; None without communication, or in older files
+    nearness: Nearness | None = None  # moves from the current placement; None if none was given
+    measured_ms: float | None = None  # step time on the hardware
 
     def __post_init__(self) -> None:
         """Sort the parts by table, columns and rows."""
@@ -156,7 +143,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def task(self) -> ShardingTask:
-        """Return the task of sharding the tables; collections with MEAN tables that are cut by rows must stay so."""
+        """Return the sharding task; collections with row-wise MEAN tables must stay cut by rows."""
         task = self.request.task()
         return require_row_wise_means(task, parts_by_table(task, self.parts))
 
@@ -180,11 +167,11 @@ class PlacementAnswer(PricedParts):
         Raises:
             BadConfig: if a table is cut or replicated.
         """
-        cut = next((name for name, way in self.type_of_table.items() if way != TABLE_WISE), None)
+        cut = next((name for name, own_type in self.type_of_table.items() if own_type != TABLE_WISE), None)
         if cut is not None:
             raise BadConfig(
-                f"table {brief(cut)} is sharded {self.type_of_table[cut]}: it has no device of its own. Use parts, or "
-                f"allow table_wise only (sharding_types)."
+                f"table {brief(cut)} is sharded {self.type_of_table[cut]}, so it has no single device. Use parts, or "
+                f"allow only table_wise (sharding_types)."
             )
         return tuple(part.device for part in self.parts)
 
@@ -195,13 +182,13 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def part_memory(self) -> tuple[PartMemory, ...]:
-        """Return the memory that each part takes of each of its devices, of its host and of the SSD."""
+        """Return the device, host and SSD memory that each part uses."""
         by_name = {table.name: table for table in self.request.tables}
         return tuple(memory_of_part(self.task, by_name[part.table], part) for part in self.parts)
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Return the total memory that each part takes of each of its devices."""
+        """Return the memory that each part uses on each of its devices."""
         return tuple(one.device_bytes for one in self.part_memory)
 
     @cached_property
@@ -215,11 +202,10 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def used_bytes(self) -> tuple[int, ...]:
-        """Return the memory that table parts take on each device, at most ``request.rooms_bytes``.
+        """Return the memory that table parts use on each device, at most ``request.rooms_bytes``.
 
         It includes weights and optimizer state; with a training pipeline, also caches, inputs, outputs with their
-        gradients, and dense gradients of replicas. Memory that every device needs for any placement, such as the dense
-        model and its own samples, is not included: see ``memory``.
+        gradients, and dense gradients of replicas. ``memory`` adds the dense model and each device's own samples.
         """
         sizes = self.part_bytes
         return tuple(sum(sizes[number] for number in numbers) for numbers in self.parts_on_device)
@@ -237,7 +223,7 @@ class PlacementAnswer(PricedParts):
     @cached_property
     def offloaded(self) -> tuple[OffloadedPart, ...]:
         """Return the parts outside of device memory, with their additional time."""
-        return offloaded_of(self.request, self.task, self.parts)
+        return list_offloaded(self.request, self.task, self.parts)
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -248,16 +234,16 @@ class PlacementAnswer(PricedParts):
     @property
     def memory_warnings(self) -> tuple[str, ...]:
         """Return warnings about devices and hosts that are almost full."""
-        return tuple(brim_warnings(self.memory, self.host_memory))
+        return tuple(warn_of_full_memory(self.memory, self.host_memory))
 
     @property
     def low_ms(self) -> float:
-        """Return the lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
+        """Return the lower end of the 90 % interval of ``predicted_ms``, including device and link errors."""
         return self._ends_ms[0]
 
     @property
     def high_ms(self) -> float:
-        """Return the upper end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
+        """Return the upper end of the 90 % interval of ``predicted_ms``, including device and link errors."""
         return self._ends_ms[1]
 
     @property
@@ -276,13 +262,13 @@ class PlacementAnswer(PricedParts):
 
     @property
     def gap_pct(self) -> float:
-        """Return the distance to the lower bound, in per cent of the bound: the largest possible gain by the model."""
+        """Return the gap to the lower bound, in per cent of the bound: the largest possible gain under the model."""
         return (self.predicted_ms / self.lower_bound_ms - 1) * 100
 
 
 @dataclass(frozen=True)
 class Near:
-    """An earlier answer, and the bytes that may move from it."""
+    """The current placement, and a limit on the bytes that may move from it."""
 
     old: PlacementAnswer
     source: str  # its file
@@ -290,47 +276,47 @@ class Near:
 
     @property
     def most_bytes(self) -> float:
-        """Return the bytes that may move; infinite without a limit."""
+        """Return the limit on moved bytes; infinite if there is none."""
         return float("inf") if self.max_move_bytes is None else self.max_move_bytes
 
     def add_to(
         self, answer: PlacementAnswer, found: NearResult, free_ms: float, stay_saves: DifferenceInterval
     ) -> PlacementAnswer:
-        """Return the answer with the bytes that it moves."""
+        """Return the answer with its ``nearness``, next to staying in place and to moving without a limit."""
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
-        earlier = earlier_placement(self.old, answer.request)
-        pieces = earlier.list_overlaps(now.values(), answer.parts_of_table, answer.request.nodes)
-        moved = [piece for piece in pieces if piece.moved_bytes]
+        earlier = match_earlier_placement(self.old, answer.request)
+        overlaps = earlier.list_overlaps(now.values(), answer.parts_of_table, answer.request.nodes)
+        moved = [overlap for overlap in overlaps if overlap.moved_bytes]
         return replace(
             answer,
             nearness=Nearness(
                 source=self.source,
                 max_move_bytes=self.max_move_bytes,
-                moved_bytes=sum(piece.moved_bytes for piece in moved),
-                moved_tables=tuple(dict.fromkeys(piece.table for piece in moved)),
+                moved_bytes=sum(overlap.moved_bytes for overlap in moved),
+                moved_tables=tuple(dict.fromkeys(overlap.table for overlap in moved)),
                 new_tables=tuple(
                     sorted((name for name in now if name not in earlier.parts_of_table), key=before.__contains__)
                 ),
                 gone_tables=tuple(table.name for table in self.old.request.tables if table.name not in now),
                 stay_ms=found.stay.predicted_ms,
                 stay_bytes=found.stay_bytes,
-                free_ms=min(free_ms, answer.predicted_ms),  # the answer is a candidate without a limit, too
+                free_ms=min(free_ms, answer.predicted_ms),  # without a limit, the answer is also a candidate
                 free_bytes=found.free_bytes,
                 stay_saves=stay_saves,
             ),
         )
 
 
-def earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> EarlierPlacement:
-    """Return the part of an old answer that a request can reuse: tables of the same shape."""
+def match_earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> EarlierPlacement:
+    """Return the placement of an old answer's tables that have the same shape in a request."""
     of_old = {table.name: table for table in old.request.tables}
     usable = {
         table.name: old.parts_of_table[table.name]
         for table in request.tables
         if table.name in of_old and not shape_changes(of_old[table.name], table)
     }
-    return EarlierPlacement(usable, old.request.nodes, kept_optimizers(old.request, request))
+    return EarlierPlacement(usable, old.request.nodes, match_optimizers(old.request, request))
 
 
 def slowest_device(devices: Sequence[PredictedDevice]) -> int:

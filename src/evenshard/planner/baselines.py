@@ -1,8 +1,8 @@
-"""Baselines: the placements of other sharders that an answer is compared with.
+"""Baselines: placements by other sharders, to compare an answer with.
 
-Most rules of thumb place whole tables; if the request allows more, another baseline is the best rule that replicates
-small tables and cuts the costliest. ``torchrec.baseline`` has TorchRec's planner. A baseline that ignores a rule may
-break it, and is then marked.
+Most heuristics place whole tables. If the request allows other sharding types, a baseline is the best heuristic that
+replicates small tables and cuts the costliest. ``torchrec.baseline`` has TorchRec's planner. A baseline that violates
+a placement rule is marked.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from evenshard.search.sharding_option import choices_from
 from evenshard.search.space import SearchSpace, parts_of
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 
-# The best rule of thumb over all sharding types: small tables replicated, the costliest cut, the others spread.
+# The best heuristic over all sharding types: small tables are replicated, the costliest cut, the rest spread.
 RULE = "best_rule_of_thumb"
 BASELINES = (*(one.name for one in SHARDERS if not one.needs), RULE)
-# TorchRec's planner with all allowed sharding types; not used if all tables must stay whole.
+# TorchRec's planner with all allowed sharding types; left out if all tables must stay whole.
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
-# Baselines that cut tables and replicate them.
+# Baselines that cut and replicate tables.
 FULL_SPACE_BASELINES = (FULL_SPACE, RULE)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
 # Most tables times devices for these baselines: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
-# A baseline without its times, and its placement; None if there is none.
+# A baseline without times, and its placement; None if it found none.
 Candidate = tuple[Baseline, tuple[TablePart, ...] | None]
 
 
@@ -49,16 +49,16 @@ def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence
     """
     unknown = next((name for name in names if name not in BASELINES), None)
     if unknown is not None:
-        raise BadConfig(f"there is no sharder {brief(unknown)} to compare with. Choose from {', '.join(BASELINES)}.")
+        raise BadConfig(f"there is no baseline {brief(unknown)}. Choose from {', '.join(BASELINES)}.")
     found: list[Candidate] = []
     for name in names:
-        if name in FULL_SPACE_BASELINES and not asked_full_space(request):
+        if name in FULL_SPACE_BASELINES and not allows_full_space(request):
             continue
         try:
             if name == FULL_SPACE:
                 found += load_provider("torchrec_candidates")(request, costs)
             elif name == RULE:
-                found.append(best_rule(costs))
+                found.append(place_by_heuristic(costs))
             else:
                 resources = Resources(hardware=request.hardware, link=request.nodes.intra or AUTO)
                 placement = sharder(name, resources).place(request.task().as_whole)
@@ -69,7 +69,7 @@ def place_baselines(request: PlacementRequest, costs: PartCosts, names: Sequence
 
 
 def baseline_label(baseline: Baseline) -> str:
-    """Return a baseline's name for readers, with the plan that was chosen among its sharder's plans."""
+    """Return a baseline's display name, including which of its sharder's plans was chosen."""
     return f"{label_of(baseline.sharder)}, {baseline.chosen}" if baseline.chosen else label_of(baseline.sharder)
 
 
@@ -79,7 +79,7 @@ def predict_baselines(
     measure: PartsMeasurer | None = None,
     saves: Callable[[Sequence[TablePart]], DifferenceInterval] | None = None,
 ) -> tuple[Baseline, ...]:
-    """Return baselines with their times, and with the saving over TorchRec's plan from ``saves``."""
+    """Predict the step times of baselines; ``saves`` returns the time that the answer saves over TorchRec's plans."""
     return tuple(
         baseline
         if parts is None
@@ -87,33 +87,29 @@ def predict_baselines(
             baseline,
             predicted_ms=costs.predict(parts).predicted_ms,
             measured_ms=None if measure is None else measure(costs.task, [parts])[0].step_ms(costs.pipeline),
-            note=rule_broken_by(costs, parts),
+            note=find_violation(costs, parts),
             saves=saves(parts) if saves is not None and baseline.sharder in (*TORCHREC, FULL_SPACE) else None,
         )
         for baseline, parts in found
     )
 
 
-def asked_full_space(request: PlacementRequest) -> bool:
-    """Return True if TorchRec's planner and rules of thumb may use more than whole tables."""
+def allows_full_space(request: PlacementRequest) -> bool:
+    """Return True if TorchRec's planner and the heuristics may also cut or replicate tables."""
     return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 
-def best_rule(costs: PartCosts) -> Candidate:
-    """Return the best of the search's rules of thumb, without annealing.
-
-    Raises:
-        InfeasibleTask: if none fits.
-    """
+def place_by_heuristic(costs: PartCosts) -> Candidate:
+    """Return the best placement of the search's heuristics, without annealing; raise InfeasibleTask if none fits."""
     space = SearchSpace(costs)
     starts = GreedyStarts(GreedyPlacer(space))
-    best = next((one for one in starts.make_rules() if not one.overflow), None)
+    best = next((found for found in starts.make_rules() if not found.overflow), None)
     if best is None:
-        raise InfeasibleTask("no rule of thumb found room for the tables")
+        raise InfeasibleTask("no heuristic found a placement that fits")
     choices = choices_from(space.table, best.start.option_G, best.place_GS)
     return Baseline(RULE, None, setting=best.start.rule), parts_of(space, choices)
 
 
-def rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
-    """Return the rule of the task that a placement breaks, as a clause; empty if it breaks none."""
+def find_violation(costs: PartCosts, parts: Sequence[TablePart]) -> str:
+    """Return the placement rule that a placement violates, as a clause; empty if it violates none."""
     return find_broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

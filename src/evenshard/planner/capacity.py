@@ -1,4 +1,4 @@
-"""The refusal of a request, with memory, devices or types for which a placement was found."""
+"""Errors for infeasible requests, with memory, devices or sharding types that would suffice."""
 
 from __future__ import annotations
 
@@ -22,65 +22,65 @@ from evenshard.search.infeasibility import MORE_CAPACITY, MORE_MEMORY
 from evenshard.search.items import KnownItems
 from evenshard.search.legal_parts import quick_parts
 
-# Link between domains for a trial with several, if the machine has only one domain.
+# Link between domains of a larger machine, if the machine has one domain. It does not change if tables fit.
 ANY_LINK = "infiniband_ndr"
 
 
-def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """Convert the error of a search to an answer to the request."""
-    problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the name means nothing to the user
+def explain_infeasibility(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
+    """Convert a search's error to an error that says what would make the request feasible."""
+    problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the task's internal name means nothing to the user
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
-    problem += _not_for_tables(request)
+    problem += _list_other_memory(request)
     rest = error.remedy.removeprefix(MORE_CAPACITY).removeprefix(MORE_MEMORY).replace(", or host_memory_gb", "")
     alike = len(set(request.caps_bytes)) == 1
     enough, remedies = [], []
-    if (cap_gb := _enough_gb(request)) is not None:
+    if (cap_gb := _find_memory_gb(request)) is not None:
         enough.append(f"memory_cap_gb to {cap_gb:.2f}{'' if alike else ' for each device'}")
-    if (larger := _enough_devices(request)) is not None:
+    if (larger := _find_machine(request)) is not None:
         shape = _shape_text(request.nodes, larger)
         enough.append(
-            f"num_devices to {larger.num_devices}{shape}{'' if alike else ' (the new ones as large as the largest)'}"
+            f"num_devices to {larger.num_devices}{shape}{'' if alike else ' (new devices as large as the largest)'}"
         )
-    host_gb = _enough_host_gb(request)
+    host_gb = _find_host_gb(request)
     if host_gb is not None and request.nodes.host_bytes:
         enough.append(f"host_memory_gb to {host_gb:,}")
     if enough:
         remedies.append(f"Raise {' or '.join(enough)}{rest}")
     for types, how in (
-        (BY_COLUMNS, "Split by columns (--allow-column-split)"),
-        (SHARDING_TYPES, "Sharded in every way (sharding_types left out)"),
+        (BY_COLUMNS, "With column splits (--allow-column-split)"),
+        (SHARDING_TYPES, "With all sharding types (without sharding_types)"),
     ):
         if {*types} - {TABLE_WISE} <= {*request.types}:
             continue
         more_types = replace(request, sharding_types=types)
-        fewer = request.nodes if _fits(more_types.task()) else _enough_devices(more_types)
+        fewer = request.nodes if _fits(more_types.task()) else _find_machine(more_types)
         if fewer is not None and (larger is None or fewer.num_devices < larger.num_devices):
             on = "" if fewer == request.nodes else f" on {fewer.num_devices} devices"
             remedies.append(f"{how}, the tables fit{on}.")
             break
     if host_gb is not None and not request.nodes.host_bytes:
-        remedies.append(f"With {host_gb:,} GB of each host's memory (--host-memory-gb {host_gb}), they fit.")
+        remedies.append(f"With {host_gb:,} GB of host memory per host (--host-memory-gb {host_gb}), they fit.")
     if not remedies:
-        remedies.append("Neither more memory nor more devices helped: relax the rules on where tables may live.")
+        remedies.append("Neither more memory nor more devices helps. Relax the placement rules.")
     return InfeasibleTask(problem, " ".join(remedies))
 
 
-def _not_for_tables(request: PlacementRequest) -> str:
+def _list_other_memory(request: PlacementRequest) -> str:
     kept, dense, samples = max(request.reserves_bytes), request.dense_bytes, request.sample_memory.total
     left_out = [
         f"{gb_text(size).removesuffix(' GB')} {what}"
         for size, what in (
             (kept, "are reserved"),
-            (dense, "are the dense model's"),
-            (samples, "are for its own samples"),
+            (dense, "are for the dense model"),
+            (samples, "are for the device's own samples"),
         )
-        if size >= min(BYTES_PER_GB, 2 * max(request.caps_bytes)) / 200
+        if size >= min(BYTES_PER_GB, 2 * max(request.caps_bytes)) / 200  # less than 0.005 GB prints as 0.00
     ]
     least, most = min(request.caps_bytes), max(request.caps_bytes)
     own = gb_text(most) if least == most else f"{gb_text(least).removesuffix(' GB')} to {gb_text(most)}"
     upto = "up to " if least < most else ""
-    return f" Of {own} of a device, {upto}{', '.join(left_out)}." if left_out else ""
+    return f" Of the {own} per device, {upto}{', '.join(left_out)}." if left_out else ""
 
 
 def _fits(task: ShardingTask, known: KnownItems | None = None) -> bool:
@@ -93,7 +93,7 @@ def _parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePa
     return quick_parts(task, known=known)
 
 
-def _enough_gb(request: PlacementRequest) -> float | None:
+def _find_memory_gb(request: PlacementRequest) -> float | None:
     task = request.task()
     known: KnownItems = {}
 
@@ -101,25 +101,26 @@ def _enough_gb(request: PlacementRequest) -> float | None:
         caps = (gb_to_bytes(hundredths / 100),) * request.num_devices
         return _fits(replace(task, room_bytes=replace(request, caps_bytes=caps).rooms_bytes), known)
 
-    elsewhere = sum(task.machine.host_bytes) + sum(task.machine.ssd_bytes)
-    weights = max(sum(table.size_bytes for table in task.tables) - elsewhere, 0) // request.num_devices
+    offloaded = sum(task.machine.host_bytes) + sum(task.machine.ssd_bytes)  # most that can leave device memory
+    weights = max(sum(table.size_bytes for table in task.tables) - offloaded, 0) // request.num_devices
     least = max(min(request.caps_bytes), weights - BYTES_PER_GB) * 100 // BYTES_PER_GB
+    # Twice the largest part of every table on one device surely fits, unless rules forbid every placement.
     most = 2 * sum(_most_bytes(task, position) for position in range(len(task.tables)))
     most += request.reserved_bytes + request.dense_bytes + request.sample_memory.total
-    enough = _least_that(fits, least, max(least, int(most / (1 - request.reserved_share) * 100 / BYTES_PER_GB)) + 1)
+    enough = _bisect_fit(fits, least, max(least, int(most / (1 - request.reserved_share) * 100 / BYTES_PER_GB)) + 1)
     return None if enough is None else enough / 100
 
 
 def _most_bytes(task: ShardingTask, position: int) -> int:
-    """Return the device memory of a table's largest possible part: all of it, in the kernel that needs most."""
+    """Return the device memory of a whole table with the compute kernel that needs the most, or as a replica."""
     table = task.tables[position]
     kept = [whole_part(table, (0,), Storage(kernel)) for kernel in task.kernels_of(position)]
     replica = whole_part(table, tuple(range(task.num_devices)))
     return max(part_bytes(task, table, part) for part in (*kept, replica))
 
 
-def _enough_host_gb(request: PlacementRequest) -> int | None:
-    """Return a sufficient memory of each host; None if devices are shares of their host."""
+def _find_host_gb(request: PlacementRequest) -> int | None:
+    """Return a sufficient memory of each host, GB; None if devices are CPUs that share their host's memory."""
     if HardwareName.parse(request.hardware).kind.is_host:
         return None
 
@@ -138,23 +139,24 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
     return enough if enough > min(request.nodes.host_bytes, default=0) / BYTES_PER_GB else None
 
 
-def _enough_devices(request: PlacementRequest) -> Nodes | None:
-    """Return the smallest larger machine, with new devices as large as the largest, for which a placement was found."""
+def _find_machine(request: PlacementRequest) -> Nodes | None:
+    """Return the smallest larger machine for which a placement was found; new devices are as large as the largest."""
     if request.nodes.groups:
         return None
+    # More devices than tables and columns cannot help: every column part already has a device.
     most = len(request.tables) + max(table.embedding_dim for table in request.tables)
-    larger = tuple(_larger_machines(request, min(request.num_devices + most, int(RANGES["num_devices"].most))))
+    larger = tuple(_list_larger_machines(request, min(request.num_devices + most, int(RANGES["num_devices"].most))))
 
     def fits(steps: int) -> bool:
         machine = larger[steps - 1]
         more = (max(request.caps_bytes),) * (machine.num_devices - request.num_devices)
         return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=machine).task())
 
-    steps = _least_that(fits, 0, len(larger)) if larger else None
+    steps = _bisect_fit(fits, 0, len(larger)) if larger else None
     return None if steps is None else larger[steps - 1]
 
 
-def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
+def _list_larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
     """Yield growing machines: a larger node first, then more nodes, then more domains."""
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
@@ -201,8 +203,8 @@ def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 
-def _least_that(fits: Callable[[int], bool], low: int, most: int) -> int | None:
-    """Bisect for a number above ``low`` that fits while the number below it does not; None if ``most`` does not fit."""
+def _bisect_fit(fits: Callable[[int], bool], low: int, most: int) -> int | None:
+    """Bisect for the smallest number above ``low`` that fits; None if ``most`` does not fit."""
     step = 1
     while not fits(high := min(low + step, most)):
         if high == most:

@@ -1,7 +1,7 @@
-"""A placement and its step time after changes, by the model of its answer, and the rules that changes must keep.
+"""Hypothetical changes of a placement: their predicted step time, and the rules that they must keep.
 
-Changes are priced without rules, so that forbidden changes have a price, too. Every table is its own group there, whose
-number is the table's position in the request.
+Changes are priced without rules, so that forbidden changes have a price, too. Each table is a group of its own, whose
+index is the table's position in the request.
 
 Legend: D devices, W windows of a step.
 """
@@ -42,7 +42,7 @@ Changes = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """Times of the devices in each window of a step, and the memory of their tables, bytes, after changes."""
+    """Outcome of changes: device times in each window of a step, ms, and the memory of tables on each device, bytes."""
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
@@ -62,8 +62,8 @@ class ChangedPlacement:
     """The placement of an answer, priced by a model.
 
     Raises:
-        BadConfig: if no search would cut a table this way, or the answer separates tables that its own rules keep
-            together.
+        BadConfig: if the search never produces a table's sharding, or the answer separates tables that its own rules
+            keep together.
     """
 
     def __init__(self, answer: PlacementAnswer, model: Model) -> None:
@@ -76,12 +76,15 @@ class ChangedPlacement:
         self.space = SearchSpace(self.costs)
         choices = choices_of(self.space, answer.parts)
         if choices is None:
-            raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
+            raise BadConfig(
+                "a table has a sharding that the search never produces. Explain a placement of `evenshard place`."
+            )
         self.choices = choices
         self._chains = chains_of(self.space, [choices])
         phases = collect_phases(self.costs.predict(answer.parts).devices)
         windows_WD = np.stack([window.total for window in windows(phases, self.costs.pipeline)])
-        # Chains price all rows of a table like the busiest; only their differences are added to the exact prediction.
+        # Chains price all row shards of a table like its busiest, so only their differences are used: they are added
+        # to the exact prediction.
         self._offset_W1D = (windows_WD - self._chains.windows_BND[:, 0])[:, None]
         self.now = ChangeOutcome(windows_WD, self._chains.used_3ND[0, 0])
         self.memory_D = np.array(self.task.room_bytes, dtype=np.int64)
@@ -95,15 +98,15 @@ class ChangedPlacement:
             raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
-        """Return the distinct sharding types; column types limited to a node only if no other is allowed."""
+        """Return a table's distinct sharding types; node-local column types only if no other column type is allowed."""
         allowed = self.task.limits_of(position).types
         by_columns = least_limited_column_type(allowed, self.task.machine, COLUMN_WISE)
-        return tuple(one for one in SHARDING_TYPES if one == by_columns or one not in COLUMNS_ALONE)
+        return tuple(name for name in SHARDING_TYPES if name == by_columns or name not in COLUMNS_ALONE)
 
     # Prices -----------------------------------------------------------------------------------------------------------
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
-        """Return the sharding option of a choice, by default of the table's current choice."""
+        """Return the sharding option of a choice, by default the current choice."""
         return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
@@ -112,7 +115,7 @@ class ChangedPlacement:
         span = self.option(position, choice).span
         return tuple(place * span + offset for place in choice.places for offset in range(span))
 
-    def after_each(self, changes: Sequence[Changes]) -> list[ChangeOutcome]:
+    def try_each(self, changes: Sequence[Changes]) -> list[ChangeOutcome]:
         """Return the outcome of each change separately."""
         if not changes:
             return []
@@ -138,10 +141,10 @@ class ChangedPlacement:
         stay = [part for part in self.answer.parts if part.table not in names]
         return [*stay, *(part for part in parts_of(self.space, choices) if part.table in names)]
 
-    def with_storage(
+    def add_storage_options(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """Yield the given options with another storage, and their numbers."""
+        """Add the given options with another storage to the search space; yield the index and option of each."""
         shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])
@@ -150,12 +153,12 @@ class ChangedPlacement:
 
     # Rules ------------------------------------------------------------------------------------------------------------
 
-    def moves_with(self, position: int) -> tuple[int, ...]:
+    def list_kept_together(self, position: int) -> tuple[int, ...]:
         """Return the tables that a rule keeps together with a table, including itself."""
         groups = merge_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
 
-    def may_live(self, position: int) -> npt.NDArray[np.bool_]:
+    def allowed_devices(self, position: int) -> npt.NDArray[np.bool_]:
         """Return True for the devices that the rules allow for a table, regardless of memory, [D]."""
         may_D = device_mask(self.task.num_devices, self.task.limits_of(position).devices).copy()
         for group in self.task.apart:

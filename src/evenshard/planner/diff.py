@@ -1,8 +1,8 @@
-"""The rows and columns that move between two answers, in bytes, and the time that the move saves.
+"""Diff of two answers: the rows and columns that move, in bytes, and the step time that the move saves.
 
-``placement.moves`` computes the moves of a table. Device ids are only names: if two answers differ in nothing else,
-renaming devices saves the whole move. Both times are predicted by one model on the new request, or are those of the
-answers.
+``placement.moves`` computes the moves of a table. Device ids are only names: if answers differ in nothing else,
+renaming devices avoids the whole move. One model predicts both times on the new request, or both answers' own times
+are used.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
 """
@@ -22,7 +22,7 @@ from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import PartOverlap, device_kinds, larger_machine, match_devices, shape_changes
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.placement import check_sharding
-from evenshard.planner.answer import PlacementAnswer, earlier_placement, model_lineage
+from evenshard.planner.answer import PlacementAnswer, match_earlier_placement, model_lineage
 from evenshard.planner.difference import (
     OWN_FIGURES,
     ChangedTable,
@@ -36,7 +36,7 @@ from evenshard.planner.difference import (
     StorageChange,
     Traffic,
 )
-from evenshard.planner.intervals import difference_interval
+from evenshard.planner.intervals import compute_difference_interval
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.rules import Rules
@@ -51,10 +51,10 @@ from evenshard.tables.table import Table
 def diff(
     old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
 ) -> Difference:
-    """Compare two answers: the moves, and the time that they save.
+    """Compare two answers: the moves, and the step time that they save.
 
-    If both have the same tables, ``model`` predicts both placements on the new answer's request. Otherwise the answers'
-    own times are used. A device sends and receives at ``link_gb_s`` each way.
+    If both have the same tables, ``model`` predicts both placements on the new answer's request; if not, the answers'
+    own times are used. A device sends and receives at ``link_gb_s`` in each direction.
     """
     of_old = {table.name: table for table in old.request.tables}
     of_new = {table.name: table for table in new.request.tables}
@@ -62,17 +62,17 @@ def diff(
     changed = tuple(
         ChangedTable(name, what) for name, table in shared.items() if (what := shape_changes(of_old[name], table))
     )
-    earlier = earlier_placement(old, new.request)
+    earlier = match_earlier_placement(old, new.request)
     movable, optimizer_of = [of_new[name] for name in earlier.parts_of_table], earlier.optimizer_of
-    pieces = list(earlier.list_overlaps(movable, new.parts_of_table, new.request.nodes))
-    moves = _moves(pieces, range(new.num_devices))
-    kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
+    overlaps = list(earlier.list_overlaps(movable, new.parts_of_table, new.request.nodes))
+    moves = _list_moves(overlaps, range(new.num_devices))
+    kept_bytes = sum(overlap.num_bytes * overlap.num_kept for overlap in overlaps)
     same_tables = len(movable) == len(of_old) == len(of_new)
     times, notes = step_times(old, new, model if same_tables else None)
     if other := [table.name for table in movable if table.name not in optimizer_of]:
         before, now = old.request.optimizer_of(other[0]), new.request.optimizer_of(other[0])
         of = "" if len(other) == len(movable) else f" of {count_text(len(other), 'table')}"
-        notes = (*notes, f"{before} became {now}: no optimizer state{of} is counted")
+        notes = (*notes, f"the optimizer changed from {before} to {now}: no optimizer state{of} is counted")
     return Difference(
         equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),
         old_num_devices=old.num_devices,
@@ -80,7 +80,7 @@ def diff(
         moves=moves,
         kept_bytes=kept_bytes,
         traffic=_traffic(moves, link_gb_s),
-        renaming=_best_renaming(pieces, old, new, link_gb_s),
+        renaming=_best_renaming(overlaps, old, new, link_gb_s),
         added=tuple(name for name in of_new if name not in of_old),
         removed=tuple(name for name in of_old if name not in of_new),
         changed=changed,
@@ -89,14 +89,14 @@ def diff(
             for table in movable
             if old.type_of_table[table.name] != new.type_of_table[table.name]
         ),
-        rekept=tuple(_rekept(old, new, movable, pieces, optimizer_of)),
+        rekept=tuple(_list_storage_changes(old, new, movable, overlaps, optimizer_of)),
         reordered=order_changes(*(output_orders(one.request, one.parts_of_table) for one in (old, new))),
         times=times,
         notes=(*notes, *new.notes),
     )
 
 
-# Pieces --------------------------------------------------------------------------------------------------------------
+# Overlaps of old and new parts ----------------------------------------------------------------------------------------
 
 
 def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
@@ -105,21 +105,21 @@ def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
     return size.host_bytes + size.ssd_weights
 
 
-def _rekept(
+def _list_storage_changes(
     old: PlacementAnswer,
     new: PlacementAnswer,
     tables: Sequence[Table],
-    pieces: Sequence[PartOverlap],
+    overlaps: Sequence[PartOverlap],
     optimizer_of: Mapping[str, str],
 ) -> Iterator[StorageChange]:
-    crossing: Counter[str] = Counter()
+    crossing: Counter[str] = Counter()  # bytes of each table between devices and their hosts
     of_name = {table.name: table for table in tables}
-    for piece in pieces:
-        was, now = old.storage_of_table[piece.table], new.storage_of_table[piece.table]
+    for overlap in overlaps:
+        was, now = old.storage_of_table[overlap.table], new.storage_of_table[overlap.table]
         if was.is_on_device != now.is_on_device:
-            part = replace(of_name[piece.table], num_rows=piece.rows.size, embedding_dim=piece.columns.size)
-            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer_of.get(piece.table, SGD))
-            crossing[piece.table] += outside * len(set(piece.reach) & set(piece.new_devices))
+            part = replace(of_name[overlap.table], num_rows=overlap.rows.size, embedding_dim=overlap.columns.size)
+            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer_of.get(overlap.table, SGD))
+            crossing[overlap.table] += outside * len(set(overlap.reach) & set(overlap.new_devices))
     for table in tables:
         was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
         if was != now:
@@ -128,21 +128,21 @@ def _rekept(
             yield StorageChange(table.name, str(was), str(now), size if out else 0, size if back else 0)
 
 
-def _moves(pieces: Sequence[PartOverlap], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
-    """Yield the parts that devices lack, each with a source device: replicas of the old answer share the work."""
+def _list_moves(overlaps: Sequence[PartOverlap], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
+    """Return the moves of parts that devices lack; replicas of the old placement take turns as the source."""
     return tuple(
         PartMove(
-            table=piece.table,
-            rows=piece.rows,
-            columns=piece.columns,
-            from_device=piece.old_devices[name % len(piece.old_devices)],
+            table=overlap.table,
+            rows=overlap.rows,
+            columns=overlap.columns,
+            from_device=overlap.old_devices[name % len(overlap.old_devices)],
             to_device=name,
-            weight_bytes=piece.weight_bytes,
-            state_bytes=piece.state_bytes,
+            weight_bytes=overlap.weight_bytes,
+            state_bytes=overlap.state_bytes,
         )
-        for piece in pieces
-        for name in (name_of_new[device] for device in piece.new_devices)
-        if name not in piece.reach
+        for overlap in overlaps
+        for name in (name_of_new[device] for device in overlap.new_devices)
+        if name not in overlap.reach
     )
 
 
@@ -171,28 +171,30 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 
 
 def _best_renaming(
-    pieces: Sequence[PartOverlap], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
+    overlaps: Sequence[PartOverlap], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """Return the renaming of devices that moves the fewest bytes; None if the current names do."""
-    names = match_devices(pieces, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)).tolist()
+    """Return the renaming of devices that moves the fewest bytes; None if the current ids already do."""
+    names = match_devices(
+        overlaps, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)
+    ).tolist()
     if names == sorted(names):
         return None
     new_names = tuple(names[: new.num_devices])
-    return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))
+    return Renaming(new_names, _traffic(_list_moves(overlaps, new_names), link_gb_s))
 
 
 def rename_devices(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
     """Rename the devices of an answer, and predict its times again.
 
-    Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.
+    Tables that are cut by rows keep the order of their rows over devices, which TorchRec requires.
 
     Raises:
         BadConfig: if a name is not a device of the answer.
     """
     if sorted(names) != list(range(answer.num_devices)):
         raise BadConfig(
-            f"the names {', '.join(map(str, names))} are not those of the {answer.num_devices} devices of the new "
-            f"placement: they are names of the old one's. Map the ranks when the job starts."
+            f"the new ids {', '.join(map(str, names))} include devices of the old placement that the new placement "
+            f"({answer.num_devices} devices) does not have. Map the ranks when the job starts."
         )
     parts = tuple(part for of_table in answer.parts_of_table.values() for part in _rename_parts(of_table, names))
     old_names = sorted(range(len(names)), key=lambda device: names[device])
@@ -219,16 +221,16 @@ def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[
 
 @one_thread()
 def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) -> tuple[StepTimes, tuple[str, ...]]:
-    """Return the times of two answers and notes on them, predicted by one model; without it, each answer's own."""
+    """Return the step times of two answers, predicted by one model or else each answer's own, with notes."""
     if model is None:
-        unlike = tuple(_unlike(old, new))
-        alike = [] if unlike else _looked_up_alike(old, new)
+        unlike = tuple(_list_unlike_inputs(old, new))
+        alike = [] if unlike else _list_equal_tables(old, new)
         errors = new.device_error, new.link_error
         pipelines = old.request.training_pipeline, new.request.training_pipeline
-        saves = difference_interval(old, new, pipelines, alike, errors)
+        saves = compute_difference_interval(old, new, pipelines, alike, errors)
         steps = old.predicted_ms, new.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
         times = StepTimes(OWN_FIGURES, *steps, new.lower_bound_ms)
-        return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
+        return times, (*unlike, *_note_device_error(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
     # Memory, rules and links of the new machine do not apply to the old one.
@@ -237,46 +239,46 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     before, _ = price_parts(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
     after, _ = price_parts(new.request, model, costs, costs.predict(new.parts))
     bound_ms = min(lower_bound_ms(SearchSpace(costs), after.predicted_ms), after.predicted_ms)
-    notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
+    notes = [f"{change}; both times are predicted with the new value" for change in _list_load_changes(old, new)]
     if same_machine:
         try:
             check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
-            notes.append(f"the old placement is not legal any more: {error}")
+            notes.append(f"the old placement is no longer legal: {error}")
     errors = model.device_error, link_error(new.request, model)
     alike = [table.name for table in new.request.tables]
-    saves = difference_interval(before, after, (costs.pipeline,) * 2, alike, errors)
+    saves = compute_difference_interval(before, after, (costs.pipeline,) * 2, alike, errors)
     steps = before.predicted_ms, after.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
     times = StepTimes(model.source, *steps, bound_ms)
-    return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
+    return times, (*notes, *_note_device_error(device_text(model.hardware, *errors)))
 
 
-def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+def _list_equal_tables(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     before = {table.name: table for table in old.request.tables}
     return [table.name for table in new.request.tables if before.get(table.name) == table]
 
 
-def _of_device(device: str) -> Iterator[str]:
-    """Yield a note on the common error. A simulated device errs alike for both, so the difference in per cent holds."""
+def _note_device_error(device: str) -> Iterator[str]:
+    """Yield a note on a simulated device's error. Both times have it, so the difference in per cent holds."""
     if device:
-        yield f"{device}, for both placements alike"
+        yield f"{device}, the same for both placements"
 
 
-def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+def _list_load_changes(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     found = []
     if old.request.batch_size != new.request.batch_size:
-        found.append(f"the batch was {old.request.batch_size:,} samples and is {new.request.batch_size:,}")
+        found.append(f"the batch size changed from {old.request.batch_size:,} to {new.request.batch_size:,}")
     before = {table.name: (table.pooling_factor, table.reuse_bins) for table in old.request.tables}
     now = {table.name: (table.pooling_factor, table.reuse_bins) for table in new.request.tables}
     count = sum(before[name] != now[name] for name in before.keys() & now.keys())
     if count:
-        found.append(f"{count_text(count, 'table')} changed pooling factors or histograms")
+        found.append(f"the pooling factors or histograms of {count_text(count, 'table')} changed")
     return found
 
 
-def _unlike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
-    found = [f"{one}; each file's figure is for its own" for one in _other_loads(old, new)]
-    digests = [model_lineage(one).get("sha256") for one in (old, new)]
+def _list_unlike_inputs(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    found = [f"{change}; each file's time is for its own value" for change in _list_load_changes(old, new)]
+    digests = [model_lineage(answer).get("sha256") for answer in (old, new)]
     if digests[0] is None or digests[0] != digests[1]:
-        found.append("the files' figures are of different models")
+        found.append("the files' times are from different models")
     return found

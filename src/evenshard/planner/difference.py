@@ -1,4 +1,4 @@
-"""Records of a diff: moves, changes and times of two answers, and when the move pays back."""
+"""Records of a diff: moves, changes and step times of two answers, and the break-even of the move."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from evenshard.planner.output_order import OrderChange
 from evenshard.planner.pricing import links_of_request
 from evenshard.sharders.model import Model
 
-# Model name for times that are not predicted again.
+# Name in place of a model's, for times that each answer recorded.
 OWN_FIGURES = "the files' own figures"
 
 
 @dataclass(frozen=True)
 class PartMove:
-    """Rows and columns of a table that go from a device of the old answer to one that lacks them in the new one."""
+    """Rows and columns of a table to copy from a device of the old placement to a device of the new placement."""
 
     table: str
     rows: Span
@@ -37,7 +37,7 @@ class PartMove:
 
 @dataclass(frozen=True)
 class PairTraffic:
-    """The bytes that one device sends another."""
+    """Bytes that one device sends another."""
 
     from_device: int
     to_device: int
@@ -46,7 +46,7 @@ class PairTraffic:
 
 @dataclass(frozen=True)
 class DeviceTraffic:
-    """The bytes that a device sends and receives."""
+    """Bytes that a device sends and receives."""
 
     device: int
     out_bytes: int
@@ -55,9 +55,9 @@ class DeviceTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All moves together: weights and optimizer state, by devices.
+    """Total bytes of all moves, weights and optimizer state, by pair of devices and by device.
 
-    ``busiest_bytes`` is the most that any device sends or receives; ``seconds`` is None if no link speed is known.
+    ``busiest_bytes`` is the most that any device sends or receives; ``seconds`` is None if no bandwidth is known.
     """
 
     moved_bytes: int
@@ -69,7 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Renaming:
-    """The old device that each device of the new answer should be, to move less, and the traffic of this renaming."""
+    """Ids for the devices of the new placement that reduce the moved bytes, with the remaining traffic."""
 
     new_names: tuple[int, ...]
     traffic: Traffic
@@ -85,7 +85,7 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class Resharded:
-    """A table with another sharding type."""
+    """A table whose sharding type changes."""
 
     table: str
     old_type: str
@@ -94,10 +94,9 @@ class Resharded:
 
 @dataclass(frozen=True)
 class StorageChange:
-    """A table with another compute kernel, or another load factor of its cache.
+    """A table whose compute kernel or cache load factor changes.
 
-    Its bytes are weights and optimizer state that go from a device to its host, or back. Bytes to other devices or
-    hosts count as moves.
+    Bytes are weights and optimizer state between a device and its host. Bytes to other devices or hosts are moves.
     """
 
     table: str
@@ -109,10 +108,10 @@ class StorageChange:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Predicted times of a step, by one model or by ``OWN_FIGURES``.
+    """Predicted step times of both placements, by one model or as each answer recorded them (``OWN_FIGURES``).
 
     ``saves_ms`` is negative if the new placement is slower; low and high are its 90 % interval, including the error of
-    a simulated device. No placement that the new answer's request allows is predicted below the lower bound.
+    a simulated device. No placement that the new request allows is predicted to be faster than the lower bound.
     """
 
     predicted_by: str
@@ -140,7 +139,7 @@ class Difference:
     changed: tuple[ChangedTable, ...]
     resharded: tuple[Resharded, ...]
     rekept: tuple[StorageChange, ...]
-    reordered: tuple[OrderChange, ...]  # pooled collections whose output order changes
+    reordered: tuple[OrderChange, ...]  # pooled collections with a new output order
     times: StepTimes
     notes: tuple[str, ...]  # clauses
 
@@ -156,17 +155,17 @@ class Difference:
 
     @property
     def moved_text(self) -> str:
-        """Return the size of the moves, such as 2 GB of 3 tables."""
+        """Return the size of the moves as text, such as 2 GB of 3 tables."""
         tables = len({move.table for move in self.moves})
         return f"{size_text(self.traffic.moved_bytes)} of {count_text(tables, 'table')}"
 
 
 @dataclass(frozen=True)
 class Payback:
-    """A move and the steps after it.
+    """Break-even of a move: the number of steps whose saved time equals the transfer and the restart.
 
-    Each step saves ``saves_ms``, negative if the new placement is slower; low and high are its 90 % interval, whose
-    ends give soonest, latest and gained. Numbers of steps are None if the move never pays back.
+    Each step saves ``saves_ms``, negative if the new placement is slower. The ends of its 90 % interval give soonest
+    and latest break-even, and low and high gain. Numbers of steps are None if the move never pays back.
     """
 
     steps: int
@@ -192,10 +191,10 @@ def payback(
     link_gb_s: float | None = None,
     restart_minutes: float = 0.0,
 ) -> Payback | None:
-    """Return the gain of a move after a number of steps; None if the two placements are equal.
+    """Return the gain of a move after a number of steps; None if the placements are equal.
 
-    The link is that of the new answer's machine, else of the model that predicted it; ``link_gb_s`` overrides both. The
-    training is stopped during the transfer and for ``restart_minutes``.
+    The link is that of the new answer's machine, else of the model that predicted it; ``link_gb_s`` overrides both.
+    Training stops during the transfer and for ``restart_minutes``.
 
     Raises:
         BadConfig: if no link is known, or the saving is unknown because the two answers have different tables.
@@ -205,13 +204,14 @@ def payback(
     if not difference.is_of_same_tables:
         others = [*difference.added, *difference.removed, *(one.table for one in difference.changed)]
         raise BadConfig(
-            f"the two placements differ in {len(others):,} of their tables, such as {brief(others[0])}: what a step "
-            f"saves is unknown. Place today's tables where the old ones are (evenshard place TABLES --near OLD "
-            f"--max-move-gb 0 -o stay.json), and compare with that."
+            f"the placements differ in {len(others):,} tables, such as {brief(others[0])}, so the time saved per step "
+            f"is unknown. Place the current tables without moves (evenshard place TABLES --near OLD --max-move-gb 0 -o "
+            f"stay.json), and compare with that file."
         )
     seconds, link = _transfer(difference, new, model, link_gb_s)
     times, restart_s = difference.times, restart_minutes * 60
     once_ms = seconds_to_ms(seconds + restart_s)
+    # The largest saving per step breaks even soonest, the smallest latest.
     ends = (times.saves_ms, times.saves_low_ms, times.saves_high_ms)
     break_even, latest, soonest = (once_ms / saves if saves > 0 else None for saves in ends)
     gained, low, high = ((steps * saves - once_ms) / seconds_to_ms(1.0) for saves in ends)
@@ -228,9 +228,9 @@ def _transfer(
     if link_gb_s is not None:
         return traffic.seconds or 0.0, f"{link_gb_s:.3g} GB/s"
     if model is None:
-        raise BadConfig("without a model no link is known for the move. Say what it has: --link-gb-s 50.")
+        raise BadConfig("the link of the move is unknown without a model. Give its bandwidth: --link-gb-s 50.")
     machine, links = new.request.nodes, links_of_request(new.request, model)
-    # Each device has its own link between hosts, which is the slow one: all bytes are assumed to use it.
+    # Each device has its own link between hosts. All bytes are assumed to use this link, because it is slower.
     between = links.inter
     name = machine.inter if between is not None else machine.intra or model.link
     busiest = float(traffic.busiest_bytes)

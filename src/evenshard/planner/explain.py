@@ -1,7 +1,7 @@
-"""The explanation of a placement: the device that a step waits for, why, and the three best changes of its tables.
+"""Explanation of a placement: the slowest device, its times, and the three best changes of its tables.
 
-A change of a table moves or swaps a part, changes its sharding type, or keeps it in other memory. The model of the
-answer predicts whole placements, as a change of one table affects its devices' work and the communication of all.
+A change moves or swaps a part of a table, changes its sharding type, or its compute kernel. The model of the answer
+predicts whole placements, because a change of one table affects the communication of all devices.
 
 Legend: D devices.
 """
@@ -44,7 +44,8 @@ class DeviceTime:
 class TableChange:
     """A legal change of a table: another device, a swap, another sharding type or another compute kernel.
 
-    A step takes ``step_ms`` after it; ``change_ms`` is negative if that is faster; ``helps`` is True beyond rounding.
+    ``step_ms`` is the step time after it; ``change_ms`` is negative if that is faster; ``helps`` is True if the step
+    time drops by more than rounding error.
     """
 
     table: str
@@ -56,7 +57,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The device that a step waits for, and the best changes: one per kind for a named table, else one per table."""
+    """The slowest device, and the best changes: one per kind of change for a named table, else one per table."""
 
     model: str
     device: str  # evidence for the simulated device; empty for real hardware
@@ -72,12 +73,13 @@ class Explanation:
     changes: tuple[TableChange, ...]  # the fastest step first
 
 
+# Changes that an explanation lists.
 NUM_CHANGES = 3
-# Number of tables of the slowest device whose changes are tried: those that add most to it.
+# Tables of the slowest device whose changes are tried: those that add most to its time. More tables take longer.
 MOST_TABLES_TRIED = 24
-# Number of parts on other devices to swap a part with: those that most reduce the slower of the two devices.
+# Parts on other devices that are tried as swaps: those that most reduce the slower of the two devices.
 PRICED_SWAPS = 64
-# Load factors of caches that are tried.
+# Load factors of caches that are tried, each twice the previous.
 LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -94,9 +96,9 @@ class _Candidate:
 @one_thread()
 @check_arguments()
 def explain(answer: PlacementAnswer, model: Model, table: str = "") -> Explanation:
-    """Find the device that a step waits for, and the best legal changes.
+    """Find the slowest device, and the best legal changes.
 
-    The model predicts everything again; the answer's own times are not used. ``table`` is a table or a part such as
+    The model predicts all times again; the answer's own times are not used. ``table`` is a table or a part such as
     "clicks[64:128]"; by default, changes are tried for the tables of the slowest device.
 
     Raises:
@@ -105,7 +107,7 @@ def explain(answer: PlacementAnswer, model: Model, table: str = "") -> Explanati
     changed = ChangedPlacement(answer, model)
     slowest = int(changed.now.ms_D.argmax())
     _, adds_ms = changed.costs.part_ms(answer.parts)
-    numbers = _parts_asked_for(answer, table) if table else answer.parts_on_device[slowest]
+    numbers = _find_parts(answer, table) if table else answer.parts_on_device[slowest]
     part_of_table: dict[str, list[int]] = {}
     for number in sorted(numbers, key=lambda one: -adds_ms[one]):
         part_of_table.setdefault(answer.parts[number].table, []).append(number)
@@ -133,7 +135,7 @@ def explain(answer: PlacementAnswer, model: Model, table: str = "") -> Explanati
     )
 
 
-def _parts_asked_for(answer: PlacementAnswer, table: str) -> list[int]:
+def _find_parts(answer: PlacementAnswer, table: str) -> list[int]:
     by_name = {one.name: one for one in answer.request.tables}
     found = [
         number
@@ -190,7 +192,7 @@ class _TableChanges:
         return [one for one in found if not np.allclose(np.sort(one.ms_D), now_D, rtol=ROUNDING, atol=0)]
 
     def _candidates(self, tried: Sequence[tuple[str, Changes]]) -> list[_Candidate]:
-        outcomes = self._changed.after_each([changes for _, changes in tried])
+        outcomes = self._changed.try_each([changes for _, changes in tried])
         pairs = zip(tried, outcomes, strict=True)
         return [_Candidate(words, outcome.step_ms, outcome.ms_D, changes) for (words, changes), outcome in pairs]
 
@@ -200,7 +202,7 @@ class _TableChanges:
     def _move(self, number: int, device: int) -> dict[int, Choice]:
         home = self._answer.parts[number].device
         changes = {}
-        for one in self._changed.moves_with(self._position[self._answer.parts[number].table]):
+        for one in self._changed.list_kept_together(self._position[self._answer.parts[number].table]):
             choice = self._changed.choices[one]
             changes[one] = Choice(choice.option, tuple(device if place == home else place for place in choice.places))
         return changes
@@ -224,7 +226,7 @@ class _TableChanges:
     def _names(self, number: int) -> Iterator[str]:
         part, tables = self._answer.parts[number], self._answer.request.tables
         position = self._position[part.table]
-        with_it = self._changed.moves_with(position)
+        with_it = self._changed.list_kept_together(position)
         if len(with_it) == 1:
             yield part_table(part, tables[position]).name
         else:
@@ -255,16 +257,16 @@ class _TableChanges:
                     ]
                     predicted = changed.costs.predict(parts)
                     ms_D = np.array([one.predicted_total_ms for one in predicted.devices])
-                    yield _Candidate(f"keep it as {storage}", predicted.predicted_ms, ms_D, parts)
+                    yield _Candidate(f"switch it to {storage}", predicted.predicted_ms, ms_D, parts)
 
 
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
-    """Yield legal places of a table with one sharding type; its compute kernel stays where possible."""
-    may_D, kept = what_if.may_live(position), what_if.option(position).storage
+    """Yield legal placements of a table with one sharding type; its compute kernel stays if possible."""
+    may_D, kept = what_if.allowed_devices(position), what_if.option(position).storage
     options = [option for option in enumerate(what_if.space.options(position)) if option[1].sharding_type == name]
     alike = [option for option in options if option[1].storage == kept]
     if not alike and not TYPES[name].is_replicated:
-        alike = list(what_if.with_storage(position, [option for _, option in options], kept))
+        alike = list(what_if.add_storage_options(position, [option for _, option in options], kept))
     for number, option in alike or options:
         if option.span == len(may_D) > 1:
             yield Choice(number)

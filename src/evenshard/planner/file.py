@@ -1,6 +1,6 @@
-"""placement.json: its records, its JSON schema (``evenshard place --schema``), writing and reading.
+"""placement.json: its records, its JSON schema (``evenshard place --schema``), and how it is written and read.
 
-The file includes the request with its tables, so ``evenshard explain`` and ``evenshard diff`` only need the file and
+The file includes the request with its tables, so ``evenshard explain`` and ``evenshard diff`` need only the file and
 the model that its lineage names. It stores evenshard's own dataclasses unchanged.
 """
 
@@ -29,27 +29,27 @@ from evenshard.price.hardware import Times, measured_or_simulated
 from evenshard.price.step import PredictedDevice
 from evenshard.tables.table import LATER_FIELDS
 
+# Raised when a reader of older files would misread a newer one; other versions are rejected.
 FILE_VERSION: Literal[4] = 4
 
 
 class FileRecord(BaseModel):
-    """A record of the file itself; unknown fields are errors."""
+    """Base of the file's records; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard(TablePart):
-    """Rows and columns of a table that live together; a span is [the first, the one behind the last].
+    """A shard: rows and columns of a table on a device. Spans are [first, last + 1].
 
     Attributes:
-        table: its name.
-        rows, columns: of it.
-        devices: the one that holds them, or all devices, each of which holds a replica.
-        storage: where its weights are kept; left out where that is device memory.
-        alone_ms: no device that holds them is predicted to take less.
-        adds_ms: what the device would save without them.
-        offload_ms: what it would save with them in device memory; left out where they are there.
+        table: name of the table.
+        devices: the device with the shard, or every device with a replica of the table.
+        storage: compute kernel and cache of the weights; left out for device memory.
+        alone_ms: time of the shard alone on its device, a lower bound of the device's time.
+        adds_ms: time that the device would save without the shard.
+        offload_ms: time that it would save with the shard in device memory; left out if the shard is there.
     """
 
     alone_ms: float
@@ -58,15 +58,15 @@ class Shard(TablePart):
 
 
 class DeviceTimes(FileRecord):
-    """One device in one training step, ms."""
+    """Times of a device in a training step, ms."""
 
     device: int = Field(ge=0)
-    input_dist_ms: float = Field(0.0, description="exchange of the indices before the lookups")
+    input_dist_ms: float = Field(0.0, description="all-to-all of the indices before the lookups")
     fwd_compute_ms: float
     fwd_all_to_all_ms: float
     bwd_all_to_all_ms: float
     bwd_compute_ms: float
-    total_ms: float = Field(description="the five together")
+    total_ms: float = Field(description="sum of the five times above")
 
 
 STEP_TIMES = [name for name in DeviceTimes.model_fields if name not in ("device", "total_ms")]
@@ -74,23 +74,23 @@ WAIT_TIMES = ("hidden_ms", "wait_ms")
 
 
 class PredictedTimes(DeviceTimes):
-    """Predicted times of a device, and what it holds."""
+    """Predicted times of a device, with the number and memory of its shards."""
 
-    total_ms: float = Field(description="the five together, without hidden_ms")
-    hidden_ms: float = Field(0.0, description="what of the exchange of the indices runs beside the step before")
-    wait_ms: float = Field(0.0, description="that it waits for others: with total_ms the time of the step")
+    total_ms: float = Field(description="sum of the five times, without hidden_ms")
+    hidden_ms: float = Field(0.0, description="part of the input dist that overlaps the previous step")
+    wait_ms: float = Field(0.0, description="time spent waiting for other devices; step time minus total_ms")
     num_shards: int
-    used_bytes: int = Field(description="what the tables take of its memory: see memory")
+    used_bytes: int = Field(description="device memory that the tables take; see memory")
 
 
 class Predicted(FileRecord):
     """Times predicted by the cost model, ms."""
 
-    total_ms: float = Field(description="of the step")
-    low_ms: float = Field(description="lower end of the 90 % interval, the error of a simulated device included")
+    total_ms: float = Field(description="step time")
+    low_ms: float = Field(description="lower end of the 90 % interval, including the error of a simulated device")
     high_ms: float
     model_low_ms: float = Field(
-        description="lower end by the cost model alone, to compare placements on the same hardware with"
+        description="lower end with the cost model's error alone, to compare placements on the same hardware"
     )
     model_high_ms: float
     devices: list[PredictedTimes]
@@ -99,9 +99,9 @@ class Predicted(FileRecord):
 class MeasuredStep(FileRecord):
     """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
 
-    times: Times = Field(description="which of the two")
-    total_ms: float = Field(description="of the step")
-    all_to_all: Literal["measured", "modelled"] = Field(description="whether devices really exchanged anything")
+    times: Times = Field(description="measured or simulated")
+    total_ms: float = Field(description="step time")
+    all_to_all: Literal["measured", "modelled"] = Field(description="measured if the devices really communicated")
     devices: list[DeviceTimes]
 
 
@@ -109,37 +109,37 @@ class MemoryRecord(FileRecord):
     """Memory taken on devices and hosts, bytes."""
 
     devices: list[DeviceMemory]
-    hosts: list[NodeMemory] = Field(description="memory and SSDs of hosts; empty where nothing is kept there")
-    warnings: list[str] = Field(description="where a device or a host is full to the brim")
+    hosts: list[NodeMemory] = Field(description="memory and SSDs of hosts; empty if tables may not use them")
+    warnings: list[str] = Field(description="devices and hosts that are almost full")
 
 
 class PlacementFile(FileRecord):
-    """A placement of embedding tables on devices, by evenshard."""
+    """evenshard's placement of embedding tables on devices."""
 
     schema_version: Literal[4]
     num_devices: int = Field(ge=1)
-    type_of_table: dict[str, str] = Field(description="the way that each table is sharded, as its shards say")
+    type_of_table: dict[str, str] = Field(description="sharding type of each table, as its shards show")
     shards: list[Shard]
     predicted: Predicted
     memory: MemoryRecord
-    lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
+    lower_bound_ms: float = Field(
+        gt=0, description="no placement that the request allows has a lower predicted step time"
+    )
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: MeasuredStep | None
     comparison: tuple[Baseline, ...]
     warnings: tuple[str, ...] = Field(
-        description="values in an unlikely unit, and how the request lies outside the training range"
+        description="values in an unlikely unit, then values outside the model's training range"
     )
-    link: str = Field("", description="that the exchanges of the model's training data went over")
-    notes: tuple[str, ...] = Field((), description="what else to know before believing a time")
+    link: str = Field("", description="link of the model's training data")
+    notes: tuple[str, ...] = Field((), description="notes on the accuracy of times")
     device_error: DeviceError | None = Field(
-        None, description="how far the simulated device is from the real one; null for real hardware"
+        None, description="error of the simulated device against the real device; null for real hardware"
     )
     link_error: DeviceError | None = Field(
-        None, description="how far modelled exchanges are from real ones; null where none is modelled"
+        None, description="error of modelled communication against real links; null if none is modelled"
     )
-    nearness: Nearness | None = Field(
-        None, description="what moves from the placement that it was to be near to; left out where there is none"
-    )
+    nearness: Nearness | None = Field(None, description="data that moves from the placement in use; left out if none")
     request: PlacementRequest
     lineage: dict[str, Any]
 
@@ -147,42 +147,42 @@ class PlacementFile(FileRecord):
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
 
-# Fields of the file that are fields of an answer.
-AS_IT_STANDS = (
+# Fields that the file and an answer share unchanged.
+SHARED_FIELDS = (
     *("request", "lower_bound_ms", "comparison", "warnings", "notes", "lineage", "nearness"),
     *("link", "device_error", "link_error"),
 )
 
 
-class _FollowedVersion(BaseModel):
+class _RegisteredVersion(BaseModel):
     name: str = ""
     version: str = ""
     model_id: str | None = None
     run_id: str | None = None
-    policy: _FollowedVersion | None = None
+    policy: _RegisteredVersion | None = None
 
 
-class _FollowedData(BaseModel):
+class _TrainingData(BaseModel):
     git_commit: str = ""
     hardware: str = ""
     versions: str = ""
     costs_sha256: tuple[str, ...] = ()
 
 
-class _FollowedModel(BaseModel):
+class _ModelLineage(BaseModel):
     source: str = ""
     sha256: str = ""
-    mlflow: _FollowedVersion | None = None
-    trained_on: _FollowedData | None = None
+    mlflow: _RegisteredVersion | None = None
+    trained_on: _TrainingData | None = None
 
 
-class _Followed(BaseModel):
-    model: _FollowedModel | None = None
+class _Lineage(BaseModel):
+    model: _ModelLineage | None = None
     evenshard_version: str = ""
 
 
-class _Traced(BaseModel):
-    lineage: _Followed
+class _WithLineage(BaseModel):
+    lineage: _Lineage
 
 
 def json_schema() -> dict[str, Any]:
@@ -197,7 +197,7 @@ def save_answer(answer: PlacementAnswer, path: str | Path) -> None:
 
 
 def json_text(answer: PlacementAnswer) -> str:
-    """Return the text of placement.json, which is deterministic."""
+    """Return the deterministic text of placement.json."""
     record = _record(answer).model_dump(mode="json")
     for table, written in zip(answer.request.tables, record["request"]["tables"], strict=True):
         for name, usual in LATER_FIELDS.items():
@@ -222,14 +222,14 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     try:
         content = read_json(path, _WHAT, _REMEDY)
         if isinstance(content, dict) and "world_size" in content:
-            problem = "is a plan for TorchRec or what moves between two, without times"
-            raise BadFile(path, problem, "Name the placement.json of `evenshard place`.")
+            problem = "is a TorchRec plan or a reshard delta, which has no times"
+            raise BadFile(path, problem, "Give the placement.json of `evenshard place`.")
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version != FILE_VERSION:
-            problem = f"schema_version is {brief(version)}, and this evenshard reads {FILE_VERSION}"
+            problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION}"
             raise BadFile(path, problem, "Place again with `evenshard place ... -o`.")
         record = read_record(PlacementFile, content, path, _REMEDY)
-        read_record(_Traced, content, path, _REMEDY)
+        read_record(_WithLineage, content, path, _REMEDY)
         return _answer(record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
@@ -280,12 +280,12 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             all_to_all="measured" if measured.all_to_all == "measured" else "modelled",
             devices=[DeviceTimes(**_times(number, one)) for number, one in enumerate(measured.devices)],
         ),
-        **_as_it_stands(answer),
+        **_shared_fields(answer),
     )
 
 
-def _as_it_stands(holder: PlacementAnswer | PlacementFile) -> dict[str, Any]:
-    return {name: getattr(holder, name) for name in AS_IT_STANDS}
+def _shared_fields(holder: PlacementAnswer | PlacementFile) -> dict[str, Any]:
+    return {name: getattr(holder, name) for name in SHARED_FIELDS}
 
 
 def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") -> dict[str, Any]:
@@ -298,9 +298,9 @@ def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") ->
 def _answer(record: PlacementFile) -> PlacementAnswer:
     request, measured, predicted = record.request, record.measured, record.predicted
     if record.num_devices != request.num_devices or len(record.predicted.devices) != request.num_devices:
-        raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
+        raise BadConfig(f"num_devices is {record.num_devices}, but the request has {request.num_devices} devices")
     answer = PlacementAnswer(
-        **_as_it_stands(record),
+        **_shared_fields(record),
         parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in record.shards),
         alone_ms=tuple(one.alone_ms for one in record.shards),
         adds_ms=tuple(one.adds_ms for one in record.shards),
@@ -320,10 +320,10 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         if error is not None and (problem := error.problem()):
             raise BadConfig(f"{name}.{problem}")
     stated = record.type_of_table
-    wrong = next((name for name, way in answer.type_of_table.items() if stated and stated.get(name) != way), None)
+    wrong = next((name for name, kind in answer.type_of_table.items() if stated and stated.get(name) != kind), None)
     if wrong is not None:
         raise BadConfig(
-            f"type_of_table says that {brief(wrong)} is sharded {brief(stated.get(wrong))}, its shards are "
+            f"type_of_table says {brief(stated.get(wrong))} for {brief(wrong)}, but its shards are "
             f"{answer.type_of_table[wrong]}"
         )
     return answer

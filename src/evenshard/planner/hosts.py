@@ -1,4 +1,4 @@
-"""The machine of a placement as the user describes it: nodes, links and memory, by flags or by a file.
+"""The machine of a request: nodes, links and memory, from flags or from a hosts file.
 
 ::
 
@@ -27,7 +27,7 @@ from evenshard.base.typed import read_record
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.planner.knobs import Machine, Memory
-from evenshard.planner.memory import RESERVED_SHARE, own_memory_gb, own_memory_note, reserve_of
+from evenshard.planner.memory import RESERVED_SHARE, default_memory_gb, note_default_memory, reserve_of
 from evenshard.planner.request import caps_of
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
@@ -36,14 +36,14 @@ from evenshard.price.link import GPUS_OF_A_NODE, link, link_name
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of one kind. A missing knob defaults to that of ``evenshard.place``."""
+    """Hosts of one kind. A missing value defaults to the knob of ``evenshard.place``."""
 
-    devices: int = knob(REQUIRED, "devices of each host", range=RANGES["num_devices"])
+    devices: int = knob(REQUIRED, "devices per host", range=RANGES["num_devices"])
     count: int = knob(1, "number of hosts", range=RANGES["nodes"])
-    hardware: str = knob("", "hardware of a device, such as simulated:h100")
+    hardware: str = knob("", "hardware of the devices, such as simulated:h100")
     memory_gb: float | None = knob(None, "GB of each device", range=RANGES["memory_cap_gb"])
-    host_memory_gb: float | None = knob(None, "GB of each host that tables may take")
-    ssd_gb: float | None = knob(None, "GB of each host's SSDs that tables may take")
+    host_memory_gb: float | None = knob(None, "GB of each host's memory available to tables")
+    ssd_gb: float | None = knob(None, "GB of each host's SSDs available to tables")
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class HostsFile:
     nodes_per_domain: int = 1  # hosts whose devices share the link within a domain
     intra: str = ""  # link within a domain; empty for the hardware's own
     inter: str = ""  # link between domains; empty for none
-    host_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's memory")
-    ssd_bandwidth_gb_s: float | None = knob(None, "bandwidth of each host's SSDs")
+    host_bandwidth_gb_s: float | None = knob(None, "memory bandwidth of each host, 10**9 bytes per second")
+    ssd_bandwidth_gb_s: float | None = knob(None, "SSD bandwidth of each host, 10**9 bytes per second")
 
     @property
     def num_devices(self) -> int:
@@ -86,15 +86,15 @@ def load_hosts_file(path: str | Path) -> HostsFile:
     remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
     content = read_yaml(Path(path), remedy)
     if isinstance(content, dict) and "stages" in content:
-        other = "says what pods of a pipeline get, which `evenshard pipeline --cluster` takes"
-        raise BadFile(path, other, f"Describe the machine in a file of its own. {remedy}")
+        other = "is a pipeline's cluster file, for `evenshard pipeline --cluster`"
+        raise BadFile(path, other, f"Describe the machine in a hosts file. {remedy}")
     found = read_record(HostsFile, content, path, remedy)
     if problem := found.problem():
         raise BadFile(path, problem, "Correct it.")
     return found
 
 
-def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = None) -> Nodes:
+def add_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = None) -> Nodes:
     """Return the machine with the memory of its hosts, from the knobs or from the hosts file."""
     host_bytes, host_gb_s = _sizes_and_speed(machine, memory, file, "host_memory_gb", "host_bandwidth_gb_s")
     ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, file, "ssd_gb", "ssd_bandwidth_gb_s")
@@ -104,26 +104,27 @@ def with_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = No
 def _sizes_and_speed(
     machine: Nodes, memory: Memory, file: HostsFile | None, size: str, speed: str
 ) -> tuple[tuple[int, ...], float]:
-    """Return the bytes of each host, empty if all have none, and GB/s, 0 if unknown."""
+    """Return the memory or SSD bytes of each host, empty if all have none, and their GB/s, 0 if unknown."""
     asked_gb, asked_gb_s = getattr(memory, size), getattr(memory, speed)
     all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
     if file is not None:
         own_gb = [getattr(one, size) for one in file.hosts for _ in range(one.count)]
-        not_twice(size, own_gb[0], size, asked_gb)
-        not_twice(speed, getattr(file, speed), speed, asked_gb_s)
+        require_once(size, own_gb[0], size, asked_gb)
+        require_once(speed, getattr(file, speed), speed, asked_gb_s)
         all_gb = all_gb if own_gb[0] is None else own_gb
         gb_s = getattr(file, speed) if asked_gb_s is None else asked_gb_s
     if gb_s is not None and not any(all_gb):
-        raise BadConfig(f"{speed} is given, but nothing that it is of. Give {size} too, or leave {speed} out.")
+        raise BadConfig(f"{speed} is given without {size}. Give {size}, too, or leave {speed} out.")
     return tuple(map(gb_to_bytes, all_gb)) if any(all_gb) else (), gb_s or 0.0
 
 
-def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
+def require_once(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
     """Raise BadConfig if both the hosts file and the arguments give a value."""
     if own is not None and asked is not None:
-        raise BadConfig(f"{in_file} is in the file, and {asked_for} is given too. Leave one of them out.")
+        raise BadConfig(f"{in_file} is in the hosts file, but {asked_for} is given, too. Leave one of them out.")
 
 
+# Devices of a request that names no machine: a common GPU server.
 DEFAULT_DEVICES = 8
 
 
@@ -133,10 +134,10 @@ class MachineAndMemory:
 
     machine: Nodes
     caps_bytes: tuple[int, ...]  # by device id
-    hardware: str  # if there are several kinds, that of the first device
-    notes: tuple[str, ...] = ()  # about the memory
-    reserved_bytes: int = 0  # reserve of each device for memory that is not counted
-    reserved_share: float = RESERVED_SHARE  # reserve as a share of each device
+    hardware: str  # of the first device, if there are several kinds
+    notes: tuple[str, ...] = ()  # on assumed memory
+    reserved_bytes: int = 0  # of each device, for memory that is not counted
+    reserved_share: float = RESERVED_SHARE  # of each device's memory, on top of ``reserved_bytes``
 
 
 def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
@@ -153,14 +154,14 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
     if file is None:
         hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(asked, hardware)
-        return _with_memory(with_host_memory(chosen, memory), memory, [hardware] * chosen.num_devices)
+        return _with_memory(add_host_memory(chosen, memory), memory, [hardware] * chosen.num_devices)
     if twice := [name for name in changed_knobs(asked) if name not in ("num_devices", "hardware", "hosts")]:
-        raise BadConfig(f"the file of hosts says what {twice[0]} says. Leave {twice[0]} out.")
+        raise BadConfig(f"the hosts file replaces {twice[0]}. Leave {twice[0]} out.")
     found = load_hosts_file(file)
     if num_devices not in (None, found.num_devices):
         raise BadConfig(
-            f"{file} has {found.num_devices} devices, num_devices is {num_devices}. Leave it out, or take hosts out "
-            f"of the file."
+            f"{file} has {found.num_devices} devices, but num_devices is {num_devices}. Leave num_devices out, or "
+            f"correct the file."
         )
     try:
         return _devices_of_file(found, memory, hardware)
@@ -172,8 +173,8 @@ def _with_memory(machine: Nodes, memory: Memory, hardware: Sequence[str]) -> Mac
     reserve = reserve_of(memory.reserved_gb)
     if memory.memory_cap_gb is not None:
         return MachineAndMemory(machine, caps_of(memory.memory_cap_gb, machine.num_devices), hardware[0], (), *reserve)
-    own = {kind: own_memory_gb(kind, machine.devices_per_node) for kind in dict.fromkeys(hardware)}
-    notes = (own_memory_note(kind, machine.devices_per_node) for kind in own)
+    own = {kind: default_memory_gb(kind, machine.devices_per_node) for kind in dict.fromkeys(hardware)}
+    notes = (note_default_memory(kind, machine.devices_per_node) for kind in own)
     caps = caps_of([own[kind] for kind in hardware], machine.num_devices)
     return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note), *reserve)
 
@@ -181,10 +182,10 @@ def _with_memory(machine: Nodes, memory: Memory, hardware: Sequence[str]) -> Mac
 def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> MachineAndMemory:
     kinds = [str(HardwareName.parse(one.hardware or hardware or DEFAULT_HARDWARE)) for one in file.hosts]
     if hardware is not None and hardware not in kinds:
-        raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is asked for. Leave one of them out.")
+        raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is requested. Leave one of them out.")
     for kind in kinds:
         own_link(kind)
-    not_twice("memory_gb", file.hosts[0].memory_gb, "memory_cap_gb", memory.memory_cap_gb)
+    require_once("memory_gb", file.hosts[0].memory_gb, "memory_cap_gb", memory.memory_cap_gb)
     of_hosts = [one.memory_gb for one in file.hosts for _ in range(one.count * one.devices)]
     caps = [one for one in of_hosts if one is not None] or memory.memory_cap_gb  # either all hosts have it or none
     groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, file.hosts, strict=True))
@@ -198,7 +199,7 @@ def _devices_of_file(file: HostsFile, memory: Memory, hardware: str | None) -> M
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
     memory_of_file = replace(memory, memory_cap_gb=caps)
-    return _with_memory(with_host_memory(_check_machine(machine), memory, file), memory_of_file, of_devices)
+    return _with_memory(add_host_memory(_check_machine(machine), memory, file), memory_of_file, of_devices)
 
 
 def _machine_of_flags(asked: Machine, hardware: str) -> Nodes:
@@ -226,8 +227,8 @@ def _machine_of_flags(asked: Machine, hardware: str) -> Nodes:
         if num_devices > spans and not inter:
             raise BadConfig(
                 f"{num_devices} devices are more than {intra or own_link(hardware) or 'a node'} connects "
-                f"({spans:g}). Say how large a node is and what links them, such as --devices-per-node {spans:g} "
-                f"--inter infiniband_ndr (`evenshard hardware` lists the links)."
+                f"({spans:g}). Give the size of a node and the link between nodes, such as --devices-per-node "
+                f"{spans:g} --inter infiniband_ndr (`evenshard hardware` lists the links)."
             )
         devices_per_node = int(min(num_devices, spans))
     return _check_machine(Nodes(num_devices, devices_per_node, asked.nodes_per_domain, intra, inter))

@@ -1,8 +1,8 @@
-"""The memory of devices and hosts: defaults, components in an answer, and the cost of parts outside of devices.
+"""Device and host memory: defaults, components in an answer, and the cost of parts outside of device memory.
 
-A placement is legal if the table parts on each device fit its room (``rooms_bytes`` of the request): all counted memory
-must fit the device without its reserve. Counted is the memory while outputs are exchanged; if the peak is at another
-moment of the step and does not fit, it uses some of the reserve.
+A placement is legal if the table parts on each device fit its available memory (``rooms_bytes`` of the request): all
+counted memory must fit the device without its reserve. The output dist is the moment that counts; a higher peak at
+another moment of the step may use some of the reserve.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESERVED_SHARE = 0.15
 
 
 def gpu_bytes() -> int | None:
-    """Return the memory of the smallest GPU on this machine, by its driver; None without a GPU."""
+    """Return the memory of this machine's smallest GPU, from its driver; None without a GPU."""
     require_package("torch")
     import torch
 
@@ -41,8 +41,8 @@ def gpu_bytes() -> int | None:
     return min(torch.cuda.get_device_properties(device).total_memory for device in range(torch.cuda.device_count()))
 
 
-def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
-    """Return the memory of a device from a profile, a GPU's driver, or as a share of this machine's for a CPU.
+def default_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
+    """Return a device's memory: from its profile, from the GPU's driver, or a CPU device's share of this machine.
 
     Raises:
         BadConfig: if the hardware is a GPU, and this machine has none.
@@ -54,32 +54,29 @@ def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
     if found is not None:
         return bytes_to_gb(found)
     if name.kind.needs_gpu:
-        raise BadConfig("there is no GPU here to ask for its memory. Give memory_cap_gb.")
+        raise BadConfig("the GPU's memory is unknown, because this machine has no GPU. Give memory_cap_gb.")
     return bytes_to_gb(machine_bytes() // devices_per_node)
 
 
-def own_memory_note(hardware: str, devices_per_node: int = 1) -> str | None:
-    """Return a note for CPU devices that the memory is this machine's; None for GPUs."""
+def note_default_memory(hardware: str, devices_per_node: int = 1) -> str | None:
+    """Return a note that CPU devices have this machine's memory; None for GPUs."""
     if HardwareName.parse(hardware).kind.is_host:
         return (
-            f"Memory is that of this machine: {gb_text(machine_bytes())}, of which each of {devices_per_node} devices "
-            f"of a node has {own_memory_gb(hardware, devices_per_node):.2f}. Give memory_cap_gb for other machines."
+            f"Memory is this machine's: {gb_text(machine_bytes())} for {devices_per_node} devices of a node, "
+            f"{default_memory_gb(hardware, devices_per_node):.2f} GB each. Give memory_cap_gb for other machines."
         )
     return None
 
 
 def reserve_of(reserved_gb: float | None) -> tuple[int, float]:
-    """Return the reserve of each device, in bytes or as a share; the other of the two is 0.
-
-    Raises:
-        BadConfig: if the number is out of range.
-    """
+    """Return the reserve of each device in bytes and as a share, one of which is 0; raise BadConfig if out of range."""
     check_ranges(reserved_gb=reserved_gb)
     return (0, RESERVED_SHARE) if reserved_gb is None else (gb_to_bytes(reserved_gb), 0.0)
 
 
-# Shares of a device's available memory above which it is almost full: with a reserve, and without.
-BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
+# Used shares above which a device is almost full: of its memory without the reserve, and of all memory if none is
+# reserved, because then memory that is not counted needs some of it.
+ALMOST_FULL, ALMOST_FULL_WITHOUT_RESERVE = 0.95, 0.85
 # Components of a device's memory, and the fields of ``DeviceMemory`` that each sums.
 DEVICE_COMPONENTS: Final = {
     "weights": ("weights",),
@@ -95,7 +92,7 @@ DEVICE_COMPONENTS: Final = {
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device's memory. Fields of ``PartMemory`` are the sums of its parts."""
+    """Memory of a device by component, bytes; fields of ``PartMemory`` are sums over the device's table parts."""
 
     device: int
     weights: int = 0  # of parts in device memory
@@ -107,17 +104,17 @@ class DeviceMemory:
     outputs: int = 0
     sent: int = 0
     dense_gradient: int = 0
-    own_inputs: int = 0  # of its own samples, for all batches in flight, before they are sent to the tables' devices
+    own_inputs: int = 0  # indices of its own samples before the input dist, for all batches in flight
     received: int = 0  # embeddings of all tables for its own samples
     dense_model: int = 0  # with gradients and optimizer state
     reserved: int = 0  # for memory that is not counted
     cap: int = 0
     peak: int = 0  # largest memory at a moment of a step
-    moment: str = ""  # name of the moment; empty if only weights and states are counted
+    moment: str = ""  # name of that moment; empty if only weights and optimizer state are counted
 
     @property
     def counted_bytes(self) -> int:
-        """Return the sum of all components, while outputs are exchanged."""
+        """Return the sum of all components during the output dist."""
         return sum(size for _, size in self.components)
 
     @property
@@ -141,25 +138,25 @@ class DeviceMemory:
         return self.most_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     @property
-    def is_brimful(self) -> bool:
-        """Return True if little is left for memory that is not counted."""
-        return self.full > (BRIM if self.reserved else BRIM_WITHOUT_RESERVE)
+    def is_almost_full(self) -> bool:
+        """Return True if little memory is left for allocations that are not counted."""
+        return self.full > (ALMOST_FULL if self.reserved else ALMOST_FULL_WITHOUT_RESERVE)
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Bytes of a host's memory, and of its SSDs, that parts of tables take."""
+    """Memory of a host and its SSDs that tables use, bytes."""
 
     node: int
     weights: int = 0
     optimizer_state: int = 0
-    room: int = 0  # memory that tables may use
+    room: int = 0  # host memory available to tables
     ssd: int = 0  # weights and optimizer state on its SSDs
-    ssd_room: int = 0  # SSD space that tables may use
+    ssd_room: int = 0  # SSD space available to tables
 
     @property
     def used_bytes(self) -> int:
-        """Return the host memory that tables use, without SSDs."""
+        """Return the host memory that tables use."""
         return self.weights + self.optimizer_state
 
     @property
@@ -182,7 +179,7 @@ def device_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[DeviceMemory, ...]:
     """Return the memory of each device, by its id, given the memory of each part."""
-    # Buffers of outputs depend on the placement.
+    # Output buffers depend on the parts, so the peak uses ``own``; ``counted`` is the same for every placement.
     own, counted, reserves = request.sample_memory_of(parts), request.sample_memory, request.reserves_bytes
     taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)
     cache_rows = np.zeros(request.num_devices, dtype=np.int64)
@@ -232,31 +229,29 @@ def host_memories(
     )
 
 
-def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
-    """Yield a warning for devices, hosts and SSDs that are almost full."""
-    brimful = [one for one in devices if one.is_brimful]
-    if with_reserve := {one.device: one.full for one in brimful if one.reserved}:
+def warn_of_full_memory(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
+    """Yield warnings on devices, hosts and SSDs that are almost full."""
+    almost_full = [memory for memory in devices if memory.is_almost_full]
+    if with_reserve := {memory.device: memory.full for memory in almost_full if memory.reserved}:
         yield (
-            f"{_fullness('device', with_reserve)} of what the reserve leaves. A batch with more lookups than usual may "
-            f"not fit: give more memory or devices."
+            f"{_full_text('device', with_reserve)} of the memory without the reserve. A batch with more lookups than "
+            f"usual may not fit: use more memory or devices."
         )
-    if without := {one.device: one.full for one in brimful if not one.reserved}:
+    if without := {memory.device: memory.full for memory in almost_full if not memory.reserved}:
         yield (
-            f"{_fullness('device', without)}, and nothing is reserved for what is not counted: training may run out of "
-            f"memory. Reserve some, or give more memory or devices."
+            f"{_full_text('device', without)}, and no memory is reserved: training may run out of memory. Reserve some "
+            f"(reserved_gb), or use more memory or devices."
         )
-    if full_hosts := {one.node: one.full for one in hosts if one.full > BRIM}:
-        yield f"{_fullness('host', full_hosts)} of the memory that tables may take of it: give more."
-    if full_ssds := {one.node: one.ssd_full for one in hosts if one.ssd_full > BRIM}:
-        yield f"{_fullness('host', full_ssds, 'SSDs')} of what tables may take of them: give more."
+    if full_hosts := {host.node: host.full for host in hosts if host.full > ALMOST_FULL}:
+        yield f"{_full_text('host', full_hosts)} of the memory available to tables. Raise host_memory_gb."
+    if full_ssds := {host.node: host.ssd_full for host in hosts if host.ssd_full > ALMOST_FULL}:
+        yield f"{_full_text('SSD of host', full_ssds)} of the space available to tables. Raise ssd_gb."
 
 
-def _fullness(what: str, full: dict[int, float], of_it: str = "") -> str:
+def _full_text(what: str, full: dict[int, float]) -> str:
     most = max(full, key=lambda number: full[number])
-    share = f"{100 * full[most]:.0f} %"
-    if len(full) == 1:
-        return f"{what.capitalize()} {most} {f'has its {of_it}' if of_it else 'is'} filled to {share}"
-    return f"{len(full):,} {what}s {f'have their {of_it}' if of_it else 'are'} filled, {what} {most} to {share}"
+    fullest = f"{what[0].upper()}{what[1:]} {most} is filled to {100 * full[most]:.0f} %"
+    return fullest if len(full) == 1 else f"{fullest} ({len(full):,} are almost full)"
 
 
 # Outside of device memory ---------------------------------------------------------------------------------------------
@@ -264,19 +259,19 @@ def _fullness(what: str, full: dict[int, float], of_it: str = "") -> str:
 
 @dataclass(frozen=True)
 class OffloadedPart:
-    """A part that is not in device memory."""
+    """A part of a table outside of device memory."""
 
     number: int  # index among the parts of the answer
     part: TablePart
-    offload_ms: float  # time that a step of its device would save with the part in device memory
-    miss_ratio: float | None  # fraction of a batch's distinct rows that its cache misses; None without a cache
+    offload_ms: float  # time that its device would save per step with the part in device memory
+    miss_ratio: float | None  # fraction of a batch's distinct rows that miss the cache; None without a cache
     source: str  # origin of the miss ratio: counted, a bound, or a bound from an assumption; empty without a cache
 
 
-def offloaded_of(
+def list_offloaded(
     request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]
 ) -> tuple[OffloadedPart, ...]:
-    """Return the parts that are not in device memory, in order."""
+    """Return the parts outside of device memory, in the order of the parts."""
     tables = {table.name: table for table in request.tables}
     links: dict[str, HostLink] = {}
     found = []

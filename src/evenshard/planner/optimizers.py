@@ -1,7 +1,7 @@
-"""The optimizers of a request's tables, and of their replicas.
+"""The optimizers of a request's tables and of their replicas.
 
-``DistributedModelParallel`` trains replicas (data_parallel) like the dense model: the job's dense optimizer updates
-them, not the fused optimizer that updates all other tables in the backward pass.
+``DistributedModelParallel`` trains data_parallel tables (replicas) like the dense model: the job's dense optimizer
+updates them. A fused optimizer updates all other tables in the backward pass.
 """
 
 from __future__ import annotations
@@ -20,49 +20,46 @@ from evenshard.tables.assumptions import Assumption
 
 @dataclass(frozen=True)
 class TableOptimizers:
-    """The optimizers of a request."""
+    """The optimizers of a request's tables."""
 
-    optimizer: str = SGD  # of tables without their own
-    of_tables: Mapping[str, str] = field(default_factory=dict)  # fused optimizers of tables, by name
-    assumptions: tuple[Assumption, ...] = ()  # about both
-
-
-OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
+    optimizer: str = SGD  # of tables that are not in ``of_tables``
+    of_tables: Mapping[str, str] = field(default_factory=dict)  # fused optimizers by table name
+    assumptions: tuple[Assumption, ...] = ()
 
 
-def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
+# Sharding types without replicas.
+OTHER_TYPES = tuple(name for name in SHARDING_TYPES if name not in REPLICATED)
+
+
+def note_replicas(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
     """Yield notes about replicated tables, and about tables that may not be replicated."""
     leaving = [name for name in replicated if request.leaves_optimizer(name)]
     staying = [name for name in replicated if name not in leaving]
     if leaving:
         yield (
-            f"{_subject(leaving)} replicated (data_parallel), as it is allowed by name: the job's dense optimizer "
-            f"trains replicas, not the table's own fused one "
-            f"({_optimizers(request.optimizer_of(name) for name in leaving)})."
+            f"Your dense optimizer updates {_tables(leaving, 'data_parallel table')}, not the fused optimizer "
+            f"({_optimizers(request.optimizer_of(name) for name in leaving)}). The request allows this by name."
         )
     if staying:
         yield _of_same_optimizer(request, staying)
-    if left_out := tables_without_replicas(request):
-        yield left_out_note({name: request.optimizer_of(name) for name in left_out})
+    if left_out := list_without_replicas(request):
+        yield note_left_out_replicas({name: request.optimizer_of(name) for name in left_out})
 
 
 def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
-    found = f"{_subject(names)} replicated (data_parallel): the job's dense optimizer trains replicas"
+    found = f"Your dense optimizer updates {_tables(names, 'data_parallel table')}."
     if request.dense_optimizer:
-        return (
-            f"{found}. It is {request.dense_optimizer} too, as dense_optimizer says; its learning rate and other "
-            f"settings have to be those of the tables."
-        )
+        return f"{found} Give {request.dense_optimizer} the same learning rate and settings as the tables."
     optimizers = dict.fromkeys(request.optimizer_of(name) for name in names)
-    lacking = "".join(f"; {problem}" for one in optimizers if (problem := OPTIMIZERS[one].dense_problem))
+    lacking = "".join(f"; {problem}" for name in optimizers if (problem := OPTIMIZERS[name].dense_problem))
     return (
-        f"{found}, not a fused one: it has to be {_optimizers(optimizers)} with the settings of the tables{lacking}. "
-        f"To leave replicas out: --sharding-types {','.join(OTHER_TYPES)}."
+        f"{found} Use {_optimizers(optimizers)} with the same settings{lacking}. "
+        f"To avoid replicas: --sharding-types {','.join(OTHER_TYPES)}."
     )
 
 
-def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
-    """Return the tables that only their optimizer excludes from replication."""
+def list_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
+    """Return the tables that could be replicated if the dense optimizer were their own."""
     if request.num_devices == 1 or request.sharding_types:
         return ()
     task = request.task()
@@ -75,24 +72,20 @@ def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
     )
 
 
-def left_out_note(optimizers: Mapping[str, str]) -> str:
+def note_left_out_replicas(optimizers: Mapping[str, str]) -> str:
     """Explain why tables with these optimizers are not replicated, and how to allow it."""
     words = tuple(dict.fromkeys(optimizers.values()))
     same = f"dense_optimizer={words[0]!r}" if len(words) == 1 else "dense_optimizer"
     return (
-        f"Replicas (data_parallel) of {_tables(tuple(optimizers))} are left out: the dense optimizer would train them "
-        f"in place of their own fused one ({_optimizers(words)}). Where it is the same, with the same learning rate "
-        f"and settings, say {same}; or allow them by name (sharding_types, table_types, or constraints of TorchRec)."
+        f"Replicas (data_parallel) of {_tables(tuple(optimizers))} are left out: your dense optimizer would update "
+        f"them in place of their fused optimizer ({_optimizers(words)}). If both are the same, with the same settings, "
+        f"give {same}. You can also allow data_parallel by name (sharding_types, table_types, TorchRec's constraints)."
     )
 
 
-def _tables(names: Sequence[str]) -> str:
-    return f"{count_text(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
-
-
-def _subject(names: Sequence[str]) -> str:
-    return f"{_tables(names)} {'are' if len(names) > 1 else 'is'}"
+def _tables(names: Sequence[str], kind: str = "table") -> str:
+    return f"{count_text(len(names), kind)} ({printable(cut(', '.join(names), 60))})"
 
 
 def _optimizers(words: Iterable[str]) -> str:
-    return " or ".join(one for one, _ in Counter(words).most_common())
+    return " or ".join(word for word, _ in Counter(words).most_common())

@@ -1,28 +1,28 @@
-"""The order of a pooled collection's output, which TorchRec derives from the plan, and placements that keep it.
+"""Order of a pooled collection's output, which TorchRec derives from the plan, and placements that keep it.
 
 ``ShardedEmbeddingBagCollection`` orders the keys and ``values()`` of its output by group, with the features of each
 table together:
 
 1. sharding types, in the order in which the collection's tables first have them;
 2. within a type, ranks: a table cut by columns counts on its first rank; ``row_wise`` and ``data_parallel`` tables are
-   not ordered by ranks, as each rank has all of them;
+   not ordered by ranks, because each rank has all of them;
 3. on a rank, kernel calls, in the order of their first tables: tables share a call if data type, pooling, optimizer and
    cache are equal;
 4. the tables of a call, in the order of the collection.
 
 An ``EmbeddingCollection`` has no such order: its output is a dict.
 
-Single changes of a search mostly break the order. So ``place_in_order`` gives each table limits under which every
-placement has the order of an earlier placement, or of the unsharded model:
+Most single changes of a search break the order. So ``place_in_order`` gives each table limits under which every
+placement has the order of the current placement, or of the unsharded model:
 
-- all tables row_wise, or all data_parallel: the order is that of the tables, whatever the ranks;
+- all tables row_wise, or all data_parallel: the order is that of the tables on any ranks;
 - all tables whole or cut by columns, which TorchRec then counts as one type: they are laid out in order over the
   devices, and neighboring tables share at most one device;
-- near an earlier placement: each table keeps its type, tables cut by columns are laid out by type, and tables whose
+- near the current placement: each table keeps its type, tables cut by columns are laid out by type, and tables whose
   rows are on a node stay on it.
 
-The layout starts from the work of the tables and is corrected by predicted times of the devices. The result is the
-fastest answer with the right order. Faster placements with the same order may exist, which a note mentions.
+The layout starts from the work of the tables and is corrected by predicted times of the devices. The fastest answer
+with the right order wins. Faster placements with the same order may exist, which a note mentions.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.search.search import EFFORTS, QUICK
 from evenshard.tables.table import Table
 
-# Most keys of an order that are shown.
+# Keys of an order that a message shows at most, so that it stays readable.
 MOST_KEYS = 8
 BY_NAME = "Look up pooled outputs by name (output[feature]), or place with --keep-output-order."
 
 
 @dataclass(frozen=True)
 class OutputTable:
-    """The properties of a table that determine the order of a pooled collection's output."""
+    """Properties of a table that determine the order of a pooled collection's output."""
 
     name: str
-    keys: tuple[str, ...]  # keys of its columns in the output, one per feature
+    keys: tuple[str, ...]  # keys in the output, one per feature
     sharding_type: str  # as written in the plan
     ranks: tuple[int, ...]  # ranks with a shard of it; (0,) for a replicated table
     call: Hashable  # identifies the kernel call on a rank
@@ -70,7 +70,7 @@ class OutputTable:
 
 @dataclass(frozen=True)
 class OrderChange:
-    """A pooled collection whose output order changes, given by its keys."""
+    """A pooled collection whose output order changes; orders are lists of keys."""
 
     collection: str  # its path in the model; empty if unknown
     old: tuple[str, ...]
@@ -83,7 +83,7 @@ class OrderChange:
         start = max(first - 1, 0) if len(self.old) > MOST_KEYS else 0
         before, now = (keys_text(keys, start) for keys in (self.old, self.new))
         name = f" of {cut(self.collection)}" if self.collection else ""
-        return f"The pooled output{name} changes its order: {before} -> {now}."
+        return f"The order of the pooled output{name} changes: {before} -> {now}."
 
 
 def keys_text(keys: Sequence[str], start: int = 0) -> str:
@@ -96,22 +96,25 @@ def keys_text(keys: Sequence[str], start: int = 0) -> str:
 def sort_outputs(tables: Sequence[OutputTable]) -> tuple[OutputTable, ...]:
     """Sort a collection's tables, given in its own order, in the order of its sharded output."""
     found: dict[OutputTable, None] = {}
-    for way in dict.fromkeys(one.sharding_type for one in tables):
+    for sharding_type in dict.fromkeys(table.sharding_type for table in tables):
         tables_on: dict[int, list[OutputTable]] = {}
-        for one in tables:
-            if one.sharding_type == way:
-                for rank in dict.fromkeys(one.ranks):
-                    tables_on.setdefault(rank, []).append(one)
-        for _, there in sorted(tables_on.items()):
-            for call in dict.fromkeys(one.call for one in there):
-                found |= dict.fromkeys(one for one in there if one.call == call)
+        for table in tables:
+            if table.sharding_type == sharding_type:
+                for rank in dict.fromkeys(table.ranks):
+                    tables_on.setdefault(rank, []).append(table)
+        for _, of_rank in sorted(tables_on.items()):
+            for call in dict.fromkeys(table.call for table in of_rank):
+                found |= dict.fromkeys(table for table in of_rank if table.call == call)
     return tuple(found)
 
 
 def output_keys(tables: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, ...]]:
-    """Return the keys of each table's output, given names and features: TorchRec adds the table to a shared feature."""
+    """Return the output keys of each table from its name and features.
+
+    TorchRec appends the table to a feature that several tables share: feature@table.
+    """
     counts = Counter(feature for _, features in tables for feature in features)
-    return [tuple(f"{one}@{name}" if counts[one] > 1 else one for one in features) for name, features in tables]
+    return [tuple(f"{key}@{name}" if counts[key] > 1 else key for key in features) for name, features in tables]
 
 
 def output_orders(
@@ -119,7 +122,7 @@ def output_orders(
 ) -> dict[str, tuple[OutputTable, ...]]:
     """Return the tables of each pooled collection in the order of its output, by path.
 
-    Tables of a file count as one collection, in the order of the file, and equal optimizers as having equal settings.
+    The tables of a file count as one collection in file order. Equal optimizers are assumed to have equal settings.
     """
     collections = collections_of(request.tables)
     return {path: sort_outputs(_output_tables(request, tables, parts_of_table)) for path, tables in collections.items()}
@@ -152,21 +155,22 @@ def _keys_of(tables: Sequence[Table]) -> list[tuple[str, ...]]:
 def _output_tables(
     request: PlacementRequest, tables: Sequence[Table], parts_of_table: Mapping[str, Sequence[TablePart]]
 ) -> list[OutputTable]:
-    ways = [
+    types = [
         type_among(request.limits_of(table.name).types, parts_of_table[table.name], table, request.nodes)
         for table in tables
     ]
     found = []
-    for table, own, way in zip(tables, _keys_of(tables), ways, strict=True):
+    for table, keys, own_type in zip(tables, _keys_of(tables), types, strict=True):
         parts = parts_of_table[table.name]
-        ranks = (0,) if TYPES[way].is_replicated else tuple(sorted({part.device for part in parts}))
+        ranks = (0,) if TYPES[own_type].is_replicated else tuple(sorted({part.device for part in parts}))
         widest = max(part.columns.size for part in parts)
         call = (table.dtype, table.pooling, request.optimizer_of(table.name), _cache_key(parts[0].storage, widest))
-        found.append(OutputTable(table.name, own, join_type(way, SHARDING_TYPES, ways), ranks, call))
+        found.append(OutputTable(table.name, keys, join_type(own_type, SHARDING_TYPES, types), ranks, call))
     return found
 
 
 def _cache_key(storage: Storage, widest: int) -> Hashable:
+    # Tables on fused and fused_uvm share a kernel call; each cache has a call of its own (``_cache_params`` of plans).
     if storage.kernel in (FUSED, FUSED_UVM):
         return FUSED
     return storage.kernel, storage.load_factor if storage.kernel == FUSED_UVM_CACHING else None, widest
@@ -175,19 +179,19 @@ def _cache_key(storage: Storage, widest: int) -> Hashable:
 def order_changes(
     old: Mapping[str, Sequence[OutputTable]], new: Mapping[str, Sequence[OutputTable]]
 ) -> tuple[OrderChange, ...]:
-    """Return the collections of both placements that have the same keys in another order."""
+    """Return the collections that have the same keys in both placements, but in another order."""
     changes = (
-        OrderChange(path, *(tuple(key for one in tables for key in one.keys) for tables in (old[path], new[path])))
+        OrderChange(path, *(tuple(key for table in tables for key in table.keys) for tables in (old[path], new[path])))
         for path in new
         if path in old
     )
-    return tuple(one for one in changes if one.old != one.new and sorted(one.old) == sorted(one.new))
+    return tuple(change for change in changes if change.old != change.new and sorted(change.old) == sorted(change.new))
 
 
-# Number of column layouts that are searched, each corrected by the times of the previous one.
+# Layouts that are searched, each corrected by the predicted times of the previous layout. More take longer.
 LAYOUTS = 3
 Orders = Mapping[str, tuple[OutputTable, ...]]
-# Function that searches a request with at most this many changes.
+# Function that searches a request with at most the given number of changes.
 Place = Callable[[PlacementRequest, float], PlacementAnswer]
 
 
@@ -211,7 +215,7 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
     plain = replace(request, keep_output_order=False)
     free = place(plain, float("inf"))
     found = [free] if _has_order(request, free, orders) else []
-    for limits in _fixed_limits(request, orders, old):
+    for limits in _list_fixed_limits(request, orders, old):
         found += _answers(plain, limits, place, request, orders)
     work = {table.name: table.pooling_factor * table.embedding_dim for table in request.tables}
     for _ in range(LAYOUTS):
@@ -226,10 +230,10 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
             f"no placement was found whose pooled outputs have the order {_text(orders)}.",
             "Look up pooled outputs by name in the model (output[feature]), and leave keep_output_order out.",
         )
-    best = min(found, key=lambda one: one.predicted_ms)
+    best = min(found, key=lambda answer: answer.predicted_ms)
     note = (
         f"keep_output_order: pooled outputs have the order {_text(orders)}. Without it the step takes "
-        f"{ms_text(free.predicted_ms)} ms. Faster placements of this order may exist."
+        f"{ms_text(free.predicted_ms)} ms. Faster placements with this order may exist."
     )
     nearness = best.nearness
     if nearness is not None and free.nearness is not None:
@@ -247,23 +251,23 @@ def _kept_orders(request: PlacementRequest, old: PlacementAnswer | None) -> Orde
     orders = orders_of_model(request.tables)
     if not orders:
         raise BadConfig(
-            "keep_output_order has nothing to keep: no table is pooled, and outputs of an EmbeddingCollection are "
-            "looked up by name. Leave it out."
+            "keep_output_order has no effect: no table is pooled, and outputs of an EmbeddingCollection are looked up "
+            "by name. Leave it out."
         )
     if old is None:
         return orders
     before = output_orders(old.request, old.parts_of_table)
     for path, tables in orders.items():
-        if {one.keys for one in before.get(path, ())} != {one.keys for one in tables}:
+        if {table.keys for table in before.get(path, ())} != {table.keys for table in tables}:
             raise BadConfig(
-                "keep_output_order: the placement of near has other pooled tables or features, so that the output "
-                "changes anyway. Leave keep_output_order out, or name a placement of the same tables."
+                "keep_output_order: the placement of near has other pooled tables or features, so the output changes "
+                "in any case. Leave keep_output_order out, or give a placement of the same tables."
             )
     return {path: before[path] for path in orders}
 
 
 def _keys(orders: Orders) -> dict[str, tuple[str, ...]]:
-    return {path: tuple(key for one in tables for key in one.keys) for path, tables in orders.items()}
+    return {path: tuple(key for table in tables for key in table.keys) for path, tables in orders.items()}
 
 
 def _has_order(request: PlacementRequest, answer: PlacementAnswer, orders: Orders) -> bool:
@@ -291,14 +295,14 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
     for name, own in limits.items():
         before = request.limits_of(name)
         devices = own.devices if before.devices is None or own.devices is None else own.devices & before.devices
-        allowed = tuple(one for one in TYPES if one in own.types & before.types)
+        allowed = tuple(name for name in TYPES if name in own.types & before.types)
         if not allowed or devices == frozenset():
             return None
         types[name] = allowed
         if devices is not None:
             pinned[name] = tuple(sorted(devices))
-        usable = [one for one in (FUSED, FUSED_UVM) if memory_problem(one, request.nodes) is None]
-        kept = [one for one in request.rules.table_kernels.get(name, request.kernels) if one in usable]
+        usable = [kernel for kernel in (FUSED, FUSED_UVM) if memory_problem(kernel, request.nodes) is None]
+        kept = [kernel for kernel in request.rules.table_kernels.get(name, request.kernels) if kernel in usable]
         if kept:  # caches would need separate kernel calls, which change the order
             kernels[name] = tuple(kept)
     rules = replace(
@@ -307,40 +311,40 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
     return replace(request, rules=rules)
 
 
-def _fixed_limits(
+def _list_fixed_limits(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None
 ) -> Iterator[Mapping[str, _Limits]]:
-    """Yield limits that need no layout: everything unchanged, or one type whose order does not depend on ranks."""
-    names = [one.name for tables in orders.values() for one in tables]
+    """Yield limits that need no layout: all tables unchanged, or one type whose order does not depend on ranks."""
+    names = [table.name for tables in orders.values() for table in tables]
     if old is not None:
-        yield {name: _as_it_was(old.type_of_table[name], old.parts_of_table[name]) for name in names}
-    for way in (ROW_WISE, DATA_PARALLEL):
-        yield dict.fromkeys(names, _Limits(frozenset({way})))
+        yield {name: _keep_table(old.type_of_table[name], old.parts_of_table[name]) for name in names}
+    for sharding_type in (ROW_WISE, DATA_PARALLEL):
+        yield dict.fromkeys(names, _Limits(frozenset({sharding_type})))
 
 
-def _as_it_was(way: str, parts: Sequence[TablePart]) -> _Limits:
+def _keep_table(own_type: str, parts: Sequence[TablePart]) -> _Limits:
     """Return limits that keep a table's type, and its devices unless it is on all of them."""
-    is_on_all = TYPES[way].is_replicated or way in ROWS_OF_ALL
-    return _Limits(frozenset({way}), None if is_on_all else frozenset(part.device for part in parts))
+    is_on_all = TYPES[own_type].is_replicated or own_type in ROWS_OF_ALL
+    return _Limits(frozenset({own_type}), None if is_on_all else frozenset(part.device for part in parts))
 
 
 def _lay_out(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None, work: Mapping[str, float]
 ) -> Mapping[str, _Limits] | None:
-    """Return limits that lay out tables cut by columns over the devices in order; None if there are too few devices."""
+    """Return limits that lay out column-cut tables over the devices in order; None if there are too few devices."""
     position = {table.name: at for at, table in enumerate(request.tables)}
     of_name = {table.name: table for table in request.tables}
     limits: dict[str, _Limits] = {}
     for tables in orders.values():
         groups: dict[str, list[OutputTable]] = {}
-        for one in tables:
-            groups.setdefault(TABLE_WISE if old is None else one.sharding_type, []).append(one)
-        for way, group in groups.items():
-            if TYPES[way].span(request.nodes) > 1 or TYPES[way].is_replicated:
+        for table in tables:
+            groups.setdefault(TABLE_WISE if old is None else table.sharding_type, []).append(table)
+        for own_type, group in groups.items():
+            if TYPES[own_type].span(request.nodes) > 1 or TYPES[own_type].is_replicated:
                 assert old is not None
-                limits |= {one.name: _as_it_was(way, old.parts_of_table[one.name]) for one in group}
+                limits |= {table.name: _keep_table(own_type, old.parts_of_table[table.name]) for table in group}
                 continue
-            runs = _runs([of_name[one.name] for one in group], position, request)
+            runs = _split_runs([of_name[table.name] for table in group], position, request)
             devices = _devices_in_order(runs, work, request.num_devices)
             if devices is None:
                 return None
@@ -349,8 +353,8 @@ def _lay_out(
     return limits
 
 
-def _runs(tables: Sequence[Table], position: Mapping[str, int], request: PlacementRequest) -> list[list[Table]]:
-    """Split tables into runs, in order, where TorchRec would swap neighbors that share a device."""
+def _split_runs(tables: Sequence[Table], position: Mapping[str, int], request: PlacementRequest) -> list[list[Table]]:
+    """Split tables, in order, wherever TorchRec would swap two neighbors that share a device."""
     runs: list[list[Table]] = []
     calls: list[tuple[str, str, str]] = []
     for table in tables:
@@ -367,17 +371,19 @@ def _runs(tables: Sequence[Table], position: Mapping[str, int], request: Placeme
 def _devices_in_order(
     runs: Sequence[Sequence[Table]], work: Mapping[str, float], num_devices: int
 ) -> dict[str, frozenset[int]] | None:
-    """Return the consecutive devices that each table covers; runs share none. None if there are too few devices."""
+    """Return the consecutive devices of each table; runs share no device. None if there are too few devices."""
     if len(runs) > num_devices:
         return None
-    totals = [max(sum(work[table.name] for table in run), 1e-12) for run in runs]
+    totals = [max(sum(work[table.name] for table in run), 1e-12) for run in runs]  # above 0, as it is a divisor
     counts = [1] * len(runs)
+    # Each further device goes to the run with the most work per device.
     for _ in range(num_devices - len(runs)):
         counts[max(range(len(runs)), key=lambda at: totals[at] / counts[at])] += 1
     found, first = {}, 0
     for run, total, count in zip(runs, totals, counts, strict=True):
         done = 0.0
         for table in run:
+            # From the device of the table's first unit of work to that of its last; 1e-9 absorbs rounding.
             low = min(int(done / total * count + 1e-9), count - 1)
             done += work[table.name]
             high = min(max(-int(-(done / total * count - 1e-9) // 1) - 1, low), count - 1)
@@ -387,7 +393,8 @@ def _devices_in_order(
 
 
 def _correct_work(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
-    total_ms = [one.predicted_total_ms for one in answer.devices]
+    """Scale each table's work by the times of its devices relative to the mean."""
+    total_ms = [device.predicted_total_ms for device in answer.devices]
     mean_ms = sum(total_ms) / len(total_ms) or 1.0
     factor_of: dict[str, list[float]] = {}
     for part in answer.parts:

@@ -22,16 +22,16 @@ from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask, allow_row_wise_means
-from evenshard.planner.answer import Near, PlacementAnswer, earlier_placement
+from evenshard.planner.answer import Near, PlacementAnswer, match_earlier_placement
 from evenshard.planner.baselines import place_baselines, predict_baselines
-from evenshard.planner.capacity import refusal
+from evenshard.planner.capacity import explain_infeasibility
 from evenshard.planner.hosts import MachineAndMemory
-from evenshard.planner.intervals import interval_against
+from evenshard.planner.intervals import predict_saving
 from evenshard.planner.knobs import Knobs, Search, groups, place_knob
-from evenshard.planner.optimizers import TableOptimizers, replica_notes
+from evenshard.planner.optimizers import TableOptimizers, note_replicas
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
-from evenshard.planner.request import PlacementRequest, sharding_types_of, unit_warnings
+from evenshard.planner.request import PlacementRequest, list_unit_warnings, sharding_types_of
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import PlacementCost
 from evenshard.price.link import warn_beyond_span
@@ -58,13 +58,13 @@ from evenshard.version import __version__
 if TYPE_CHECKING:
     from evenshard.search.near_placement import NearResult
 
-INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
+INTERRUPTED = "The search was interrupted. This is the best placement found so far; a full run may find a better one."
 
 
 def build_request(
     knobs: Knobs, known: TableSet, optimizers: TableOptimizers, devices: MachineAndMemory, dense_bytes: int
 ) -> PlacementRequest:
-    """Build the request for tables on a machine from the user's knobs; the only place that builds requests.
+    """Build the request for tables on a machine from the user's knobs; no other function builds requests.
 
     Args:
         dense_bytes: memory of the dense model on each device.
@@ -97,14 +97,14 @@ def build_request(
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """Settings of a search: its length, its starts, and the baselines to compare with.
+    """Settings of a search: its effort, its starting placements, and the baselines to compare with.
 
     Attributes:
-        compare: names of other sharders, of ``BASELINES``.
+        compare: names from ``BASELINES``.
         num_measured: number of candidates to time with ``measure``; 0 relies on the model.
-        near: the earlier answer, and the number of bytes that may move from it.
-        known: placements to start from, such as TorchRec's. The predicted time of the answer does not exceed that
-            of any legal one, nor that of the baselines.
+        near: the current placement, and the number of bytes that may move from it.
+        known: placements to start from, such as TorchRec's. The answer is predicted to be at least as fast as each
+            legal one, and as each legal baseline.
         tables_from: source of the tables, for the lineage.
     """
 
@@ -126,10 +126,10 @@ class PlaceConfig:
 
 @one_thread()
 def place_request(request: PlacementRequest, model: Model, config: PlaceConfig | None = None) -> PlacementAnswer:
-    """Answer a request on one thread, because the matrices are small. Deterministic.
+    """Answer a request, on one thread because the matrices are small. Deterministic.
 
     Raises:
-        InfeasibleTask: if there is no legal placement, or none was found; the message tells which, and what is missing.
+        InfeasibleTask: if no legal placement exists or was found; the message says which, and what would help.
         BadConfig: if ``config`` is invalid, or FBGEMM's kernels do not support a table.
     """
     config = config or PlaceConfig()
@@ -142,8 +142,8 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
 
         return place_in_order(request, place, None if config.near is None else config.near.old)
     costs = part_costs(request, model)
-    others = place_baselines(request, costs, config.compare)
-    found = _search(request, model, costs, config, [parts for _, parts in others if parts is not None])
+    baselines = place_baselines(request, costs, config.compare)
+    found = _search(request, model, costs, config, [parts for _, parts in baselines if parts is not None])
     best, measured = found.result.best, None
     if config.num_measured:
         best, measured = _measure_candidates(costs, config, found.result.candidates)
@@ -151,7 +151,7 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         best = make_small_tables_whole(costs, best)
     check_sharding(costs.task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
-    saves = partial(interval_against, request, model, costs, answered)
+    saves = partial(predict_saving, request, model, costs, answered)
     interrupted = INTERRUPTED if found.result.is_interrupted else None
     notes = (interrupted, widened, *_notes(request, model, best.parts, costs.divisions_ms(best.parts)))
     answer = PlacementAnswer(
@@ -159,10 +159,10 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         **vars(answered),
         lower_bound_ms=min(lower_bound_ms(found.space, best.predicted_ms), best.predicted_ms),
         warnings=(
-            *unit_warnings(request),
+            *list_unit_warnings(request),
             *(() if model.trained_on is None else model.trained_on.outside(request.task())),
         ),
-        comparison=predict_baselines(others, costs, config.measure if config.num_measured else None, saves),
+        comparison=predict_baselines(baselines, costs, config.measure if config.num_measured else None, saves),
         measured=measured,
         measured_ms=None if measured is None else measured.step_ms(costs.pipeline),
         lineage=_lineage(model, config),
@@ -188,31 +188,35 @@ class _Found:
 
 
 def _search(
-    request: PlacementRequest, model: Model, costs: PartCosts, config: PlaceConfig, others: list[tuple[TablePart, ...]]
+    request: PlacementRequest,
+    model: Model,
+    costs: PartCosts,
+    config: PlaceConfig,
+    baselines: list[tuple[TablePart, ...]],
 ) -> _Found:
     searched = costs.of_task(allow_row_wise_means(costs.task))
     try:
         require_types(searched.task)
         if request.rules != Rules() and not costs.task.may_offload:
             require_feasible_sharding(searched.task)
-        starts = _starts(request, model, config.seed, costs.task, (*config.known, *others))
+        starts = _starts(request, model, config.seed, costs.task, (*config.known, *baselines))
         search = PlanSearch(searched, config.effort, config.seed, config.progress)
         free = search.run(starts)
     except InfeasibleTask as error:
-        raise refusal(request, error) from None
+        raise explain_infeasibility(request, error) from None
     near, beside = config.near, None
     if near is not None:
         require_package("scipy")
         from evenshard.search.near_placement import NearSearch
 
-        beside = NearSearch(search, earlier_placement(near.old, request), near.most_bytes).run(free)
+        beside = NearSearch(search, match_earlier_placement(near.old, request), near.most_bytes).run(free)
     return _Found(search.space, free, beside)
 
 
 def _measure_candidates(
     costs: PartCosts, config: PlaceConfig, candidates: Sequence[tuple[TablePart, ...]]
 ) -> tuple[PredictedParts, PlacementCost]:
-    """Return the fastest of the first candidates with its measured cost."""
+    """Return the fastest of the first ``num_measured`` candidates with its measured cost."""
     assert config.measure is not None, "measuring needs hardware"
     candidates = candidates[: config.num_measured]
     measured = config.measure(costs.task, candidates)
@@ -233,17 +237,17 @@ def _lineage(model: Model, config: PlaceConfig) -> dict[str, Any]:
         "tables": config.tables_from,
         "search": {"seed": config.seed, "num_measured": config.num_measured, "changes": config.effort.changes},
     }
-    return dict(json.loads(json.dumps(lineage)))  # in the form that a file returns
+    return dict(json.loads(json.dumps(lineage)))  # equal to the lineage of a loaded file
 
 
 def _check_dims(tables: Sequence[Table]) -> None:
-    """Raise BadConfig for an embedding dim that FBGEMM rejects when TorchRec builds its kernels: neither pads rows."""
+    """Raise BadConfig for an embedding dim that FBGEMM rejects; neither FBGEMM nor TorchRec pads rows."""
     for table in tables:
         if table.embedding_dim % COLUMN_STEP:
             wider = -(-table.embedding_dim // COLUMN_STEP) * COLUMN_STEP
             raise BadConfig(
-                f"table {brief(table.name)} has an embedding_dim of {table.embedding_dim}, and FBGEMM's kernels take "
-                f"multiples of {COLUMN_STEP}. Make it {wider}, in the model too."
+                f"table {brief(table.name)} has embedding_dim {table.embedding_dim}, but FBGEMM's kernels need a "
+                f"multiple of {COLUMN_STEP}. Use {wider} here and in the model."
             )
 
 
@@ -267,7 +271,7 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
     in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
     for table in task.tables:
         if table.name in in_rows and table.row_shares is None:
-            yield Assumption(table.name, "row_shares", "lookups even over the rows that devices share")
+            yield Assumption(table.name, "row_shares", "lookups spread evenly over the rows of its shards")
 
 
 def _notes(
@@ -279,29 +283,26 @@ def _notes(
         if learned not in (None, asked):
             order = list(STATE_NUMBERS)
             word = "slower" if order.index(asked) > order.index(learned) else "faster"
-            yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
-    yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
+            yield f"Times are predicted for {learned}: {asked}'s memory is counted, but not its {word} backward pass."
+    yield from note_replicas(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
     yield warn_beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)
     if divisions_ms:
         yield (
-            f"All tables of collections with MEAN tables are cut by rows: TorchRec trains rows of means right only so. "
-            f"It divides their sums, about {ms_text(divisions_ms)} ms of a step that no time here counts."
+            f"In collections with MEAN tables, all tables are cut by rows: TorchRec handles row-wise MEAN correctly "
+            f"only this way. Dividing the sums adds about {ms_text(divisions_ms)} ms per step, which is not included."
         )
 
 
-# Largest weights of a small table, which readers of a plan expect to be whole.
+# Weights of at most 64 KB make a small table, which readers of a plan expect to be whole.
 MOST_BYTES = 2**16
-# Largest cost of whole tables: this share of a step, or two kernel launches, which models hardly resolve.
+# Whole small tables may make the step slower by 1 %, or by 0.01 ms: two kernel launches, which models hardly resolve.
 MOST_SLOWER, RESOLUTION_MS = 0.01, 0.01
-# Number of single tables that cost more before the rest are left cut.
+# After so many single tables that exceed this limit, the remaining tables stay cut.
 MOST_FAILURES = 4
 
 
 def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> PredictedParts:
-    """Make small cut tables whole if the step takes hardly longer.
-
-    It tries all tables at once, then recursively each half, down to single tables.
-    """
+    """Make small cut tables whole unless that slows the step: all at once, then each half, down to single tables."""
     task, by_table = costs.task, parts_by_table(costs.task, found.parts)
     cut = [one for one in task.tables if one.size_bytes <= MOST_BYTES and len(by_table[one.name]) > 1]
     most_ms = found.predicted_ms + max(MOST_SLOWER * found.predicted_ms, RESOLUTION_MS)
@@ -328,7 +329,7 @@ def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]
             own[part.table] = part
         else:
             parts.append(part)
-    # Work of a table, estimated by the mean part.
+    # The work of a whole table is estimated as the mean work of a part.
     each_ms = sum(one.predicted_total_ms for one in found.devices) / len(found.parts)
     num_parts = Counter(device for part in found.parts for device in part.devices)
     work = [(round_for_sorting(one.predicted_total_ms), num_parts[at], at) for at, one in enumerate(found.devices)]

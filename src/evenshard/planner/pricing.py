@@ -1,4 +1,4 @@
-"""The model that answers a request, and predictions of placements by it and by the links of the machine."""
+"""Choice of the cost model for a request, and predictions from it and the machine's links."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
     return load_model(Path(where), hardware)
 
 
-def learned_model_of(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
-    """Load a learned model like ``model_of``; raise BadConfig for a device model."""
+def load_learned_model(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
+    """Load a learned cost model like ``model_of``; raise BadConfig for a device model."""
     require_package("torch")
     from evenshard.sharders.models import PlacementModel
 
     found = model_of(where, hardware)
     if not isinstance(found, PlacementModel):
         raise BadConfig(
-            f"{found.source} is a device model, which has learned from no costs. Name a learned one: a round's folder "
-            "such as work/round_3, or models:/evenshard-cost@champion."
+            f"{found.source} is a device model, not a learned cost model. Give a learned model: a round's folder such "
+            "as work/round_3, or models:/evenshard-cost@champion."
         )
     return found
 
@@ -94,15 +94,15 @@ def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel
         found = DeviceModel(str(HardwareName.parse(hardware)))
     else:
         raise BadConfig(
-            f"there is no model for hardware {brief(hardware)}. Train one with {how_to_train()} and name its folder "
-            f"(--model work/round_3), or place for a simulated device, such as simulated:h100."
+            f"there is no cost model for hardware {brief(hardware)}. Train one with {how_to_train()} and give its "
+            f"folder (--model work/round_3), or place for simulated hardware such as simulated:h100."
         )
     assert found.profile  # raise errors of the profile file here
     return found
 
 
-def named_with_hardware(model: str | Path | Model | None, hardware: str | None) -> tuple[Model | None, str | None]:
-    """Return the named model and hardware, or None; a model names the hardware that it was trained on."""
+def resolve_model(model: str | Path | Model | None, hardware: str | None) -> tuple[Model | None, str | None]:
+    """Return the model and the hardware that the user named, None if not given; a model implies its hardware."""
     named = None if hardware is None else str(HardwareName.parse(hardware))
     if model is None:
         return None, named
@@ -112,22 +112,22 @@ def named_with_hardware(model: str | Path | Model | None, hardware: str | None) 
     return loaded, named or loaded.hardware
 
 
-def named_model(answer: PlacementAnswer) -> str:
-    """Return the model that an answer names, for ``model_of``; raise BadConfig if it names none."""
+def find_model_source(answer: PlacementAnswer) -> str:
+    """Return the source of an answer's model, for ``model_of``; raise BadConfig if its lineage has none."""
     source = model_lineage(answer).get("source")
     if not isinstance(source, str) or not source:
-        raise BadConfig("the lineage of this placement names no model. Name one (--model).")
+        raise BadConfig("the placement's lineage names no model. Give one (--model).")
     return source
 
 
-def other_model(answer: PlacementAnswer, model: Model) -> str | None:
-    """Return a note if the model is not the one that made the answer; otherwise None."""
+def note_other_model(answer: PlacementAnswer, model: Model) -> str | None:
+    """Return a note if another model made the answer; None if it was this model."""
     made_with = model_lineage(answer)
     if made_with.get("sha256") == model.digest:
         return None
     return (
-        f"{model.source} (sha256 {model.digest[:12]}) is not the model that this placement was made with: "
-        f"{made_with.get('source')} (sha256 {str(made_with.get('sha256'))[:12]}); its figures differ from the file's"
+        f"{model.source} (sha256 {model.digest[:12]}) is not the model that made this placement, "
+        f"{made_with.get('source')} (sha256 {str(made_with.get('sha256'))[:12]}); its times differ from the file's"
     )
 
 
@@ -142,7 +142,7 @@ def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def links_of_request(request: PlacementRequest, model: Model) -> Links:
-    """Return the links of both tiers; within a domain, by default that of the model's training data.
+    """Return the links within and between domains; within, the default is the link of the model's training data.
 
     Raises:
         BadConfig, BadFile: if a named link is unknown or cannot be read, or no link is known.
@@ -152,14 +152,15 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
     own = link(machine.intra) if machine.intra else model.exchange_link()
     if machine.domain_size > 1 and own is None:
         raise BadConfig(
-            f"the costs that the model learned from name no link and have no exchanges, so that {machine.domain_size} "
-            f"devices would exchange in no time. Name their link, such as --intra nvlink_h100 or --intra 50gb_s."
+            f"the model's training data has no link and no communication times, so communication between "
+            f"{machine.domain_size} devices would take no time. Give their link, such as --intra nvlink_h100 or "
+            f"--intra 50gb_s."
         )
-    return Links(own or Link(0.0, "none between devices that are alone"), inter)
+    return Links(own or Link(0.0, "no link, as each domain has one device"), inter)
 
 
 def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
-    """Return the larger error of modelled exchanges over both tiers; None if none is modelled."""
+    """Return the larger error of the links within and between domains; None if no communication is modelled."""
     if request.num_devices == 1:
         return None
     machine = request.nodes
@@ -169,7 +170,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
-    """Return a predictor of placements; kinds of hardware other than the model's use their device models."""
+    """Return a predictor of placements; devices of other hardware than the model's use their device models."""
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:
@@ -197,12 +198,12 @@ def _device_kind(model: Model, hardware: str, machine: Nodes) -> DeviceKind:
 def price_parts(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
-    """Predict parts in the form of an answer, with a note if its interval is wider than the model's own."""
+    """Return parts with all times that an answer records, and a note if the interval was widened."""
     alone_ms, adds_ms = costs.part_ms(found.parts)
     below = above = 1.0
     if model.trained_on is not None:
-        below, above = interval_factors(request, model.trained_on, found.parts, found.devices, alone_ms)
-    faster, slower = hot_rows_factors(request, model, costs, found)
+        below, above = compute_interval_factors(request, model.trained_on, found.parts, found.devices, alone_ms)
+    faster, slower = compute_hot_rows_factors(request, model, costs, found)
     parts = PricedParts(
         parts=found.parts,
         alone_ms=alone_ms,
@@ -212,7 +213,7 @@ def price_parts(
         model_low_ms=found.low_ms / below / faster,
         model_high_ms=found.high_ms * above * slower,
     )
-    notes = [widening_note(below, above), hot_rows_note(request, faster, slower)]
+    notes = [note_widening(below, above), note_hot_rows(request, faster, slower)]
     return parts, " ".join(filter(None, notes)) or None
 
 
@@ -230,7 +231,7 @@ def reprice_answer(answer: PlacementAnswer, parts: Sequence[TablePart], model: M
     )
 
 
-def interval_factors(
+def compute_interval_factors(
     request: PlacementRequest,
     learned: TrainingDomain,
     parts: Sequence[TablePart],
@@ -240,33 +241,33 @@ def interval_factors(
     """Return the factors that widen an interval's lower and upper ends (divisor, factor); 1 in the training range.
 
     The cost model's own interval applies within the training range. Beyond it, times are assumed to change at most in
-    proportion to rows, dims, lookups, weight bits, batch, and devices (for the exchange). So a model that is right at
-    the edge of its data errs at most by the factor that a table is beyond it. Factors of a table multiply, and each
-    part's share of its device's time, by ``alone_ms``, has the factor of its table.
+    proportion to rows, dims, lookups, weight bits, batch, and, for communication, devices. So a model that is right at
+    the edge of its data errs at most by the factor by which a table exceeds it; factors of a table multiply. A device's
+    factor is the mean of its parts' factors, weighted by ``alone_ms``.
     """
     factor_of = {table.name: learned.table_factor(table) for table in request.tables}
     load = learned.load_factor(request.tables, request.num_devices, request.batch_size)
-    exchange = learned.exchange_factor(request.num_devices)
-    if load == exchange == 1 and set(factor_of.values()) == {1.0}:
+    communication = learned.exchange_factor(request.num_devices)
+    if load == communication == 1 and set(factor_of.values()) == {1.0}:
         return 1.0, 1.0
     sums_3D = np.zeros((3, len(devices)))  # lower end, prediction and upper end
     for part, ms in zip(parts, alone_ms, strict=True):
         factor = factor_of[part.table] * load
         sums_3D[:, list(part.devices)] += np.array([[ms / factor], [ms], [ms * factor]])
     kernels_3D = np.divide(sums_3D, sums_3D[1], out=np.ones_like(sums_3D), where=sums_3D[1] > 0)
-    links_31 = np.array([[1 / exchange], [1.0], [exchange]])
+    links_31 = np.array([[1 / communication], [1.0], [communication]])
     inputs, forward, out, back, backward = collect_phases(devices)
     phases = Phases(inputs * links_31, forward * kernels_3D, out * links_31, back * links_31, backward * kernels_3D)
     low_ms, predicted_ms, high_ms = step_ms(phases, request.training_pipeline).tolist()
     return (predicted_ms / low_ms, high_ms / predicted_ms) if predicted_ms else (1.0, 1.0)
 
 
-def hot_rows_factors(
+def compute_hot_rows_factors(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[float, float]:
-    """Return the factors that widen an interval's ends (divisor, factor) because of tables without traffic.
+    """Return the factors that widen an interval's ends (divisor, factor) for tables without ``row_shares``.
 
-    They are the change of the prediction if all hot rows of these tables are adjacent, or none.
+    They bound the prediction between all hot rows of these tables adjacent in memory, and no hot rows adjacent.
     """
     if not _unknown_hot_rows(request) or not any(price.sees_hot_rows for price in costs.prices):
         return 1.0, 1.0
@@ -280,14 +281,14 @@ def hot_rows_factors(
     return max(found.predicted_ms / min(times), 1.0), max(max(times) / found.predicted_ms, 1.0)
 
 
-def hot_rows_note(request: PlacementRequest, faster: float, slower: float) -> str | None:
-    """Return a note on an interval that ``hot_rows_factors`` widened; None if it did not."""
+def note_hot_rows(request: PlacementRequest, faster: float, slower: float) -> str | None:
+    """Return a note on an interval that ``compute_hot_rows_factors`` widened; None if it did not."""
     if faster == slower == 1:
         return None
     unknown = _unknown_hot_rows(request)
     return (
-        f"Whether hot rows lie side by side in memory is not known of {unknown} table{'s' * (unknown != 1)} (no "
-        "row_shares): the interval covers both."
+        f"It is unknown if hot rows are adjacent in memory for {unknown} table{'s' * (unknown != 1)} (no row_shares): "
+        "the interval covers both."
     )
 
 
@@ -295,8 +296,8 @@ def _unknown_hot_rows(request: PlacementRequest) -> int:
     return sum(table.row_shares is None for table in request.tables)
 
 
-def widening_note(below: float, above: float) -> str | None:
+def note_widening(below: float, above: float) -> str | None:
     """Return a note on an interval that is wider than the model's own; None if it is not."""
-    ends = {"upper": above, "lower": below}
-    changed = [f"the {end} bound is {factor:.3g}x wider" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
+    ends = {"the upper bound is {}x wider": above, "the lower bound is {}x wider": below}
+    changed = [end.format(f"{factor:.3g}") for end, factor in ends.items() if f"{factor:.3g}" != "1"]
     return f"Outside the training range: {' and '.join(changed)}." if changed else None

@@ -1,6 +1,6 @@
-"""A request: whole tables by name, devices and their memory, and rules. Checked once, here.
+"""Placement request: tables, devices with their memory, and rules, validated once, here.
 
-A value that no known machine comes near is likely meant in another unit: ``unit_warnings``.
+``list_unit_warnings`` lists values so far from all known machines that another unit is likely.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 
-# Largest relative change of the batch by rounding to whole samples per device: less than the accuracy of times.
+# Largest relative change of the batch by rounding to whole samples per device: less than the error of predicted times.
 BATCH_SLACK = 0.01
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A question. Fields that are ``knob_field`` have the meaning of the knob.
+    """A placement request. Fields declared by ``knob_field`` mean the same as the knob.
 
     Attributes:
-        tables: whole, with distinct names.
+        tables: whole tables with distinct names.
         caps_bytes: memory of each device, by device id.
-        batch_size: global batch, samples.
-        reserved_bytes: memory of each device kept for everything that is not counted.
-        rules: rules of where tables may live.
-        sharding_types: the ways in which tables may be sharded; empty for all.
+        batch_size: global batch size, samples.
+        reserved_bytes: memory of each device reserved for memory that is not counted.
+        rules: placement rules by table name.
+        sharding_types: allowed sharding types; empty for all.
         machine: nodes and links; None for one node with all devices.
-        communication: data types in which embeddings and gradients travel.
+        communication: data types of embeddings and gradients in communication.
         assumptions: assumptions about the tables.
-        reserved_share: share of each device's memory that is kept for the same, on top of ``reserved_bytes``.
-        dense_bytes: of each device, for the dense model with its gradients and optimizer state.
-        training_pipeline: one of ``PIPELINES``; empty to count weights and optimizer state of tables alone, as the
-            first files do, and times as of the usual one.
-        compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
-        table_optimizers: fused optimizers that tables have of their own, by name.
+        reserved_share: fraction of each device's memory to reserve in addition to ``reserved_bytes``.
+        dense_bytes: memory of the dense model with gradients and optimizer state on each device.
+        training_pipeline: one of ``PIPELINES``; empty, as in the first files, to count only weights and optimizer
+            state of tables, with the step times of the default pipeline.
+        compute_kernels: allowed compute kernels; empty for the defaults that the machine has memory for.
+        table_optimizers: fused optimizers by table name, for tables that have their own.
 
     Raises:
-        BadConfig: a value makes no sense.
+        BadConfig: if a value is invalid.
     """
 
     tables: tuple[Table, ...]
@@ -93,7 +93,7 @@ class PlacementRequest:
             raise BadConfig(f"several tables are called {brief(name)}. Give each its own name.")
         check_ranges(num_devices=self.num_devices, batch_size=self.batch_size)
         if min(self.reserved_bytes, self.reserved_share, self.dense_bytes, *self.caps_bytes) < 0:
-            raise BadConfig("a memory cap, the reserved memory or that of the dense model is below 0. Correct it.")
+            raise BadConfig("memory_cap_gb, reserved_gb or dense_gb is below 0. Correct it.")
         if self.reserved_share >= 1:
             raise BadConfig(f"reserved_share is {self.reserved_share:g}, not below 1. Lower it.")
         for optimizer in (self.optimizer, *self.table_optimizers.values()):
@@ -102,21 +102,21 @@ class PlacementRequest:
         if self.dense_optimizer and (problem := optimizer_problem(self.dense_optimizer)):
             raise BadConfig(f"dense_{problem}. Choose one of these, or leave it out.")
         known = {table.name for table in self.tables}
-        if (name := next((one for one in self.table_optimizers if one not in known), None)) is not None:
+        if (name := next((table for table in self.table_optimizers if table not in known), None)) is not None:
             raise BadConfig(f"table_optimizers names {brief(name)}, which is not among the tables. Correct its name.")
         if self.training_pipeline and self.training_pipeline not in PIPELINES:
             pipelines = ", ".join(PIPELINES)
             raise BadConfig(f"training_pipeline is {brief(self.training_pipeline)}. Choose from {pipelines}.")
         for what, choices in (("compute_kernels", COMPUTE_KERNELS), ("sharding_types", SHARDING_TYPES)):
-            if (unknown := next((one for one in getattr(self, what) if one not in choices), None)) is not None:
+            if (unknown := next((word for word in getattr(self, what) if word not in choices), None)) is not None:
                 raise BadConfig(f"{what} names {brief(unknown)}. Choose from {', '.join(choices)}.")
         if self.machine is not None:
             if problem := self.machine.problem():
                 raise BadConfig(problem)
             if self.machine.num_devices != self.num_devices:
                 raise BadConfig(
-                    f"the machine has {self.machine.num_devices} devices, the request {self.num_devices}. Name one "
-                    f"number."
+                    f"the machine has {self.machine.num_devices} devices, but the request has {self.num_devices}. Use "
+                    f"the same number."
                 )
         if problem := self.rules.problem((table.name for table in self.tables), self.nodes):
             raise BadConfig(problem)
@@ -136,11 +136,11 @@ class PlacementRequest:
 
     @property
     def sample_memory(self) -> SampleMemory:
-        """Return the memory of every device for its own samples if tables are whole."""
+        """Return the memory of each device for its own samples if tables are whole."""
         return self.sample_memory_of()
 
     def sample_memory_of(self, parts: Sequence[TablePart] = ()) -> SampleMemory:
-        """Return the memory of every device for its own samples if tables have these parts."""
+        """Return the memory of each device for its own samples if tables have these parts."""
         return sample_memory(
             self.tables,
             num_devices=self.num_devices,
@@ -151,18 +151,18 @@ class PlacementRequest:
 
     @property
     def rooms_bytes(self) -> tuple[int, ...]:
-        """Return the memory of each device for table parts."""
+        """Return the memory of each device that is available to table parts."""
         taken = self.dense_bytes + self.sample_memory.total
         return tuple(max(cap - kept - taken, 0) for cap, kept in zip(self.caps_bytes, self.reserves_bytes, strict=True))
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Return the kernels that tables may use."""
+        """Return the allowed compute kernels."""
         return self.compute_kernels or USUAL_KERNELS
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Return the sharding types that tables may have."""
+        """Return the allowed sharding types."""
         return self.sharding_types or SHARDING_TYPES
 
     @property
@@ -175,19 +175,19 @@ class PlacementRequest:
         return self.table_optimizers.get(name, self.optimizer)
 
     def leaves_optimizer(self, name: str) -> bool:
-        """Return True if a replica would lose the table's own optimizer, as far as known.
+        """Return True if the dense optimizer, which updates replicas, is known to differ from the table's.
 
-        The dense optimizer trains replicas. If it is named, the request's optimizer counts as the table's own.
+        If ``dense_optimizer`` is given, the request's optimizer counts as the table's own.
         """
         has_own = name in self.table_optimizers or bool(self.dense_optimizer)
         return has_own and self.optimizer_of(name) != self.dense_optimizer
 
     def names_replicas_of(self, name: str) -> bool:
-        """Return True if the rules request replicas of a table by name."""
+        """Return True if the request names data_parallel for a table."""
         return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
-        """Return the rules of a table, without replicas that would lose its optimizer, unless requested by name."""
+        """Return the rules of a table; replicas that would change its optimizer are left out unless named."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits
@@ -218,22 +218,22 @@ class PlacementRequest:
         )
 
 
-def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
-    """Return the optimizer of each table that is the same in both requests, so that its state stays valid."""
+def match_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
+    """Return the optimizer of each table that has the same in both requests, so that its state stays valid."""
     names = {table.name for table in old.tables}
     both = ((table.name, new.optimizer_of(table.name)) for table in new.tables if table.name in names)
     return {name: optimizer for name, optimizer in both if old.optimizer_of(name) == optimizer}
 
 
 def check_batch(batch_size: int, num_devices: int) -> None:
-    """Raise BadConfig if equal integer samples per device differ from the batch by more than ``BATCH_SLACK``."""
+    """Raise BadConfig if the batch is farther than ``BATCH_SLACK`` from a multiple of ``num_devices``."""
     check_ranges(batch_size=batch_size)
     below = batch_size // num_devices * num_devices
-    nearest = [one for one in (below, below + num_devices) if one]
-    if min(abs(batch_size - one) for one in nearest) > BATCH_SLACK * batch_size:
+    nearest = [size for size in (below, below + num_devices) if size]
+    if min(abs(batch_size - size) for size in nearest) > BATCH_SLACK * batch_size:
         raise BadConfig(
-            f"batch_size is {batch_size:,}, the samples of all {num_devices:,} devices together, and each device gets "
-            f"the same number. Give {' or '.join(f'{one:,}' for one in nearest)}."
+            f"batch_size is {batch_size:,} over all {num_devices:,} devices, but each device must get the same number "
+            f"of samples. Give {' or '.join(f'{size:,}' for size in nearest)}."
         )
 
 
@@ -252,11 +252,11 @@ def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
 
 
 def memory_problem(kernel: str, machine: Nodes) -> str | None:
-    """Explain in a sentence if a kernel keeps weights in memory that the machine does not have; otherwise None."""
+    """Return an error message if the machine has no memory for a kernel's weights; None if it has."""
     if kernel in HOST_KERNELS and not machine.host_bytes:
-        return f"{kernel} keeps weights in host memory, of which there is none for tables. Give host_memory_gb."
+        return f"{kernel} stores weights in host memory, but tables have none available. Give host_memory_gb."
     if kernel == KEY_VALUE and not machine.ssd_bytes:
-        return f"{kernel} keeps weights on SSDs, of which there are none for tables. Give ssd_gb."
+        return f"{kernel} stores weights on SSDs, but tables have none available. Give ssd_gb."
     return None
 
 
@@ -278,17 +278,19 @@ def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[i
     return tuple(gb_to_bytes(cap) for cap in caps)
 
 
-# Factors beyond the largest and below the smallest known value at which another unit is likely.
+# Factors above the largest and below the smallest known value from which another unit is likely. Device memory has a
+# smaller factor, because the hardware's own memory is known.
 FAR_ABOVE, FAR_BELOW, FAR_ABOVE_MEMORY = 5.0, 0.01, 2.0
+# Prefixes of links between nodes.
 BETWEEN_NODES = ("ethernet", "infiniband")
-# Smallest and largest value of a server.
+# Smallest and largest values of servers.
 SERVER_RANGES = {
     "host_memory_gb": ("GB", (16.0, 6_144.0)),
     "host_bandwidth_gb_s": ("GB/s", (20.0, 1_200.0)),
     "ssd_gb": ("GB", (100.0, 250_000.0)),
     "ssd_bandwidth_gb_s": ("GB/s", (0.5, 60.0)),
 }
-# Units that a value may have been meant in, and the factor to the expected unit.
+# Units that a value may have been given in, and the factor to the expected unit.
 OTHER_UNITS: Mapping[str, Mapping[str, float]] = {
     "GB/s": {
         "in Gbit/s": 1 / 8,
@@ -302,9 +304,10 @@ OTHER_UNITS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def unit_warnings(request: PlacementRequest) -> tuple[str, ...]:
-    """Return a clause for each value far from all known machines: its field, value, unit and likely meaning."""
-    return tuple(dict.fromkeys(one for one in (*_list_link_warnings(request), *_list_memory_warnings(request)) if one))
+def list_unit_warnings(request: PlacementRequest) -> tuple[str, ...]:
+    """Return a clause for each value far from all known machines: its field, value, unit and likely unit."""
+    found = (*_list_link_warnings(request), *_list_memory_warnings(request))
+    return tuple(dict.fromkeys(warning for warning in found if warning))
 
 
 def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
@@ -342,11 +345,12 @@ def _warn_beyond(what: str, value: float, unit: str, known: tuple[float, float],
     low, high = known
     if FAR_BELOW * low <= value <= most * high:
         return None
-    beyond = f"more than {most:g} times {high:,.4g}, the most of any known"
+    beyond = f"more than {most:g} times the largest known value ({high:,.4g})"
     if value < low:
-        beyond = f"less than a hundredth of {low:,.4g}, the least of any known"
+        beyond = f"less than a hundredth of the smallest known value ({low:,.4g})"
     readings = ((words, value * factor) for words, factor in OTHER_UNITS[unit].items())
+    # A reading is plausible within a factor of 2 of known values.
     meant = next(
-        (f"; meant {words} it is {own:,.4g} {unit}" for words, own in readings if low / 2 <= own <= high * 2), ""
+        (f"; if given {words}, it is {own:,.4g} {unit}" for words, own in readings if low / 2 <= own <= high * 2), ""
     )
     return f"{what} is {value:,.6g} {unit}, {beyond}{meant}"

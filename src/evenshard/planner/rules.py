@@ -1,16 +1,16 @@
-"""Rules of single tables, by name: from Python, from flags, from a pipeline's request and from a YAML file.
+"""Rules for single tables, by name: from Python, flags, a pipeline's request or a YAML file.
 
 ::
 
-    pinned: {user_id: 0, item_id: [0, 1]}     # the device, or devices, that a table may live on
-    pinned_nodes: {ads: 1}                    # the node, or nodes
+    pinned: {user_id: 0, item_id: [0, 1]}     # device or devices allowed for a table
+    pinned_nodes: {ads: 1}                    # node or nodes
     forbidden: {clicks: 3}
     forbidden_devices: [7]
     together: [[query, title]]
     apart: [[ads_a, ads_b]]
     table_types: {user_id: [row_wise, data_parallel]}
-    min_columns: {item_id: 32}                # columns of the narrowest part
-    table_kernels: {clicks: fused_uvm}        # the place, or places, where its weights may be kept
+    min_columns: {item_id: 32}                # columns of the narrowest shard
+    table_kernels: {clicks: fused_uvm}        # compute kernel or kernels
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evenshard.placement.task import TableLimits
 
 @dataclass(frozen=True)
 class Rules:
-    """The knobs of ``evenshard.planner.knobs.TableRules``, checked, with tuples for what a table may have."""
+    """The knobs of ``evenshard.planner.knobs.TableRules``, checked, with tuples in place of single values."""
 
     pinned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     forbidden: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Rules:
 
     @staticmethod
     def of(**written: Any) -> Rules:
-        """Build rules from user input: one device or several, nothing or None for no rule."""
+        """Build rules from user input: single values or lists; None means no rule."""
         try:
             return _rules(written)
         except WrongValues as error:
@@ -59,8 +59,8 @@ class Rules:
             one, two = set(self.pinned[name]), set(other.pinned[name])
             if one != two:
                 raise BadConfig(
-                    f"table {brief(name)} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
-                    f"--pin {name}={','.join(map(str, sorted(one | two)))} for any of them."
+                    f"table {brief(name)} is pinned twice, to different devices. Pin it once: --pin {name}=DEVICE, or "
+                    f"--pin {name}={','.join(map(str, sorted(one | two)))} to allow all of them."
                 )
         return Rules(**{name: _join_rules(name, getattr(self, name), getattr(other, name)) for name in RULES})
 
@@ -108,7 +108,7 @@ class Rules:
         return None
 
     def limits(self, name: str, machine: Nodes, types: Iterable[str] = SHARDING_TYPES) -> TableLimits:
-        """Return the rules of one table; ``types`` is the default for tables without their own."""
+        """Return the rules of one table; ``types`` applies to tables without an entry in ``table_types``."""
         where = (self.pinned.get(name), self.pinned_nodes.get(name), self.forbidden.get(name, ()))
         return TableLimits(
             frozenset(self.table_types.get(name, types)),
@@ -157,7 +157,7 @@ class _Written:
 def _rules(content: Any) -> Rules:
     def several(name: str, value: Any) -> Any:
         if isinstance(value, dict):
-            return {table: several(name, one) for table, one in value.items()}
+            return {table: several(name, own) for table, own in value.items()}
         return value if isinstance(value, tuple) or name == "min_columns" else (value,)
 
     written = record_of(_Written, content, floats_only=True)
@@ -182,13 +182,13 @@ def _join_rules(key: str, one: Any, two: Any) -> Any:
         if key == "forbidden":  # the union of both device sets
             two = {**two, name: (*one[name], *two[name])}
         elif key != "pinned" and one[name] != two[name]:
-            raise BadConfig(f"table {brief(name)} has two rules of {key}, which differ. Say it once.")
+            raise BadConfig(f"table {brief(name)} has two different rules of {key}. Give one of them.")
     return {**one, **two}
 
 
 def _id_problem(name: str, what: str, ids: Iterable[int], count: int) -> str | None:
-    wrong = next((one for one in ids if not 0 <= one < count), None)
+    wrong = next((number for number in ids if not 0 <= number < count), None)
     if wrong is None:
         return None
     of = f" for table {brief(name)}" if name else ""
-    return f"a rule{of} names {what} {brief(wrong)}, but the {what}s are 0 to {count - 1}. Correct it."
+    return f"a rule{of} names {what} {brief(wrong)}, but {what} ids are 0 to {count - 1}. Correct it."

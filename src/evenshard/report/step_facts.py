@@ -15,7 +15,7 @@ from evenshard.base.units import ms_text, pct_text, size_text
 from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import (
     BY_RATING,
-    PLAIN_PLAN,
+    DEFAULT_PLAN,
     Baseline,
     DifferenceInterval,
     PlacementAnswer,
@@ -27,10 +27,10 @@ from evenshard.planner.baselines import (
     FULL_SPACE_BASELINES,
     MOST_SHARDS,
     TORCHREC,
-    asked_full_space,
+    allows_full_space,
     baseline_label,
 )
-from evenshard.planner.request import PlacementRequest, unit_warnings
+from evenshard.planner.request import PlacementRequest, list_unit_warnings
 from evenshard.price.evidence import device_text
 from evenshard.price.hardware import measured_or_simulated
 from evenshard.price.link import is_modelled
@@ -172,7 +172,7 @@ def warning_texts(answer: PlacementAnswer) -> list[str]:
 
 
 def _outside_range(answer: PlacementAnswer) -> list[str]:
-    units = unit_warnings(answer.request)
+    units = list_unit_warnings(answer.request)
     return [clause for clause in answer.warnings if clause not in units]
 
 
@@ -229,7 +229,7 @@ def best_baseline(answer: PlacementAnswer) -> Baseline | None:
     """Return the fastest baseline that has a placement and breaks no rule; measured times take precedence."""
 
     def rank(baseline: Baseline) -> tuple[float, bool, bool]:
-        return _baseline_ms(baseline), baseline.sharder == "random", baseline.chosen in (PLAIN_PLAN, BY_RATING)
+        return _baseline_ms(baseline), baseline.sharder == "random", baseline.chosen in (DEFAULT_PLAN, BY_RATING)
 
     return min(_legal_baselines(answer), key=rank, default=None)
 
@@ -286,7 +286,7 @@ def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
 
     Each line has the interval of the difference, in which errors common to both cancel.
     """
-    plain = [one for one in answer.comparison if one.saves is not None and one.chosen in ("", PLAIN_PLAN)]
+    plain = [one for one in answer.comparison if one.saves is not None and one.chosen in ("", DEFAULT_PLAN)]
     if plain:
         baseline = max(plain, key=lambda one: one.chosen)
         yield f"TorchRec's default plan: {_saved_text(answer, baseline.predicted_ms or 0.0, baseline.saves)}"
@@ -326,7 +326,7 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
     if not answer.request.is_whole and all(baseline.sharder != FULL_SPACE for baseline in answer.comparison):
         if any(baseline.sharder in TORCHREC for baseline in answer.comparison):
             who += " with all sharding types"
-        if not asked_full_space(answer.request):
+        if not allows_full_space(answer.request):
             reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"
         reason = reason or "add --report"
     return f"{who} was not compared: {reason.rstrip('.')}." if reason and answer.num_devices > 1 else None

@@ -1,4 +1,4 @@
-"""TorchRec's sharding plans: the drop-in planner, plans in and out, running jobs, and TorchRec's planner as a baseline.
+"""TorchRec: a drop-in planner, plan import and export, resharding of running jobs, and its planner as a baseline.
 
 ::
 
@@ -19,8 +19,8 @@
     torchrec_constraints(answer)                                                    # for TorchRec's own planner
     dense_bytes(model, "adam")                                                      # memory of the dense model
 
-These functions import TorchRec on the first call; ``save_plan`` does not need it. TorchRec trains split tables slightly
-differently: with row-wise Adagrad every part has its own state, so losses differ a little from the whole table's.
+These functions import TorchRec on the first call; ``save_plan`` does not need it. With row-wise Adagrad, TorchRec keeps
+a separate state per column shard, so losses of column-wise tables differ slightly from those of whole tables.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.planner.hosts import MachineAndMemory
 from evenshard.planner.knobs import Knobs, place_knob
-from evenshard.planner.memory import own_memory_gb, reserve_of
+from evenshard.planner.memory import default_memory_gb, reserve_of
 from evenshard.planner.optimizers import TableOptimizers
 from evenshard.planner.place import build_request
 from evenshard.planner.request import caps_of
@@ -69,7 +69,7 @@ class ServedModel(PythonModel):
         asked = Knobs.of(arguments)
         num_devices, cap_gb = arguments["num_devices"], asked.memory.memory_cap_gb
         # A policy does not record its devices.
-        caps = caps_of(own_memory_gb(DEFAULT_HARDWARE) if cap_gb is None else cap_gb, num_devices)
+        caps = caps_of(default_memory_gb(DEFAULT_HARDWARE) if cap_gb is None else cap_gb, num_devices)
         reserve = reserve_of(asked.memory.reserved_gb)
         devices = MachineAndMemory(Nodes.one_node(num_devices), caps, DEFAULT_HARDWARE, (), *reserve)
         known = tables_in_python(rows, asked.training.batch_size)

@@ -50,5 +50,5 @@ def test_a_bound_is_on_what_moves_from_the_plan_in_use(tmp_path: Path) -> None:
     assert placed(in_use)[0].nearness is None
     with pytest.raises(BadConfig, match=r"max_move_gb is 1, but no current plan is given\. Name it with --set in_use"):
         placed(None, max_move_gb=1.0)
-    with pytest.raises(BadFile, match="is a plan for TorchRec or what moves between two, without times"):
+    with pytest.raises(BadFile, match="is a TorchRec plan or a reshard delta, which has no times"):
         placed(in_use / PLAN, max_move_gb=1.0)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from evenshard.planner.what_if.answer import cheapest_option, fastest_option, separable
+from evenshard.planner.what_if.answer import are_separable, cheapest_option, fastest_option
 from evenshard.planner.what_if.option import PredictedInterval, Sync, WhatIfOption
 from support.what_if_builders import MACHINE, option
 
@@ -41,20 +41,22 @@ def test_samples_and_costs_follow_from_the_step() -> None:
 def test_other_hardware_is_told_apart_beyond_both_errors() -> None:
     both = math.hypot(*[math.hypot(math.log(1.1), 0.4)] * 2)
     near, far = 4.0 * math.exp(0.98 * both), 4.0 * math.exp(1.05 * both)
-    assert not separable(option(4.0), option(near, "simulated:h200"))
-    assert separable(option(4.0), option(far, "simulated:h200")) and separable(option(far, "simulated:h200"), option())
+    assert not are_separable(option(4.0), option(near, "simulated:h200"))
+    assert are_separable(option(4.0), option(far, "simulated:h200")) and are_separable(
+        option(far, "simulated:h200"), option()
+    )
 
 
 def test_on_the_same_hardware_the_error_of_the_device_is_common() -> None:
-    assert separable(option(4.0), option(5.0)) and not separable(option(4.0), option(4.5))
+    assert are_separable(option(4.0), option(5.0)) and not are_separable(option(4.0), option(4.5))
 
 
 def test_what_kernels_are_off_by_may_turn_the_order_of_machines_that_exchange_more() -> None:
     """4 ms of which 3 are kernels, against 3.2 of which 0.8 and 1.6 more of averages are exchanged: 4.8 ms in all."""
     kernels, exchanges = option(4.0), option(3.2, sync=Sync(1, 0, 0, 0, 1.6))
-    assert exchanges.step_if_ms(1.0, 1.0) == pytest.approx(4.8)
-    assert not separable(kernels, exchanges)  # kernels 1.49 times as long: 5.5 ms against 6.0, too near
-    assert separable(kernels, option(4.8))
+    assert exchanges.scale_step_ms(1.0, 1.0) == pytest.approx(4.8)
+    assert not are_separable(kernels, exchanges)  # kernels 1.49 times as long: 5.5 ms against 6.0, too near
+    assert are_separable(kernels, option(4.8))
 
 
 def test_the_best_and_its_equals() -> None:

@@ -14,8 +14,8 @@ from evenshard.planner.what_if.machines import (
     layouts_of,
     replica_ranks,
     replicas_ms,
+    sum_synced_bytes,
     sync_of,
-    synced_bytes,
 )
 from support.answer_builders import answer
 from support.builders import table
@@ -52,14 +52,14 @@ def test_groups_that_lie_unevenly_are_refused() -> None:
         layouts_of(SIXTEEN, 5)
     twelve = Nodes(12, 4, 1, "100gb_s", "10gb_s")
     assert [layout for layout, _ in layouts_of(twelve, 6)] == [STRIDED]  # in a row: 4 and 2 on a node
-    with pytest.raises(BadConfig, match="groups of 4 devices lie unevenly over nodes of 6"):
+    with pytest.raises(BadConfig, match="groups of 4 devices spread unevenly over nodes of 6"):
         layouts_of(Nodes(36, 6, 1, "100gb_s", "10gb_s"), 4)
 
 
 def test_a_sync_sends_all_rows_of_the_fullest_device_twice() -> None:
     """256 MB of a and 512 MB of b and c on two devices; 8 groups of 2 over 2 nodes, in a row: 4 replicas on each."""
     one = answer()
-    assert synced_bytes(one) == (2**28, 2**29)
+    assert sum_synced_bytes(one) == (2**28, 2**29)
     found = sync_of(one, SIXTEEN, CONTIGUOUS, 10)
     held = 2**29
     intra, inter = 2 * held * 3 / 4, 2 * held * 1 / 2 / 4  # in the node first, then a quarter of it between the two
@@ -84,7 +84,7 @@ def test_replicas_are_no_part_of_a_sync_and_are_reduced_over_all_devices_in_each
         tables=tables,
         asked={"sharding_types": SHARDING_TYPES, "machine": Nodes(2, 2, 1, "100gb_s")},
     )
-    assert synced_bytes(one) == (2**28, 2**28)
+    assert sum_synced_bytes(one) == (2**28, 2**28)
     size = 2 * 4 * 64_000
     within = size / 2 / 100e9
     over = size * 7 / 8 / 100e9 + size / 2 / 8 / 10e9

@@ -22,7 +22,7 @@ from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 from evenshard.torchrec.baseline.topology import (
-    AS_IT_COMES,
+    DEFAULT_SETTING,
     SETTINGS,
     Bandwidths,
     PlannerSetting,
@@ -138,7 +138,7 @@ def test_sequences_modules_shared_and_weighted_tables_are_taken() -> None:
 
 
 def test_the_settings_of_a_report_are_its_defaults_and_three_changes() -> None:
-    assert SETTINGS[0] == AS_IT_COMES == PlannerSetting(told=False)
+    assert SETTINGS[0] == DEFAULT_SETTING == PlannerSetting(told=False)
     assert [(one.min_partition, one.replicas) for one in SETTINGS] == [*product((None, 32), (True, False))]
     assert all(one.told for one in SETTINGS[1:])
     assert len({str(one) for one in SETTINGS}) == 4

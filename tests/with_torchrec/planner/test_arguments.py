@@ -46,7 +46,7 @@ def test_it_is_one_of_torchrecs_planners() -> None:
 
 
 def test_what_is_no_topology_is_said() -> None:
-    with pytest.raises(BadConfig, match=r"topology is a list. Give TorchRec's Topology; a sharder is sharder="):
+    with pytest.raises(BadConfig, match=r"topology is a list. Give TorchRec's Topology, or sharder="):
         EvenshardPlanner([])  # type: ignore[arg-type]
     with pytest.raises(BadConfig, match=r"timeout_seconds is 0\. Give a number above 0"):
         planner(timeout_seconds=0)
@@ -114,7 +114,7 @@ def test_an_enumerator_bounds_the_ways() -> None:
 def test_the_search_ends_after_the_timeout() -> None:
     one = planner(two_gpus(100), timeout_seconds=1e-6)
     assert len(entries(one.plan(Sparse(bags(20, rows=5000))))) == 20
-    assert one.notes[-1] == "The search ended after timeout_seconds=1e-06: this is the best plan until then."
+    assert one.notes[-1] == "The search stopped after timeout_seconds=1e-06 with the best plan found so far."
     patient = planner(two_gpus(100), timeout_seconds=1000)
     patient.plan(Sparse(bags(2)))
     assert patient.notes == ()
@@ -153,5 +153,5 @@ def test_a_torchrec_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "torchrec-1.6.2.dist-info").mkdir()
     (tmp_path / "torchrec-1.6.2.dist-info" / "METADATA").write_text("Name: torchrec\nVersion: 1.6.2\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadConfig, match=r"^TorchRec 1\.6\.2 is installed; evenshard needs 1\.7 or newer\. Upgrade"):
+    with pytest.raises(BadConfig, match=r"^TorchRec 1\.6\.2 is installed, but evenshard needs 1\.7 or newer\. Upgrade"):
         EvenshardPlanner(world_size=2, fallback=True)

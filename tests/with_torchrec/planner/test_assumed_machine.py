@@ -19,7 +19,7 @@ from support.request_builders import untrained
 from support.torchrec_builders import topology
 
 GB = 2**30
-ASSUMED = "Memory is assumed: 32.0 GB of each GPU is TorchRec's constant, as there is no GPU here to ask."
+ASSUMED = "GPU memory is assumed: 32.0 GB is TorchRec's constant, because this machine has no GPU."
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_the_warning_stands_above_all_others_and_in_refusals(caplog: pytest.LogC
     planner.plan(Sparse(bags(2)))
     assert planner.answer is not None and planner.answer.notes[0].startswith(ASSUMED)
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]  # TorchRec informs, too
-    said = [line for line in warnings if "evenshard" in line or "Memory" in line]
+    said = [line for line in warnings if "evenshard" in line or "GPU memory" in line]
     assert said[0].startswith(ASSUMED)
-    with pytest.raises(PlannerError, match=r"Raise memory_cap_gb .* Memory is assumed: 32\.0 GB of each GPU"):
+    with pytest.raises(PlannerError, match=r"Raise memory_cap_gb .* GPU memory is assumed: 32\.0 GB"):
         EvenshardPlanner(world_size=2, compute_device="cuda", model=untrained(), host_memory_gb=0).plan(
             Sparse(bags(2, rows=100_000_000, dim=512))
         )
@@ -87,7 +87,7 @@ def test_a_topology_counts_and_torchrecs_constants_in_it_are_told() -> None:
     """Not where it has the GPU's size, or where the user named it."""
     constant = ranks(machine=Topology(world_size=2, compute_device="cuda"))
     assert constant.caps_bytes == (constants.HBM_CAP,) * 2
-    assert "constant of 32.0 GB for each GPU; the one here has 79.0 GB" in constant.assumed.devices
+    assert "constant of 32.0 GB per GPU, but this machine's GPU has 79.0 GB" in constant.assumed.devices
     assert ranks(machine=topology(2, hbm_cap_bytes=40 * GB)).assumed.devices == ""
     assert ranks(machine=Topology(world_size=2, compute_device="cuda"), cap_gb=79).assumed.devices == ""
 
@@ -96,7 +96,7 @@ def test_a_topology_counts_and_torchrecs_constants_in_it_are_told() -> None:
 def test_a_topology_of_cpu_ranks_may_have_more_than_the_machine() -> None:
     found = ranks(machine=Topology(world_size=2, local_world_size=2, compute_device="cpu"))
     assert found.caps_bytes == (constants.DDR_CAP,) * 2
-    assert "constant of 128 GB for each CPU rank; this machine has 100 GB for each" in found.assumed.devices
+    assert "constant of 128 GB per CPU rank, but this machine has 100 GB" in found.assumed.devices
 
 
 @pytest.mark.usefixtures("host")
@@ -106,8 +106,8 @@ def test_memory_of_hosts_is_told_where_tables_are_kept_there() -> None:
     planner = EvenshardPlanner(machine, model=untrained(), batch_size=8, compute_kernels=["fused_uvm"])
     planner.plan(Sparse(bags(2, rows=100_000)))
     assert planner.answer is not None
-    (note,) = [one for one in planner.answer.notes if one.startswith("Tables are kept in host memory")]
-    assert "128 GB for each rank are TorchRec's constant" in note
+    (note,) = [one for one in planner.answer.notes if one.startswith("Tables are stored in host memory")]
+    assert "128 GB per rank is TorchRec's constant" in note
     named = EvenshardPlanner(
         machine, model=untrained(), batch_size=8, compute_kernels=["fused_uvm"], host_memory_gb=100
     )
@@ -122,7 +122,7 @@ def test_torchrecs_link_between_nodes_is_told() -> None:
     planner.plan(Sparse(bags(2)))
     assert planner.answer is not None
     assert planner.answer.notes[0].startswith(
-        "The link between nodes is assumed: 13.4 GB/s is TorchRec's constant, not this machine's. Give inter"
+        "The link between nodes is assumed: 13.4 GB/s is TorchRec's constant. Give inter"
     )
     for machine, more in (
         (default, {"inter": "ib_400g"}),

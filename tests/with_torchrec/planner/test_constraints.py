@@ -33,9 +33,7 @@ def test_what_constraints_say_to_kernels_is_in_the_plan() -> None:
         (None,) * 5,
     ]
     (note,) = one.notes
-    assert note.startswith(
-        "The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes"
-    )
+    assert note.startswith("As in TorchRec, the plan has the constraints' cache_params for tables without a cache")
     assert "(table_0)" in note
     for option in one._best_plan or ():
         assert option.enforce_hbm == found[option.name].enforce_hbm
@@ -140,7 +138,7 @@ def test_a_table_on_ssds_has_the_constraints_directory_and_the_cache_of_the_sear
 def test_tables_of_another_group_of_devices_are_refused_or_left_to_torchrec() -> None:
     constraints = {"table_0": ParameterConstraints(device_group="cpu")}
     model = Sparse(bags(2))
-    with pytest.raises(PlannerError, match="device_group is 'cpu', the devices are cuda") as caught:
+    with pytest.raises(PlannerError, match="device_group is 'cpu', but the devices are cuda") as caught:
         planner(constraints=constraints).plan(model)
     wrong = PlannerErrorType.INPUT_VALIDATION
     assert caught.value.error_type is wrong and isinstance(caught.value.__cause__, BadConfig)

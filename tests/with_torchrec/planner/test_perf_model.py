@@ -148,10 +148,10 @@ def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
 def test_other_modules_are_refused(documented: dict[str, Any]) -> None:
     options = documented["planner"]._enumerator.enumerate(MODEL, SHARDERS)
     options[0]._module = ("bags", nn.Linear(1, 1))
-    with pytest.raises(BadConfig, match="'t0' is in a Linear, whose costs evenshard does not know"):
+    with pytest.raises(BadConfig, match="'t0' is in a Linear, which evenshard cannot predict"):
         documented["rates"].rate(options[:1])
 
 
 def test_bad_input() -> None:
-    with pytest.raises(BadConfig, match="only a model knows its costs"):
+    with pytest.raises(BadConfig, match="which has no device model"):
         EvenshardPerfModel(topology(), "cpu")

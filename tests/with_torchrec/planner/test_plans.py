@@ -36,7 +36,7 @@ def test_a_module_sharder_says_how_its_tables_may_be_sharded() -> None:
     assert {entry.sharding_type for entry in own.values()} <= {"table_wise", "row_wise"}
     assert {entry.sharding_type for entry in entries(planner().plan(model)).values()} == {"data_parallel"}
     with pytest.raises(
-        PlannerError, match=r"table 'table_0': its module sharder .* allows table_wise on fused, the rules"
+        PlannerError, match=r"table 'table_0': its module sharder .* allows table_wise on fused, but the rules"
     ):
         planner(sharding_types=["row_wise"]).plan(model, [TableWise()])
 
@@ -113,7 +113,7 @@ def test_torchrecs_planner_plans_where_evenshard_cannot_if_asked(caplog: pytest.
     theirs = EmbeddingShardingPlanner(machine, constraints=constraints, batch_size=64)
     assert plan == theirs.plan(model, get_default_sharders())
     assert one.answer is None and len(one.notes) == 1
-    assert one.notes[0].startswith("TorchRec's planner makes this plan (fallback=True), as evenshard cannot: ")
+    assert one.notes[0].startswith("TorchRec's planner makes this plan (fallback=True), because evenshard cannot: ")
     assert "no/such/model" in one.notes[0] and one.notes[0] in caplog.messages
     assert one._best_plan is not None
     tight = planner(machine, dense_gb=10, fallback=True)

@@ -16,8 +16,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from evenshard.placement.sharding import Communication
 from evenshard.torchrec import EvenshardPlanner
-from evenshard.torchrec.model.modules import located_tables
-from evenshard.torchrec.planner.model_request import communication_of, settings_notes
+from evenshard.torchrec.model.modules import locate_tables
+from evenshard.torchrec.planner.model_request import communication_of, note_fused_params
 
 META = torch.device("meta")
 
@@ -39,7 +39,7 @@ def registry(forward: CommType, backward: CommType, *operations: CommOp) -> Any:
 
 
 def found(*sharders: Any) -> tuple[Communication, tuple[str, ...]]:
-    return communication_of(located_tables(Model()), sharders)
+    return communication_of(locate_tables(Model()), sharders)
 
 
 @pytest.mark.parametrize(("backward", "word"), [(CommType.BF16, "bf16"), (CommType.FP32, "fp32")])
@@ -63,11 +63,11 @@ def test_data_types_that_differ_are_named_and_the_most_columns_count() -> None:
     codecs = registry(CommType.FP16, CommType.FP16)
     communication, notes = found(EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs))
     assert communication == Communication("fp16", "fp16")
-    assert "priced in fp16 forward and fp16 backward, also those in fp32 and fp32." in notes[0]
+    assert "predicted with fp16 forward and fp16 backward, including fp32 and fp32." in notes[0]
     alone = registry(CommType.FP16, CommType.FP16, CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
     bags = Model().bags
     _, notes = communication_of(
-        located_tables({"bags": bags}), [EmbeddingBagCollectionSharder(qcomm_codecs_registry=alone)]
+        locate_tables({"bags": bags}), [EmbeddingBagCollectionSharder(qcomm_codecs_registry=alone)]
     )
     assert "between modules or operations" in notes[0]  # rows are reduced in FP32
 
@@ -87,11 +87,11 @@ def test_the_planner_prices_qcomms_and_names_what_the_plan_replaces() -> None:
     assert quantized.request.communication == Communication("fp16", "bf16")
     assert plain.request.communication == Communication()
     assert quantized.predicted_ms < plain.predicted_ms
-    assert any("replaces cache_load_factor=0.05 for" in note for note in notes)
+    assert any("replaces cache_load_factor=0.05 of" in note for note in notes)
 
 
 def test_what_changes_no_price_and_no_plan_gets_no_note() -> None:
     params = {"learning_rate": 0.1, "stochastic_rounding": True}
-    assert settings_notes([EmbeddingBagCollectionSharder(params)]) == ()
-    (note,) = settings_notes([EmbeddingBagCollectionSharder({"cache_precision": "fp16"})])
-    assert "cache_precision=fp16 aside" in note
+    assert note_fused_params([EmbeddingBagCollectionSharder(params)]) == ()
+    (note,) = note_fused_params([EmbeddingBagCollectionSharder({"cache_precision": "fp16"})])
+    assert "ignore cache_precision=fp16" in note

@@ -27,10 +27,8 @@ def test_small_tables_fit_small_memory_with_less_kept() -> None:
     plan = one.plan(Sparse(bags(4)), [TableWise()])
     assert sorted(rank for entry in entries(plan).values() for rank in entry.ranks) == [0, 0, 1, 1]
     note = one.notes[0]
-    assert note.startswith(
-        "The tables fit only with 0.0 % of each device's memory kept for what is not counted, in place"
-    )
-    assert "in place of 15 %: " in note and "own samples (672 KB)" in note
+    assert note.startswith("The tables fit only if 0.0 % of each device's memory is reserved, not")
+    assert "not 15 %. " in note and "own samples (672 KB)" in note
     assert one.answer is not None and one.answer.request.reserved_share == 0
 
 
@@ -68,7 +66,7 @@ def test_a_single_rank_is_a_node_whatever_its_topology_says() -> None:
 def test_a_dense_model_larger_than_a_rank_is_a_lack_of_storage() -> None:
     model = Sparse(bags(2, dim=10_000_000))  # tables of which evenshard would say that they are too wide
     model.over = nn.Linear(1024, 1024, device=META)
-    message = r"the dense model takes 16\.\d MB of each device, of which 1\.70 MB of 2\.00 MB are not reserved"
+    message = r"the dense model needs 16\.\d MB per device, but only 1\.70 MB of 2\.00 MB are not reserved"
     with pytest.raises(PlannerError, match=message) as caught:
         of_two_mb().plan(model)
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
@@ -76,7 +74,7 @@ def test_a_dense_model_larger_than_a_rank_is_a_lack_of_storage() -> None:
 
 def test_a_reservation_of_more_than_a_rank_says_what_it_keeps() -> None:
     reservation = storage_reservations.FixedAbsoluteStorageReservation(512 * MB)
-    with pytest.raises(PlannerError, match=r"keeps 0\.50 GB per device, which has 2\.00 MB") as caught:
+    with pytest.raises(PlannerError, match=r"reserves 0\.50 GB of the 2\.00 MB per device") as caught:
         of_two_mb(storage_reservation=reservation).plan(Sparse(bags(2)))
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 

@@ -59,7 +59,7 @@ def test_a_reservation_that_leaves_nothing_is_torchrecs_error() -> None:
 
 
 def test_memory_is_kept_once() -> None:
-    with pytest.raises(BadConfig, match="storage_reservation and reserved_gb both say"):
+    with pytest.raises(BadConfig, match="storage_reservation and reserved_gb both set"):
         planner(storage_reservation=FixedPercentageStorageReservation(0.1), reserved_gb=1)
     with pytest.raises(BadConfig, match="storage_reservation and heuristical_storage_reservation_percentage are both"):
         planner(

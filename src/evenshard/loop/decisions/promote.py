@@ -29,7 +29,7 @@ from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.journal import Journal
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.placement.tasks import load_tasks
-from evenshard.planner.pricing import REGISTERED, learned_model_of
+from evenshard.planner.pricing import REGISTERED, load_learned_model
 from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
@@ -101,7 +101,7 @@ def promote(
     before = champion(REGISTERED_COST)
     version = _candidate_version(inputs.candidate)
     where = version.uri if version is not None else str(inputs.candidate)
-    model = learned_model_of(where, measure.hardware)
+    model = load_learned_model(where, measure.hardware)
     known = "" if before is None else before.uri
     done = Promotion(PromotionOutcome.REFUSED, "", where, known, known)
     if before is None:
@@ -109,7 +109,7 @@ def promote(
     elif version is not None and version.version == before.version:
         done = replace(done, outcome=PromotionOutcome.ALREADY, reason="there is no other model to compare it with")
     else:
-        held = learned_model_of(before.uri, None)  # on any hardware, because it places tables today
+        held = load_learned_model(before.uri, None)  # on any hardware, because it places tables today
         if held.digest == model.digest:
             done = replace(done, reason="its files are identical to the champion's")
         else:

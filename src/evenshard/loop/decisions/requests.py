@@ -23,7 +23,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.config_file import request_record
 from evenshard.planner.diff import diff
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.pricing import learned_model_of, model_of, named_model
+from evenshard.planner.pricing import find_model_source, load_learned_model, model_of
 from evenshard.planner.rules import RULES, Rules
 from evenshard.price.hardware import HardwareName
 from evenshard.report.comparisons import print_difference
@@ -69,7 +69,7 @@ def place_tables(
     answer = place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
     text = "No current plan was given, so there is nothing to compare with.\n"
     if in_use is not None:
-        judge = model_of(named_model(answer))
+        judge = model_of(find_model_source(answer))
         with local_copy(in_use) as path:
             old = placement_in_use(path, answer, judge)
         text = _as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
@@ -96,7 +96,7 @@ def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: P
 def check_drift(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
     """Compare today's tables with a model's training data; return the drift, and its text as Markdown."""
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
-    held = learned_model_of(model, None)
+    held = load_learned_model(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
     with local_copy(tables) as path:
         now = tables_from(
@@ -133,7 +133,7 @@ def watch_training(
         if tables is not None:
             with local_copy(tables) as path:
                 today = tables_from(path, old.request.batch_size)
-        model = model_of(model_uri or named_model(old), None)
+        model = model_of(model_uri or find_model_source(old), None)
         found = watch(find_traces(traced), placement, model, config, today, costs=observation / "costs.parquet")
     content = {
         **asdict(found.observation),

@@ -1,1 +1,1 @@
-"""The same tables on other machines: times, memory and prices of kinds and numbers of devices."""
+"""Comparison of machines for the same tables: step time, memory and price by hardware and number of devices."""

@@ -1,8 +1,8 @@
-"""A comparison of machines: the question, its options, the best of them, and their JSON.
+"""Comparison of machines: the what-if request, its options, the best of them, and their JSON.
 
-An option is called better than another only if the difference exceeds the uncertainty. On different hardware both
-intervals count in full. On the same hardware the error of the device is common to both: the order must hold within the
-cost model's own interval, also if all kernels, or all exchanges, take longer or shorter by that error.
+An option is called better than another only if the difference exceeds the uncertainty. On different hardware, both
+intervals count in full. On the same hardware, both have the device's error: the order must hold within the cost
+model's own interval, and also if that error scales all kernels, or all communication, up or down.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from evenshard.base.units import bytes_to_gb
 from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.knobs import Training, WhatIf
-from evenshard.planner.pricing import model_of, named_with_hardware
+from evenshard.planner.pricing import model_of, resolve_model
 from evenshard.planner.request import caps_of
 from evenshard.planner.what_if.machines import (
+    build_machine,
     layouts_of,
-    of_hardware,
+    map_to_hardware,
     replicas_ms,
     sizes_of,
+    sum_synced_bytes,
     sync_of,
-    synced_bytes,
-    whole_machine,
 )
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption, load_prices
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName, measured_or_simulated
 from evenshard.price.step_time import round_for_sorting
 
-# If the fullest device holds more than UNEVEN_GROUP times the mean, a placement with at most EVEN times the mean is
-# tried, too, because the fullest device determines the time of averaging over groups.
+# The fullest device determines the time of averaging weights over groups. If it holds more than UNEVEN_GROUP times the
+# mean, a placement with at most EVEN times the mean is tried, too.
 UNEVEN_GROUP, EVEN = 1.2, 1.1
-# Least share of a step that this averaging must take to try it.
+# Share of a step that averaging must take for this second search, which doubles the search time.
 WORTH_EVENING = 0.02
 
 
-# Function that places the tables on a group of devices of an option's machine, optionally with another memory cap.
+# Function that places the tables on the devices of one group, optionally with another memory cap.
 PlaceOn = Callable[..., PlacementAnswer]
 
 
@@ -55,25 +55,25 @@ def answer_what_if(
     place: Callable[..., PlacementAnswer],
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
 ) -> WhatIfAnswer:
-    """Place the tables on each requested machine, with each size of groups and of memory.
+    """Place the tables on each requested machine, with each group size and memory size.
 
     Args:
-        shared: knobs of ``evenshard.place`` that hold for every machine.
+        shared: knobs of ``evenshard.place`` that apply to every machine.
         place: ``evenshard.place`` for the tables.
-        progress: iterates over a list and shows its progress.
+        progress: iterator over a list that shows its progress.
 
     Raises:
-        BadInput: if a knob cannot be used.
+        BadInput: if a knob is invalid.
     """
     asked = _resolve(asked)
-    models, machines = of_hardware("model", asked.model, asked.hardware), list(_machines(asked))
+    models, machines = map_to_hardware("model", asked.model, asked.hardware), list(_machines(asked))
     loaded = {name: model_of(models.get(name), name) for name in asked.hardware}
     prices = load_prices(asked.price) if isinstance(asked.price, str | Path) else asked.price
     wanted = [one for machine in machines for one in _options_on(asked, *machine, prices)]
     if shared.get("host_memory_gb") and any(one.num_groups > 1 for one in wanted):
         raise BadConfig(
-            "tables in host memory (host_memory_gb) are not priced in groups: their weights would be averaged "
-            "over the hosts' links. Leave host_memory_gb or group_sizes out."
+            "host_memory_gb is not supported with group_sizes: averaging weights in host memory over the hosts' links "
+            "is not modelled. Leave one of the two out."
         )
 
     def place_on(option: WhatIfOption, group: Nodes, **memory: float) -> PlacementAnswer:
@@ -94,32 +94,31 @@ def answer_what_if(
 
 
 def _resolve(asked: WhatIf) -> WhatIf:
-    """Return the question with full names of hardware, its batch, and a dense time for each kind of hardware."""
+    """Return the request with full names of hardware, the batch size, and a dense time for each hardware."""
     if not asked.devices:
-        raise BadConfig("no number of devices is given. Give some, such as 8.")
+        raise BadConfig("devices is empty. Give numbers of devices, such as 8.")
     if asked.batch_size is not None and asked.batch_per_device is not None:
-        raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
+        raise BadConfig("batch_size and batch_per_device are both given. Give one of the two.")
     check_knobs(asked)
     if asked.max_step_ms is not None and asked.price is None:
         raise BadConfig(
-            f"max_step_ms is {asked.max_step_ms:g}, but without prices no machine is the cheapest. Add price."
+            f"max_step_ms is {asked.max_step_ms:g}, but the cheapest machine is unknown without prices. Give price."
         )
     kinds: Iterable[str] = asked.hardware
     if not kinds and isinstance(asked.model, Mapping):
         kinds = asked.model
     elif not kinds:
         assert not isinstance(asked.model, Mapping)
-        kinds = (named_with_hardware(asked.model, None)[1] or DEFAULT_HARDWARE,)
+        kinds = (resolve_model(asked.model, None)[1] or DEFAULT_HARDWARE,)
     hardware = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in kinds))
-    dense_ms = of_hardware("dense_ms", asked.dense_ms, hardware)
+    dense_ms = map_to_hardware("dense_ms", asked.dense_ms, hardware)
     if lacking := [name for name in hardware if name not in dense_ms]:
-        raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")
+        raise BadConfig(f"dense_ms has no time for {lacking[0]}. Add it: {lacking[0]}=12.")
     for own_ms in dense_ms.values():
         check_ranges(dense_ms=own_ms)
     if asked.dense_batch is not None and not any(dense_ms.values()):
         raise BadConfig(
-            f"dense_batch is {asked.dense_batch}, but dense_ms, the time of so many samples, is not given. Give "
-            "dense_ms, or leave dense_batch out."
+            f"dense_batch is {asked.dense_batch}, but dense_ms is not given. Give dense_ms, or leave dense_batch out."
         )
     batch_size = asked.batch_size or Training.batch_size if asked.batch_per_device is None else None
     return replace(asked, hardware=hardware, dense_ms=dense_ms, batch_size=batch_size)
@@ -127,17 +126,17 @@ def _resolve(asked: WhatIf) -> WhatIf:
 
 def _machines(asked: WhatIf) -> Iterator[tuple[str, Nodes]]:
     hosts: dict[str, dict[str, Any]] = {
-        name: of_hardware(name, getattr(asked, name), asked.hardware)
+        name: map_to_hardware(name, getattr(asked, name), asked.hardware)
         for name in ("devices_per_node", "nodes_per_domain", "intra", "inter")
     }
     for hardware in asked.hardware:
         host: dict[str, Any] = {name: of_kind[hardware] for name, of_kind in hosts.items() if hardware in of_kind}
         for count in dict.fromkeys(asked.devices):
-            yield hardware, whole_machine(hardware, count, **host)
+            yield hardware, build_machine(hardware, count, **host)
 
 
 def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | None) -> Iterator[WhatIfOption]:
-    """Yield the options on a machine, not placed yet."""
+    """Yield the options on a machine, without placements."""
     batch_size = asked.batch_size or (asked.batch_per_device or 0) * machine.num_devices
     scale = 1.0 if asked.dense_batch is None else batch_size / machine.num_devices / asked.dense_batch
     price, caps = None if prices is None else prices.price_of(hardware), asked.memory_cap_gb
@@ -149,7 +148,7 @@ def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | N
                 machine,
                 batch_size,
                 group_size,
-                dense_ms=scale * of_hardware("dense_ms", asked.dense_ms, asked.hardware)[hardware],
+                dense_ms=scale * map_to_hardware("dense_ms", asked.dense_ms, asked.hardware)[hardware],
                 overlap=asked.overlap,
                 price_per_hour=None if price is None else price.per_hour(machine.num_devices, machine.num_nodes),
                 memory_cap_gb=memory_cap_gb,
@@ -173,7 +172,7 @@ def _in_layout(option: WhatIfOption, group: Nodes, place_on: PlaceOn, sync_every
     if not option.layout:
         return replace(option, answer=answer)
     first = _with_groups(option, answer, sync_every)
-    held = synced_bytes(answer)
+    held = sum_synced_bytes(answer)
     if first.sync_ms < WORTH_EVENING * first.step_ms.value or max(held) < UNEVEN_GROUP * sum(held) / len(held):
         return first
     try:
@@ -194,9 +193,9 @@ def _with_groups(option: WhatIfOption, answer: PlacementAnswer, sync_every: int)
 
 
 def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOption]:
-    """Replace a machine's placement by that of the same machine with less memory, if that is faster.
+    """Replace a machine's placement by the placement with less memory if that is faster.
 
-    The options of a machine are in ascending order of memory, and legal placements stay legal with more memory.
+    The options of a machine come in ascending order of memory, and legal placements stay legal with more memory.
     """
     less: WhatIfOption | None = None
     machine_of = attrgetter("hardware", "machine", "group_size")
@@ -214,23 +213,24 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
 
 
 def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
-    """Return a memory cap of each device that allows table parts only slightly more than an even share."""
+    """Return a memory cap per device that leaves table parts only slightly more than an even share."""
     request, used = answer.request, answer.used_bytes
-    besides = request.dense_bytes + request.sample_memory.total
+    not_tables = request.dense_bytes + request.sample_memory.total
     reserved = max(request.reserves_bytes)
-    room = EVEN * sum(used) / len(used)
-    cap = min(besides + reserved + room, *request.caps_bytes)
+    available = EVEN * sum(used) / len(used)
+    cap = min(not_tables + reserved + available, *request.caps_bytes)
     return {"memory_cap_gb": bytes_to_gb(cap), "reserved_gb": bytes_to_gb(reserved)}
 
 
+# Version of the JSON's keys.
 WHAT_IF_VERSION = 1
-# The weight of a millisecond of an option's step.
+# Weight of a step's milliseconds in a comparison, such as 1 / batch size for throughput or cost per ms for prices.
 StepWeight = Callable[[WhatIfOption], float]
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best option by its predicted number, and options that predictions cannot tell apart from it."""
+    """The best option by predicted value, and the options that predictions cannot tell apart from it."""
 
     option: WhatIfOption
     equals: tuple[WhatIfOption, ...] = ()
@@ -248,14 +248,15 @@ def cheapest_option(options: Sequence[WhatIfOption], max_step_ms: float | None =
     return _best(able, lambda one: one.cost_per_ms or 0.0)
 
 
-def separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambda _: 1.0) -> bool:
-    """Return True if predictions tell which of two options has the smaller weighted step time."""
+def are_separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambda _: 1.0) -> bool:
+    """Return True if predictions decide which of two options has the smaller weighted step time."""
     apart = math.log(weight(one) / weight(other)) if weight(one) > 0 < weight(other) else 0.0
     if one.hardware != other.hardware:
         return _is_apart(apart + math.log(one.step_ms.value / other.step_ms.value), one.step_ms, other.step_ms)
     kernels, links = max(one.device_factor, other.device_factor), max(one.link_factor, other.link_factor)
+    # Factors on kernels and on communication: as predicted, and each scaled up and down by its common error.
     cases = ((1.0, 1.0), (kernels, 1.0), (1 / kernels, 1.0), (1.0, links), (1.0, 1 / links))
-    logs = [apart + math.log(one.step_if_ms(*case) / other.step_if_ms(*case)) for case in cases]
+    logs = [apart + math.log(one.scale_step_ms(*case) / other.scale_step_ms(*case)) for case in cases]
     same_sign = all(log > 0 for log in logs) or all(log < 0 for log in logs)
     return same_sign and all(_is_apart(log, one.model_ms, other.model_ms) for log in logs)
 
@@ -264,30 +265,31 @@ def _best(options: Sequence[WhatIfOption], weight: StepWeight) -> Best | None:
     if not options:
         return None
     best = min(options, key=lambda one: weight(one) * one.step_ms.value)
-    return Best(best, tuple(one for one in options if one is not best and not separable(best, one, weight)))
+    return Best(best, tuple(one for one in options if one is not best and not are_separable(best, one, weight)))
 
 
 def _is_apart(log: float, one: PredictedInterval, other: PredictedInterval) -> bool:
+    # Independent errors of two logarithms add in quadrature; the interval ends that face each other count.
     upper, lower = (one, other) if log > 0 else (other, one)
     return abs(log) > math.hypot(math.log(upper.value / upper.low), math.log(lower.high / lower.value))
 
 
 @dataclass(frozen=True)
 class WhatIfAnswer:
-    """The answer of ``evenshard.what_if``: options by hardware, number of devices, size of groups and memory."""
+    """The answer of ``evenshard.what_if``: options by hardware, number of devices, group size and memory."""
 
     options: tuple[WhatIfOption, ...]
-    question: WhatIf = field(repr=False)  # includes the defaults that were filled in
+    question: WhatIf = field(repr=False)  # with defaults filled in
     prices: Prices | None = field(default=None, repr=False)
 
     @property
     def dense_ms(self) -> dict[str, float]:
         """Return the step time without embeddings, by hardware."""
-        return of_hardware("dense_ms", self.question.dense_ms, self.question.hardware)
+        return map_to_hardware("dense_ms", self.question.dense_ms, self.question.hardware)
 
     @cached_property
     def fastest(self) -> Best | None:
-        """Return the machine with the most samples per second; None if the tables fit none."""
+        """Return the machine with the most samples per second; None if the tables fit on none."""
         return fastest_option(self.options)
 
     @cached_property
@@ -297,18 +299,18 @@ class WhatIfAnswer:
 
     @cached_property
     def cheapest_in_time(self) -> Best | None:
-        """Return the cheapest machine within the step limit; None if there is none, or no limit was given."""
+        """Return the cheapest machine within ``max_step_ms``; None if there is none, or no limit was given."""
         most_ms = self.question.max_step_ms
         return None if most_ms is None else cheapest_option(self.options, most_ms)
 
     @property
     def has_dense(self) -> bool:
-        """Return True if times include the dense part of a step, not only embeddings."""
+        """Return True if times include the dense part of a step."""
         return any(self.dense_ms.values())
 
     @property
     def has_groups(self) -> bool:
-        """Return True if sizes of groups were requested."""
+        """Return True if an option has several groups."""
         return any(one.num_groups > 1 for one in self.options)
 
     def record(self) -> dict[str, Any]:
@@ -340,7 +342,7 @@ class WhatIfAnswer:
 
 
 def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
-    """Write the JSON atomically."""
+    """Write the answer as JSON, atomically."""
     write_text(path, json.dumps(found.record(), indent=1, allow_nan=False) + "\n")
 
 

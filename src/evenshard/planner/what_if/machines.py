@@ -1,10 +1,10 @@
-"""The machines of a question, and groups of their devices that each hold all tables.
+"""Machines of a what-if request, and groups of their devices that each hold all tables.
 
 Groups are TorchRec's 2D parallelism, ``DMPCollection``. The devices of a group shard the tables among them and train on
 their share of the batch. Every few steps ``DMPCollection.sync`` averages each device's weights, and its optimizer
-state, with those of the devices that hold the same parts in the other groups. All rows are sent, in the data type of
-the weights, even if they were not looked up. Replicated tables (data_parallel) are not included: their gradients are
-averaged over all devices in every step.
+state, with the devices that hold the same parts in the other groups. It sends all rows in the data type of the weights,
+whether they were looked up or not. Replicated tables are not included: their gradients are averaged over all devices
+in every step.
 
 N devices in groups of G have one of two layouts:
 
@@ -35,7 +35,7 @@ from evenshard.price.hardware import HardwareName
 from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link, link_name
 
 _Value = TypeVar("_Value")
-# Default link between hosts, by the link within them, as such hosts are sold.
+# Default link between hosts by the link within a host: the network that such servers are sold with.
 USUAL_LINKS = {
     "nvlink_h100": "infiniband_ndr",
     "nvlink_h200": "infiniband_ndr",
@@ -52,22 +52,22 @@ USUAL_LINKS = {
     "pcie4": "ethernet_25g",
     "pcie5": "infiniband_ndr",
 }
-# Default link between hosts whose own link is not listed.
+# Default link between hosts whose own link is not listed; with a faster link, communication takes less than predicted.
 OTHER_LINK = "ethernet_25g"
 
 
-def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
-    """Return a value for each full name of hardware, from one for all or one for each; ``what`` names it in errors."""
+def map_to_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
+    """Map each full hardware name to its value, given one value or a mapping; ``what`` names the value in errors."""
     if not isinstance(value, Mapping):
-        return {one: value for one in hardware}
+        return {name: value for name in hardware}
     named = {str(HardwareName.parse(name)): own for name, own in value.items()}
     unknown = next((name for name in named if name not in hardware), None)
     if unknown is not None:
-        raise BadConfig(f"{what} names {brief(unknown)}, which is none of {', '.join(hardware)}. Leave it out.")
+        raise BadConfig(f"{what} names {brief(unknown)}, which is not among {', '.join(hardware)}. Leave it out.")
     return named
 
 
-def whole_machine(
+def build_machine(
     hardware: str,
     num_devices: int,
     devices_per_node: int | None = None,
@@ -77,8 +77,8 @@ def whole_machine(
 ) -> Nodes:
     """Return a machine of full hosts; a single host may have fewer devices.
 
-    By default, a host has as many devices as its link connects, at most 8, its link is the hardware's own, and the link
-    between hosts is from ``USUAL_LINKS``. The link within a host connects ``nodes_per_domain`` hosts.
+    By default, a host has as many devices as its link connects, at most 8; its link is the hardware's own; the link
+    between hosts is from ``USUAL_LINKS``. ``nodes_per_domain`` hosts share the link within a host.
 
     Raises:
         BadConfig: if the devices do not fill hosts.
@@ -116,8 +116,8 @@ def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """Return the common machine of these sets of devices; None if they differ, or are unevenly spread over nodes."""
-    found = {_machine_of_ranks(machine, one) for one in ranks}
+    """Return the machine that each set of devices forms; None if they differ, or spread unevenly over nodes."""
+    found = {_machine_of_ranks(machine, group) for group in ranks}
     return found.pop() if len(found) == 1 else None
 
 
@@ -145,7 +145,7 @@ def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]
     if group_size == devices:
         return (("", machine),)
     if group_size < 1 or devices % group_size:
-        raise BadConfig(f"{devices} devices do not fill groups of {group_size}. Choose a group size that divides them.")
+        raise BadConfig(f"{devices} devices do not fill groups of {group_size}. Choose a divisor of {devices}.")
     found: dict[tuple[Nodes, Nodes], str] = {}
     for layout in LAYOUTS:
         group = machine_of_ranks(machine, group_ranks(devices, group_size, layout))
@@ -154,14 +154,14 @@ def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]
             found.setdefault((group, replicas), layout)
     if not found:
         raise BadConfig(
-            f"groups of {group_size} devices lie unevenly over nodes of {machine.devices_per_node}. Choose a size that "
-            f"divides a node or is a multiple of it."
+            f"groups of {group_size} devices spread unevenly over nodes of {machine.devices_per_node} devices. Choose "
+            f"a divisor or a multiple of {machine.devices_per_node}."
         )
     return tuple((layout, group) for (group, _), layout in found.items())
 
 
 def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
-    """Yield the sizes of groups to try on a machine, ascending, without sizes above its number of devices."""
+    """Yield the group sizes to try on a machine, ascending, without sizes above its number of devices."""
     devices = machine.num_devices
     if not group_sizes:
         yield devices
@@ -180,7 +180,7 @@ def _is_even(machine: Nodes, size: int) -> bool:
         return False
 
 
-def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
+def sum_synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
     """Return the bytes of each device that ``DMPCollection.sync`` averages: weights and state without replicas."""
     held = [0] * answer.num_devices
     for part, memory in zip(answer.parts, answer.part_memory, strict=True):
@@ -190,34 +190,35 @@ def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
 
 
 def sync_of(answer: PlacementAnswer, machine: Nodes, layout: str, every: int) -> Sync:
-    """Return the all-reduce between the groups of a machine, with each group placed like the answer."""
+    """Predict the all-reduce of weights between the groups of a machine, with each group placed like the answer."""
     groups = machine.num_devices // answer.num_devices
     replicas = machine_of_ranks(machine, replica_ranks(machine.num_devices, answer.num_devices, layout))
     assert replicas is not None, "layouts_of offers no other layouts"
-    held = synced_bytes(answer)
-    collectives = 1 + any(one.optimizer_state for one in answer.part_memory)  # one for weights, another for states
-    sent, once_ms = _all_reduced(replicas, max(held), answer.link, collectives)
+    held = sum_synced_bytes(answer)
+    # TorchRec reduces weights and optimizer states in separate collectives.
+    collectives = 1 + any(memory.optimizer_state for memory in answer.part_memory)
+    sent, once_ms = _all_reduce(replicas, max(held), answer.link, collectives)
     return Sync(every, max(held), groups * sum(held), sent, once_ms if max(held) else 0.0)
 
 
 def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
-    """Return the additional time of the all-reduce of replicas over a machine compared with one group."""
+    """Return the additional time of the all-reduce of data_parallel gradients over all groups, not only one, ms."""
     values = sum(
         table.num_rows * table.embedding_dim
         for table in answer.request.tables
         if TYPES[answer.type_of_table[table.name]].is_replicated
     )
 
-    def over(one: Nodes) -> float:
-        if not values or one.num_devices == 1:
+    def over(devices: Nodes) -> float:
+        if not values or devices.num_devices == 1:
             return 0.0
-        return _all_reduced(one, GRADIENT_BYTES * values, answer.link)[1]
+        return _all_reduce(devices, GRADIENT_BYTES * values, answer.link)[1]
 
     return over(machine) - over(answer.request.nodes)
 
 
-def _all_reduced(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
-    """Return the bytes that a device sends in all-reduces, and their time, ms."""
+def _all_reduce(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
+    """Return the bytes that a device sends in all-reduces of ``held`` bytes, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
     moved = all_reduce_bytes(machine, np.full(machine.num_devices, float(held)))
     latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)

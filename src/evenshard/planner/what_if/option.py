@@ -1,4 +1,4 @@
-"""One machine for training the tables: the times of a step, and its price."""
+"""One machine to train the tables on: its step time and its price."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.hardware import HardwareName
 from evenshard.price.step import step_shares_ms
 
-# Number of samples for which costs are given.
+# Costs are per 10**9 samples, so that they are numbers of a few digits.
 SAMPLES_OF_COST = 10**9
 
 
 @dataclass(frozen=True)
 class PredictedInterval:
-    """A predicted number with its 90 % interval."""
+    """A predicted value with its 90 % interval."""
 
     value: float
     low: float
@@ -31,7 +31,7 @@ class PredictedInterval:
         return f"{self.value:.4g} (90 %: {self.low:.4g} to {self.high:.4g})"
 
     def times(self, factor: float) -> PredictedInterval:
-        """Return the number times a factor, such as a change of unit."""
+        """Return the value and its interval times a factor."""
         return PredictedInterval(factor * self.value, factor * self.low, factor * self.high)
 
 
@@ -56,37 +56,25 @@ class Sync:
 
 @dataclass(frozen=True)
 class WhatIfOption:
-    """A machine and the times of a training step there, ms.
-
-    Attributes:
-        batch_size: samples of a step over all devices together.
-        group_size: devices that the tables are sharded over; each group holds all tables.
-        layout: contiguous or strided, if there is more than one group: see ``machines``.
-        problem: the reason why the tables do not fit; empty if they do.
-        answer: the placement on the devices of one group; None if the tables do not fit.
-        overlap: fraction of the shorter of embeddings and ``dense_ms`` that overlaps the longer.
-        sync: the averaging over groups; None for one group.
-        replicas_ms: additional time of the all-reduce of replicas over all groups compared with one group.
-        memory_cap_gb: memory of each device, GB of 1024**3 bytes; None for that of the hardware.
-    """
+    """A machine with the times of a training step on it, ms."""
 
     hardware: str
     machine: Nodes
-    batch_size: int
-    group_size: int
-    layout: str = ""
-    problem: str = ""
-    answer: PlacementAnswer | None = field(default=None, repr=False)
+    batch_size: int  # samples of a step over all devices
+    group_size: int  # devices that the tables are sharded over; each group holds all tables
+    layout: str = ""  # contiguous or strided, if there are several groups; see ``machines``
+    problem: str = ""  # reason that the tables do not fit; empty if they do
+    answer: PlacementAnswer | None = field(default=None, repr=False)  # on one group; None if the tables do not fit
     dense_ms: float = 0.0
-    overlap: float = 0.0
+    overlap: float = 0.0  # fraction of the shorter of embeddings and ``dense_ms`` that overlaps the longer
     price_per_hour: float | None = None
-    sync: Sync | None = None
-    replicas_ms: float = 0.0
-    memory_cap_gb: float | None = None
+    sync: Sync | None = None  # averaging over groups; None for one group
+    replicas_ms: float = 0.0  # additional all-reduce of replicas over all groups, compared with one group
+    memory_cap_gb: float | None = None  # memory of each device; None for the hardware's own
 
     @property
     def num_devices(self) -> int:
-        """Return the devices of the machine."""
+        """Return the number of devices of the machine."""
         return self.machine.num_devices
 
     @property
@@ -101,13 +89,13 @@ class WhatIfOption:
 
     @property
     def device_factor(self) -> float:
-        """Return the factor that covers 90 % of times on the device against the real one; 1 for real hardware."""
+        """Return the factor within which 90 % of simulated times match the real device; 1 for real hardware."""
         error = self._fitting_answer.device_error
         return error.factor if error is not None else 1.0
 
     @property
     def link_factor(self) -> float:
-        """Return the factor that covers 90 % of exchanges against real links; the device's if none is known."""
+        """Return the factor within which 90 % of modelled communication matches real links, else the device's."""
         error = self._fitting_answer.link_error
         return error.factor if error is not None else self.device_factor
 
@@ -119,15 +107,15 @@ class WhatIfOption:
 
     @property
     def step_ms(self) -> PredictedInterval:
-        """Return the step time: embeddings, dense part, and the share of ``sync``. The dense time counts as exact."""
+        """Return the step time: embeddings, dense part, and mean time of ``sync``. The dense time counts as exact."""
         off, sync = self.link_factor, self.sync_ms
-        one = self.embeddings_ms
-        ends = ((one.value, sync), (one.low, sync / off), (one.high, sync * off))
+        own = self.embeddings_ms
+        ends = ((own.value, sync), (own.low, sync / off), (own.high, sync * off))
         return PredictedInterval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
 
     @property
     def model_ms(self) -> PredictedInterval:
-        """Return ``step_ms`` with the interval of the cost model alone, to compare with others on the same hardware."""
+        """Return ``step_ms`` with the cost model's own interval, to compare options on the same hardware."""
         placed, more, sync = self._fitting_answer, self._replicas_factor, self.sync_ms
         ends = (placed.predicted_ms, placed.model_low_ms, placed.model_high_ms)
         return PredictedInterval(*(self._with_dense(more * end) + sync for end in ends))
@@ -137,24 +125,24 @@ class WhatIfOption:
         """Return the mean time of ``sync`` per step."""
         return 0.0 if self.sync is None else self.sync.step_ms
 
-    def step_if_ms(self, kernels: float, links: float) -> float:
-        """Return the step time if kernels and exchanges take the given factors of their predicted times."""
+    def scale_step_ms(self, kernels: float, links: float) -> float:
+        """Return the step time with kernel and communication times scaled by the given factors."""
         compute_ms, _ = step_shares_ms(self._fitting_answer.devices, self._fitting_answer.request.training_pipeline)
-        exchange_ms = self._fitting_answer.predicted_ms - compute_ms + self.replicas_ms
-        return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
+        communication_ms = self._fitting_answer.predicted_ms - compute_ms + self.replicas_ms
+        return self._with_dense(kernels * compute_ms + links * communication_ms) + links * self.sync_ms
 
     @property
     def samples_per_s(self) -> PredictedInterval:
-        """Return the samples per second of all devices together."""
-        one = self.step_ms
-        return PredictedInterval(*(1e3 * self.batch_size / end for end in (one.value, one.high, one.low)))
+        """Return the samples per second of all devices."""
+        step = self.step_ms
+        return PredictedInterval(*(1e3 * self.batch_size / end for end in (step.value, step.high, step.low)))
 
     @property
     def cost_per_ms(self) -> float | None:
         """Return the cost of 10**9 samples per millisecond of a step; None without a price."""
         if self.price_per_hour is None:
             return None
-        return self.price_per_hour / 3.6e6 * SAMPLES_OF_COST / self.batch_size
+        return self.price_per_hour / 3.6e6 * SAMPLES_OF_COST / self.batch_size  # 3.6e6 ms per hour
 
     @property
     def cost(self) -> PredictedInterval | None:
@@ -163,7 +151,7 @@ class WhatIfOption:
 
     @property
     def _fitting_answer(self) -> PlacementAnswer:
-        assert self.answer is not None, "there are times of tables that fit"
+        assert self.answer is not None, "tables that do not fit have no times"
         return self.answer
 
     @property
@@ -179,10 +167,10 @@ class WhatIfOption:
 
 @dataclass(frozen=True)
 class HardwarePrice:
-    """The price of devices of one kind, and of the host around them."""
+    """Price of devices of one kind, and of their hosts."""
 
-    per_device_hour: float = knob(REQUIRED, "price of a device for an hour", range=Range(0, 1_000_000))
-    per_node_hour: float = knob(0.0, "price of a host for an hour, beside its devices", range=Range(0, 1_000_000))
+    per_device_hour: float = knob(REQUIRED, "price per device and hour", range=Range(0, 1_000_000))
+    per_node_hour: float = knob(0.0, "price per host and hour, without its devices", range=Range(0, 1_000_000))
 
     def per_hour(self, num_devices: int, num_nodes: int) -> float:
         """Return the price of a machine for an hour."""
@@ -191,14 +179,14 @@ class HardwarePrice:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by the name of the hardware, such as simulated:h100 or short h100, with their currency and a note."""
+    """Prices by hardware, such as simulated:h100 or h100 for short, with their currency and a note."""
 
     hardware: dict[str, HardwarePrice]
     currency: str = ""
     note: str = ""
 
     def price_of(self, hardware: str) -> HardwarePrice | None:
-        """Return the price of hardware by its full name; None if there is none."""
+        """Return the price of hardware, given its full name; None if there is none."""
         return next((price for name, price in self.hardware.items() if str(HardwareName.parse(name)) == hardware), None)
 
 
@@ -206,8 +194,8 @@ class Prices:
 def load_prices(path: str | Path) -> Prices:
     """Load prices from a YAML file; raise BadFile if it is missing, not YAML, or invalid."""
     remedy = (
-        "Its keys are currency, note and hardware; under hardware each kind, such as h100, has per_device_hour and, "
-        "where hosts cost extra, per_node_hour."
+        "Its keys are currency, note and hardware; each entry of hardware, such as h100, has per_device_hour and, if "
+        "hosts cost extra, per_node_hour."
     )
     found = read_record(Prices, read_yaml(Path(path), remedy), path, remedy)
     if not found.hardware:

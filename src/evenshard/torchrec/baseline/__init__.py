@@ -1,1 +1,1 @@
-"""TorchRec's own planner as a baseline, and the one module that asks which TorchRec this is."""
+"""TorchRec's own planner as a baseline, and the only module that checks TorchRec's version."""

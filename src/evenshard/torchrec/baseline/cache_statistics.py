@@ -1,6 +1,6 @@
 """Cache miss ratios of a table for TorchRec's planner: ``CacheParams(load_factor=0.1, stats=TableStatistics(...))``.
 
-Ranks exchange plans that hold the class, so it must be picklable: this module imports TorchRec at the top.
+Ranks broadcast plans that contain this class, so it must be picklable: this module imports TorchRec at the top.
 """
 
 from __future__ import annotations
@@ -15,15 +15,10 @@ from evenshard.tables.table import Table
 
 @dataclass(frozen=True)
 class TableStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no types
-    """Cache statistics of one table, in the interface of TorchRec's planner.
+    """Cache statistics of one table, in the interface of TorchRec's planner."""
 
-    Attributes:
-        table: table whose miss-ratio curve is counted, bounded or assumed (``evenshard.tables.locality``).
-        batch_size: samples of all ranks together.
-    """
-
-    table: Table
-    batch_size: int
+    table: Table  # its miss-ratio curve is counted, bounded or assumed (``evenshard.tables.locality``)
+    batch_size: int  # samples over all ranks
 
     @property
     def expected_lookups(self) -> float:

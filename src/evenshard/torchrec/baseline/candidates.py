@@ -1,7 +1,7 @@
 """Plans of TorchRec's planner as baselines, for answers and studies; ``evenshard/__init__.py`` lists these functions.
 
-The planner runs with the settings of ``topology``: whole tables in two orders, then every sharding type. Caches and
-UVM are allowed only where nothing fits without them.
+The planner runs with the settings of ``topology``, first for whole tables in two orders, then for every sharding type.
+Caches and UVM are allowed only if no plan fits without them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Baseline
-from evenshard.planner.baselines import FULL_SPACE, Candidate, rule_broken_by
+from evenshard.planner.answer import BY_MODEL, BY_RATING, DEFAULT_PLAN, Baseline
+from evenshard.planner.baselines import FULL_SPACE, Candidate, find_violation
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.step import PartCosts
 from evenshard.torchrec.baseline.topology import (
-    AS_IT_COMES,
+    DEFAULT_SETTING,
     OFFLOAD_SETTINGS,
     SETTINGS,
     bandwidths_of,
@@ -28,7 +28,7 @@ from evenshard.torchrec.baseline.topology import (
 if TYPE_CHECKING:  # TorchRec takes seconds to import
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner, TorchRecSharder
 
-# TorchRec's timeout for each setting; the best plan found by then is used. TorchRec's default is no timeout.
+# Seconds per setting, after which TorchRec returns its best plan; without a timeout, large tasks take minutes.
 _TIMEOUT_S = 5
 
 
@@ -41,7 +41,7 @@ def torchrec_sharder(hardware: str, link: str, sort_by: Literal["storage", "perf
 
 
 def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], TorchRecPlanner]:
-    """Return a function that makes, for a task, TorchRec's planner with every sharding type."""
+    """Return a function that builds TorchRec's planner for a task, with every sharding type."""
     require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 
@@ -49,7 +49,7 @@ def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], Torch
 
 
 def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
-    """Yield TorchRec's default plan, the plan that TorchRec rates best, and the one that the cost model rates best.
+    """Yield TorchRec's default plan, and the best plan over all settings by TorchRec's rating and by the cost model.
 
     Raises:
         InfeasibleTask: if TorchRec finds no plan.
@@ -59,21 +59,23 @@ def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator
 
     task = request.task()
     bandwidths = machine_bandwidths(request.hardware, request.nodes, costs.links)
+    # The default plan has no timeout, as in TorchRec.
     patient, planner = (TorchRecPlanner(task, bandwidths, timeout_s) for timeout_s in (None, _TIMEOUT_S))
     plans, num_settings = [*patient.plans(SETTINGS[:1]), *planner.plans(SETTINGS[1:])], len(SETTINGS)
     if not plans and task.may_offload:
         plans, num_settings = [*planner.plans(OFFLOAD_SETTINGS)], num_settings + len(OFFLOAD_SETTINGS)
     if not plans:
         raise InfeasibleTask(f"TorchRec's planner found no plan in any of {num_settings} settings")
-    plain = next((one for one in plans if one.setting == AS_IT_COMES), None)
-    if plain is None:
-        note = "TorchRec's planner as it comes found no plan"
-        yield Baseline(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
+    default = next((plan for plan in plans if plan.setting == DEFAULT_SETTING), None)
+    if default is None:
+        note = "TorchRec's planner with its defaults found no plan"
+        yield Baseline(FULL_SPACE, None, None, note, str(DEFAULT_SETTING), chosen=DEFAULT_PLAN), None
     else:
-        yield Baseline(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
+        yield Baseline(FULL_SPACE, None, setting=str(default.setting), chosen=DEFAULT_PLAN), default.parts
+    # Plans of all settings are rated with the same bandwidths and pooling factors, if all are in device memory.
     on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
-    rated = min(plans, key=lambda one: planner.rating_ms(one.parts) if on_device else one.rating_ms)
+    rated = min(plans, key=lambda plan: planner.rating_ms(plan.parts) if on_device else plan.rating_ms)
     yield Baseline(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
-    best = min(plans, key=lambda one: (bool(rule_broken_by(costs, one.parts)), costs.predict(one.parts).predicted_ms))
+    best = min(plans, key=lambda of: (bool(find_violation(costs, of.parts)), costs.predict(of.parts).predicted_ms))
     setting = f"{best.setting}; best of {num_settings} settings"
     yield Baseline(FULL_SPACE, None, setting=setting, chosen=BY_MODEL), best.parts

@@ -1,8 +1,8 @@
 """TorchRec's ``EmbeddingShardingPlanner`` and its plans, with a ``PlannerSetting``.
 
-It may use every sharding type on fused kernels. If the setting names a load factor, it may also use
+It may use every sharding type on fused kernels. If the setting has a load factor, it may also use
 ``fused_uvm_caching`` and ``fused_uvm``: caches start at that load factor, and TorchRec's
-``EmbeddingOffloadScaleupProposer`` enlarges them, with evenshard's miss ratios. TorchRec is told pooling factors and
+``EmbeddingOffloadScaleupProposer`` enlarges them, with evenshard's miss ratios. TorchRec gets pooling factors and
 bandwidths (unless the setting omits them), data types, weighted features, samples per device, and nodes.
 
 Without caches, both planners use the same memory limit; TorchRec's own memory estimate only orders the tables. With
@@ -69,7 +69,8 @@ from evenshard.torchrec.baseline.topology import (
     table_name,
 )
 
-# Smaller tables stay in device memory: the scale-up divides by the memory of additional cache rows, which may be 0.
+# Tables with fewer rows stay in device memory: TorchRec's scale-up divides by the bytes of additional cache rows, which
+# may round to 0.
 LEAST_ROWS = 1000
 
 
@@ -78,12 +79,12 @@ class TorchRecPlan:
     """A plan of TorchRec's planner, with its setting and TorchRec's own rating."""
 
     setting: PlannerSetting
-    rating_ms: float
+    rating_ms: float  # largest sum of TorchRec's shard times on a device
     parts: tuple[TablePart, ...]
 
 
 class TorchRecPlanner:
-    """TorchRec's planner for one task. Deterministic; a GPU is not needed."""
+    """TorchRec's planner for a task. Deterministic; needs no GPU."""
 
     def __init__(
         self,
@@ -95,9 +96,6 @@ class TorchRecPlanner:
         """Load TorchRec; each setting may take ``timeout_s`` seconds.
 
         ``size_of`` returns the bytes of a table part; by default, its weights and the task's optimizer state.
-
-        Raises:
-            MissingPackage: if TorchRec is not installed.
         """
         require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
@@ -105,11 +103,7 @@ class TorchRecPlanner:
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
     def plan(self, setting: PlannerSetting) -> TorchRecPlan:
-        """Return TorchRec's plan with one setting.
-
-        Raises:
-            InfeasibleTask: if TorchRec finds none.
-        """
+        """Return TorchRec's plan with one setting; raise InfeasibleTask if TorchRec finds none."""
         constraints = self._constraints(setting)
         rates = NoopPerfModel(self.topology_of(setting))
         planner = EmbeddingShardingPlanner(
@@ -119,7 +113,7 @@ class TorchRecPlanner:
             enumerator=self._enumerator(setting, constraints),
             proposer=self._proposers(setting),
             partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
-            storage_reservation=FixedPercentageStorageReservation(0.0),
+            storage_reservation=FixedPercentageStorageReservation(0.0),  # ``room_bytes`` already excludes the reserve
             performance_model=rates,
             stats=[],  # TorchRec's default statistics would print
             debug=False,
@@ -148,18 +142,14 @@ class TorchRecPlanner:
                 continue
 
     def rating_ms(self, parts: Sequence[TablePart]) -> float:
-        """Return TorchRec's estimate for a placement in device memory: the largest sum of shard times on a device, ms.
-
-        Raises:
-            BadConfig: if the parts are not those of the task's tables.
-        """
+        """Return TorchRec's rating of a placement in device memory: the largest sum of shard times on a device, ms."""
         by_table = parts_by_table(self._task, parts)
         enumerator, templates = self._rating_templates
         options = []
         for template in templates:
             table = self._task.tables[self._position[template.name]]
             of_table = by_table[table.name]
-            option = template.__deepcopy__({})
+            option = template.__deepcopy__({})  # TorchRec's copy keeps tensor and module by reference
             option.sharding_type = sharding_type(of_table, table, self._task.machine)
             option.compute_kernel = DENSE_KERNEL if TYPES[option.sharding_type].is_replicated else FUSED
             option.shards = [
@@ -173,6 +163,7 @@ class TorchRecPlanner:
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
+        # The first option of each table; ``rating_ms`` replaces its type, kernel and shards.
         usual = PlannerSetting()
         enumerator = self._enumerator(usual, self._constraints(usual))
         first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
@@ -184,7 +175,7 @@ class TorchRecPlanner:
         return math.ceil(self._task.local_batch)
 
     def topology_of(self, setting: PlannerSetting) -> Topology:
-        """Return TorchRec's topology; if tables may leave device memory, with each device's share of host memory."""
+        """Return TorchRec's topology; with each device's share of host memory if tables may be offloaded."""
         machine, bandwidths = self._task.machine, self._bandwidths if setting.told else Bandwidths()
         if setting.load_factor is None:
             return machine_topology(machine, self._task.room_bytes, bandwidths)
@@ -207,8 +198,8 @@ class TorchRecPlanner:
         found = {}
         for name, position in self._position.items():
             table, types = self._task.tables[position], self._task.types[position]
-            able = [way for way in SHARDING_TYPES if way in types]
-            allowed = [way for way in able if way not in left_out] or able
+            able = [name for name in SHARDING_TYPES if name in types]
+            allowed = [name for name in able if name not in left_out] or able  # TorchRec needs at least one type
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
                 compute_kernels=[FUSED, DENSE_KERNEL],
@@ -251,12 +242,12 @@ class TorchRecPlanner:
     def _storage_estimator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> Any:
         if setting.load_factor is None:
             estimator = EmbeddingStorageEstimator(self.topology_of(setting), constraints)
-            return _CappedWeights(estimator, self._shard_bytes)
-        return _OurMemory(self._task, self._position)
+            return _CappedStorageEstimator(estimator, self._shard_bytes)
+        return _EvenshardStorageEstimator(self._task, self._position)
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         table = self._task.tables[self._position[name]]
-        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row counts are of the whole table
+        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios are of all rows
             table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
         return self._size_of(table)
 
@@ -266,7 +257,7 @@ class TorchRecPlanner:
     @cached_property
     def _module(self) -> nn.Module:
         """Build TorchRec's collections on the meta device, with weighted tables in a separate collection."""
-        # TorchRec cannot train weights of 8 bits or less.
+        # All other types are passed as FP16: TorchRec cannot train weights of 8 bits or fewer.
         types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
         groups: dict[tuple[str, bool, bool], dict[str, Table]] = defaultdict(dict)
         for name, position in self._position.items():
@@ -284,9 +275,9 @@ class TorchRecPlanner:
 class TorchRecSharder:
     """TorchRec's planner as a sharder of whole tables over the devices of one node.
 
-    Each table has a single sharding option, so the proposers have no choice and the greedy partitioner decides. It
-    takes tables in descending order of ``sort_by``, storage (its default) or estimated time, and puts each on the
-    device with the least estimated time so far that has enough memory.
+    Each table has a single sharding option, so the greedy partitioner alone decides. It takes tables in descending
+    order of ``sort_by``, storage (its default) or estimated time, and puts each on the device with the least estimated
+    time so far that has enough memory.
     """
 
     def __init__(
@@ -294,21 +285,13 @@ class TorchRecSharder:
         bandwidths_on: Callable[[Nodes], Bandwidths] | None = None,
         sort_by: Literal["storage", "perf"] = "storage",
     ) -> None:
-        """Load TorchRec; without ``bandwidths_on``, TorchRec uses its own constants.
-
-        Raises:
-            MissingPackage: if TorchRec is not installed.
-        """
+        """Load TorchRec; without ``bandwidths_on``, TorchRec uses its own constants."""
         require_torchrec()
         self._bandwidths_on, self._sort_by = bandwidths_on, sort_by
         self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
 
     def place(self, task: ShardingTask) -> Placement:
-        """Return TorchRec's plan of a task.
-
-        Raises:
-            InfeasibleTask: if TorchRec finds none.
-        """
+        """Return TorchRec's plan of a task; raise InfeasibleTask if TorchRec finds none."""
         require_feasible(task)
         try:
             parts = self.planner(task).plan(PlannerSetting(sort_by=self._sort_by)).parts
@@ -334,7 +317,7 @@ class TorchRecSharder:
 
 
 class _SortedEnumerator:
-    """An enumerator with a fixed order of options; TorchRec's order depends on the process."""
+    """TorchRec's enumerator with a fixed order of options; TorchRec's own order differs between processes."""
 
     def __init__(self, enumerator: Any, position: Mapping[str, int]) -> None:
         self._enumerator, self._position = enumerator, position
@@ -350,8 +333,8 @@ class _SortedEnumerator:
         self._enumerator.populate_estimates(sharding_options)
 
 
-class _CappedWeights:
-    """TorchRec's storage estimate, with the host memory of evenshard's rule."""
+class _CappedStorageEstimator:
+    """TorchRec's storage estimator, with the bytes by evenshard's memory rule in the field of host memory."""
 
     def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
         self._estimator, self._shard_bytes = estimator, cache(shard_bytes)
@@ -363,8 +346,8 @@ class _CappedWeights:
                 shard.storage.ddr = self._shard_bytes(option.name, *shard.size)
 
 
-class _OurMemory:
-    """A storage estimate by evenshard's memory rule, in place of TorchRec's."""
+class _EvenshardStorageEstimator:
+    """Storage estimator by evenshard's memory rule, in place of TorchRec's."""
 
     def __init__(self, task: ShardingTask, position: Mapping[str, int]) -> None:
         self._task, self._position = task, position
@@ -374,14 +357,14 @@ class _OurMemory:
         for option in sharding_options:
             table = self._task.tables[self._position[option.name]]
             is_replicated = TYPES[option.sharding_type].is_replicated
-            everywhere = tuple(range(self._task.num_devices)) if is_replicated else (0,)
+            devices = tuple(range(self._task.num_devices)) if is_replicated else (0,)
             cache_params = option.cache_params
             load_factor = None if cache_params is None else cache_params.load_factor
             storage = storage_of(table.name, option.compute_kernel, load_factor)
             for shard in option.shards:
                 shard.storage = TorchRecStorage(hbm=0, ddr=0)
                 for part in parts_of_shards(table.name, [(0, shard.offset, shard.size)], storage):
-                    memory = self._memory(table, replace(part, devices=everywhere))
+                    memory = self._memory(table, replace(part, devices=devices))
                     shard.storage = TorchRecStorage(hbm=memory.device_bytes, ddr=memory.host_bytes)
 
 

@@ -1,9 +1,8 @@
-"""TorchRec's planner: imports, settings, the machine that it is given, and the shards of its plans.
+"""TorchRec's planner: its imports, its settings, the topology that it gets, and the shards of its plans.
 
-TorchRec is given the bandwidths of devices and links, and the memory limit of each device, which is the one that
-evenshard uses: weights and optimizer state must fit. TorchRec's own estimate also includes inputs and outputs. It only
-orders the tables: device memory is unlimited, and the bytes of evenshard's rule are capped in the field of host memory,
-which fused kernels leave at 0.
+TorchRec gets the bandwidths of devices and links, and evenshard's memory limit of each device: weights and optimizer
+state must fit. TorchRec's own estimate, which includes inputs and outputs, only orders the tables: its device memory
+is unlimited, and the bytes of evenshard's rule are limited in the field of host memory, which fused kernels leave at 0.
 """
 
 from __future__ import annotations
@@ -44,21 +43,23 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
     from torchrec.modules.embedding_configs import DataType
 
-BYTES_PER_MS = 1e6  # in 10**9 bytes per second
+# TorchRec's unit of bandwidth is bytes per ms: 10**9 bytes per second are 1e6 of them.
+BYTES_PER_MS = 1e6
+# More memory than any device has.
 UNLIMITED_BYTES = 2**60
-# The compute kernel of replicas, whose weights a dense optimizer updates.
+# The compute kernel of data_parallel tables, whose weights a dense optimizer updates.
 DENSE_KERNEL = "dense"
-# Kernels that evenshard writes and reads for tables that are not replicated; on GPU ranks, all of them.
+# Kernels that evenshard writes and reads for other tables; all need GPU ranks, except fused.
 KERNELS_OF_TABLES = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
-# TorchRec's default load factor, for plans that do not name one.
+# TorchRec's default load factor, for plans without one.
 DEFAULT_LOAD_FACTOR = 0.2
 
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Divisors of TorchRec's time estimates, 10**9 bytes per second; None keeps TorchRec's own constant.
+    """Bandwidths for TorchRec's time estimates, 10**9 bytes per second; None keeps TorchRec's own constant.
 
-    Bandwidths of device memory, of the links within and between nodes, and of the link from a device to its host.
+    They are of device memory, of the links within and between nodes, and of the link from a device to its host.
     """
 
     hbm_gb_s: float | None = None  # TorchRec: 963 (897 * 1024**3 bytes)
@@ -68,11 +69,7 @@ class Bandwidths:
 
 
 def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
-    """Return the bandwidths of a simulated device and its link; real hardware keeps TorchRec's constants.
-
-    Raises:
-        BadConfig, BadFile: if the device or link profile cannot be read.
-    """
+    """Return the bandwidths of a simulated device and its link; real hardware keeps TorchRec's constants."""
     profile = profile_of(HardwareName.parse(hardware))
     if profile is None:
         return Bandwidths()
@@ -82,8 +79,8 @@ def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
 def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:
     """Return the bandwidths of devices and links; real devices keep TorchRec's constant for device memory.
 
-    For device memory, it is the bandwidth that embedding kernels reach; for a link, that of long messages between this
-    many devices. A lower number, such as a linear fit to short messages, would make TorchRec's plans worse.
+    For device memory, it is the bandwidth that embedding kernels reach; for a link, the bandwidth of long messages
+    between this many devices. A lower value, such as a linear fit to short messages, makes TorchRec's plans worse.
     """
     profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(
@@ -98,7 +95,7 @@ def machine_topology(
 ) -> Topology:
     """Return TorchRec's topology of a machine.
 
-    Each device may hold ``room_bytes``, plus ``host_bytes`` of its host's memory. Without ``host_bytes``,
+    Each device has ``room_bytes`` for tables, plus ``host_bytes`` of its host's memory. Without ``host_bytes``,
     ``room_bytes`` is passed as host memory and device memory has no limit.
     """
     if host_bytes is None:
@@ -158,11 +155,7 @@ def parts_of_shards(
 
 
 def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
-    """Return the storage of a table in a plan; unknown kernels count as device memory.
-
-    Raises:
-        BadConfig: if the load factor is out of range.
-    """
+    """Return the storage of a table in a plan; unknown kernels count as device memory."""
     if kernel not in KERNELS_OF_TABLES:
         return ON_DEVICE
     if kernel not in CACHED_KERNELS:
@@ -181,7 +174,7 @@ def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePar
     """
     if entry.sharding_type not in SHARDING_TYPES:
         raise BadConfig(
-            f"table {brief(table.name)} is sharded {brief(entry.sharding_type)}; evenshard knows "
+            f"table {brief(table.name)} is sharded {brief(entry.sharding_type)}, but evenshard supports only "
             f"{', '.join(SHARDING_TYPES)}. Constrain TorchRec's planner to these."
         )
     if TYPES[entry.sharding_type].is_replicated:
@@ -194,7 +187,7 @@ def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePar
     ranks = [shard.placement.rank() for shard in shards]
     if entry.ranks is not None and list(entry.ranks) != ranks:
         raise BadConfig(
-            f"table {brief(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
+            f"table {brief(table.name)} is on ranks {entry.ranks}, but its shards are on {ranks}. Make a new plan."
         )
     load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
     parts = parts_of_shards(
@@ -213,11 +206,11 @@ def replica(table: Table, ranks: Sequence[int]) -> TablePart:
 
 
 def merge_parts(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
-    """Merge the parts of a table that share rows and device, and lay out the columns again."""
+    """Merge the parts of a table that share rows and device, and renumber the columns to be contiguous."""
     widths: dict[tuple[Span, int], int] = defaultdict(int)
-    for part in sorted(parts, key=lambda one: (one.columns, one.rows)):
+    for part in sorted(parts, key=lambda part: (part.columns, part.rows)):
         widths[part.rows, part.device] += part.columns.size
-    starts: dict[Span, int] = defaultdict(int)
+    starts: dict[Span, int] = defaultdict(int)  # next free column of each block of rows
     found = []
     for (rows, device), width in widths.items():
         columns = Span(starts[rows], starts[rows] + width)
@@ -233,33 +226,24 @@ def table_name(position: int) -> str:
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
-# Least columns of a shard, where a setting does not keep TorchRec's own 128.
+# Minimum columns per shard in settings that allow narrower shards than TorchRec's default of 128.
 NARROW = 32
 
 
 @dataclass(frozen=True)
 class PlannerSetting:
-    """Settings of TorchRec's planner that a user chooses.
+    """Settings of TorchRec's planner that a user chooses."""
 
-    Attributes:
-        min_partition: least columns of a shard; None for TorchRec's own 128.
-        sort_by: order of the greedy partitioner, storage or perf.
-        grid_shard, replicas, rows: allow grid_shard, data_parallel and the types that cut rows, the latter two
-            where the task allows another type, too.
-        told: pass pooling factors and bandwidths. By default TorchRec assumes a pooling factor of 1 for each feature,
-            and its own constants for bandwidths.
-        dynamic: use DynamicProgrammingProposer alone.
-        load_factor: initial load factor of every cache, which EmbeddingOffloadScaleupProposer increases; None for
-            device memory alone.
-    """
-
-    min_partition: int | None = None
-    sort_by: str = "storage"
+    min_partition: int | None = None  # minimum columns of a shard; None for TorchRec's default of 128
+    sort_by: str = "storage"  # order of the greedy partitioner, storage or perf
+    # Allow grid_shard, data_parallel and the types that cut rows; if False, tables without another type keep them.
     grid_shard: bool = False
     replicas: bool = field(default=True, kw_only=True)
     rows: bool = field(default=True, kw_only=True)
+    # Pass pooling factors and bandwidths; if False, TorchRec assumes a pooling factor of 1 and its own bandwidths.
     told: bool = field(default=True, kw_only=True)
-    dynamic: bool = field(default=False, kw_only=True)
+    dynamic: bool = field(default=False, kw_only=True)  # use DynamicProgrammingProposer alone
+    # Initial load factor of every cache, which EmbeddingOffloadScaleupProposer increases; None for no caches.
     load_factor: float | None = field(default=None, kw_only=True)
 
     def __str__(self) -> str:
@@ -276,19 +260,21 @@ class PlannerSetting:
         return ", ".join(said)
 
 
-# TorchRec's planner with its defaults: no constraints but sharding types, and TorchRec's bandwidths.
-AS_IT_COMES = PlannerSetting(told=False)
+# TorchRec's planner with its defaults: its own bandwidths, and no constraints but sharding types.
+DEFAULT_SETTING = PlannerSetting(told=False)
 SETTINGS = (
-    AS_IT_COMES,
+    DEFAULT_SETTING,
     PlannerSetting(replicas=False),
     PlannerSetting(NARROW),
     PlannerSetting(NARROW, replicas=False),
 )
+# Caches start at 2 % of the rows, and TorchRec's proposer enlarges them while memory lasts.
 OFFLOAD_SETTINGS = tuple(replace(one, told=True, load_factor=0.02) for one in SETTINGS)
 
 
 # Access to TorchRec ---------------------------------------------------------------------------------------------------
 
+# Oldest supported release of TorchRec.
 OLDEST_RELEASE = (1, 7)
 
 
@@ -306,7 +292,7 @@ def require_torchrec() -> None:
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and tuple(map(int, numbers.groups())) < OLDEST_RELEASE:
         oldest = ".".join(map(str, OLDEST_RELEASE))
-        raise BadConfig(f"TorchRec {release} is installed; evenshard needs {oldest} or newer. Upgrade torchrec.")
+        raise BadConfig(f"TorchRec {release} is installed, but evenshard needs {oldest} or newer. Upgrade torchrec.")
     require_package("torchrec.distributed.model_parallel")
     require_package("torchrec.distributed.planner")
 
@@ -320,13 +306,13 @@ def make_topology(
     caps: Mapping[str, Sequence[int]] | None = None,
     bandwidths: Mapping[str, float] | None = None,
 ) -> Topology:
-    """Return TorchRec's topology of CUDA or CPU ranks; TorchRec's constants replace values left out.
+    """Return TorchRec's topology of CUDA or CPU ranks, with TorchRec's constants for missing values.
 
     Args:
         pod_size: number of nodes that the fast link connects.
         hbm_cap: bytes of each device.
-        caps: bytes of every device, by TorchRec's keyword for each kind of memory.
-        bandwidths: bytes per ms, by TorchRec's keywords.
+        caps: bytes of every device, by TorchRec's keyword of the memory.
+        bandwidths: bytes per ms, by TorchRec's keyword.
     """
     from torchrec.distributed.planner import types
 
@@ -345,7 +331,7 @@ def pod_size_of(topology: Topology) -> int:
 
 
 class TooStrict(BadConfig):
-    """Rules and constraints that leave a table no sharding option."""
+    """Rules and constraints leave a table no sharding option."""
 
 
 def planner_error(error: EvenshardError, kind: str = "") -> PlannerError:

@@ -1,1 +1,1 @@
-"""A TorchRec model: its tables, its optimizers, its dense rest, and placements that TorchRec trains correctly."""
+"""A TorchRec model: its tables, its optimizers, its dense part, and the placements that TorchRec trains correctly."""

@@ -1,9 +1,9 @@
-"""The optimizers that train a TorchRec model's tables in the backward pass, read from the model and its sharders.
+"""Fused optimizers of a TorchRec model's tables, read from the model and its module sharders.
 
 ``apply_optimizer_in_backward`` stores the optimizer's class on a table's parameter. A module sharder's
 ``fused_params`` name an optimizer for all tables of its modules. As in TorchRec, the parameter's takes precedence.
 
-The dense optimizer updates replicas in place of their fused optimizer, so the user must allow that explicitly.
+The dense optimizer updates data_parallel tables in place of their fused optimizer, so the user must allow it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.optimizers import OTHER_TYPES, TableOptimizers
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
-from evenshard.torchrec.model.modules import LocatedTable, located_tables
+from evenshard.torchrec.model.modules import LocatedTable, locate_tables
 
 if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collections
 
 log = logging.getLogger(__name__)
 
-# Maps FBGEMM's names (``EmbOptimType``) to optimizers.
+# Optimizers by FBGEMM's name (``EmbOptimType``).
 OPTIMIZER_OF = {fbgemm: name for name, one in OPTIMIZERS.items() for fbgemm in one.fbgemm_names}
-# Assumed for unknown optimizers: no known optimizer has a larger state.
+# Assumed for unknown optimizers, because no known optimizer has a larger state.
 UNKNOWN = "adam"
+# Where a model names an optimizer, for messages.
 IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
 # Keys of ``fused_params`` that select the optimizer or its settings; FBGEMM's default optimizer is SGD.
 OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
@@ -39,46 +40,46 @@ OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
 
 @dataclass(frozen=True)
 class FusedOptimizer:
-    """The optimizer of a table of a model."""
+    """The fused optimizer of a model's table."""
 
     word: str  # name in ``OPTIMIZERS``, whose state is counted
-    called: str  # name of the optimizer in the model
-    where: str  # where the model names it
+    called: str  # name in the model
+    where: str  # ``IN_BACKWARD`` or ``FUSED_PARAMS``
     is_known: bool = True  # True if its state is known to be that of ``word``
 
 
-def model_optimizers(
+def find_optimizers(
     model: Collections, given: str | None = None, sharders: Sequence[Any] | None = None
 ) -> TableOptimizers:
     """Return the optimizer of each table, from the user's choice for all tables, the model, and the module sharders.
 
-    Raises:
-        BadConfig: if a table of the model is trained by another optimizer than the given one, or by several.
+    Raises BadConfig if a table of the model has several optimizers, or another than the given one.
     """
-    located = located_tables(model, sharders)
-    fused = fused_optimizers(located, sharders)
+    located = locate_tables(model, sharders)
+    fused = find_fused_optimizers(located, sharders)
     if given is not None and (problem := optimizer_problem(given)):
         raise BadConfig(f"{problem}. Choose one of these.")
     for name, one in fused.items():
         if given is not None and one.is_known and one.word != given:
             raise BadConfig(
-                f"table {brief(name)} is trained by {one.word} ({one.called}, by {one.where}), but optimizer is "
-                f"{given}. Leave optimizer out to count what the model says, or change the model."
+                f"the model trains table {brief(name)} with {one.word} ({one.called}, by {one.where}), but optimizer "
+                f"is {given}. Leave optimizer out to use the model's, or change the model."
             )
     words = {name: one.word if one.is_known else given or one.word for name, one in fused.items()}
+    # The request's optimizer applies to tables without their own; if all have one, it is the most frequent.
     usual = Counter(words.values()).most_common(1)[0][0] if words and len(words) == len(located) else SGD
     assumed = [
-        Assumption(name, "optimizer", f"{one.called} is not known: its state is counted as {words[name]}'s")
+        Assumption(name, "optimizer", f"{one.called} is unknown: its state is counted as {words[name]}'s")
         for name, one in fused.items()
         if not one.is_known
     ]
     if given is None:
-        text = f"{SGD}, as FBGEMM trains tables for which the model names none"
+        text = f"{SGD}, FBGEMM's default, because the model names no optimizer"
         assumed += [Assumption(one.name, "optimizer", text) for one in located if one.name not in fused]
     return TableOptimizers(given or usual, words, tuple(assumed))
 
 
-def fused_optimizers(
+def find_fused_optimizers(
     located: Sequence[LocatedTable], sharders: Sequence[Any] | None = None
 ) -> dict[str, FusedOptimizer]:
     """Return the optimizers of the tables that have their own, by table name."""
@@ -100,7 +101,7 @@ def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
     if len(classes) > 1:
         names = ", ".join(one.__name__ for one in classes)
         raise BadConfig(
-            f"table {brief(located.name)} has several optimizers ({names}), and TorchRec takes one. Apply one to it."
+            f"table {brief(located.name)} has several optimizers ({names}), but TorchRec supports one. Apply only one."
         )
     for kind in classes:
         settings: Mapping[str, Any] = next(iter(getattr(weight, "_optimizer_kwargs", [])), {})
@@ -122,7 +123,7 @@ def weight_of(located: LocatedTable) -> Any:
 def _of_fused_params(params: Mapping[str, Any]) -> FusedOptimizer | None:
     if not any(key in params for key in OF_FUSED_PARAMS):
         return None
-    kind = params.get("optimizer")
+    kind = params.get("optimizer")  # FBGEMM's default without it is SGD
     return _of_fbgemm("EXACT_SGD" if kind is None else str(getattr(kind, "name", kind)), FUSED_PARAMS)
 
 
@@ -136,10 +137,10 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
 
 @dataclass(frozen=True)
 class AllowedReplicas:
-    """The dense optimizer, if known, and the tables that may be replicated whatever optimizer trains them."""
+    """The dense optimizer, if known, and the tables that may be replicated with any optimizer."""
 
-    dense_optimizer: str = ""
-    by_name: frozenset[str] = frozenset()
+    dense_optimizer: str = ""  # empty if unknown
+    by_name: frozenset[str] = frozenset()  # tables that the request allows to replicate by name
 
     @staticmethod
     def of(request: PlacementRequest) -> AllowedReplicas:
@@ -151,22 +152,22 @@ class AllowedReplicas:
 
     def check(self, replicated: Sequence[LocatedTable]) -> None:
         """Raise BadConfig if a replicated table has a fused optimizer and may not be replicated."""
-        for name, fused in fused_optimizers(replicated).items():
+        for name, fused in find_fused_optimizers(replicated).items():
             if fused.word != self.dense_optimizer and name not in self.by_name:
                 raise BadConfig(
-                    f"table {brief(name)} is replicated ({DATA_PARALLEL}): the job's dense optimizer would train it in "
-                    f"place of its own, {fused.word} ({fused.where}). Place the tables again without replicas "
-                    f"(--sharding-types {','.join(OTHER_TYPES)}); or, where the dense optimizer is the same, with the "
-                    f"same learning rate and settings, with --dense-optimizer {fused.word}."
+                    f"table {brief(name)} is {DATA_PARALLEL}: your dense optimizer would update it in place of its "
+                    f"fused optimizer, {fused.word} ({fused.where}). Place the tables again without replicas "
+                    f"(--sharding-types {','.join(OTHER_TYPES)}), or with --dense-optimizer {fused.word} if your dense "
+                    f"optimizer is the same and has the same settings."
                 )
 
 
 def warn_of_replicas(replicated: Sequence[LocatedTable]) -> None:
-    """Log the tables with a fused optimizer that the given parts replicate."""
-    if found := fused_optimizers(replicated):
+    """Log a warning on replicated tables with a fused optimizer."""
+    if found := find_fused_optimizers(replicated):
         name, fused = next(iter(found.items()))
         log.warning(
-            "%d replicated tables (%s, ...) are trained by the job's dense optimizer, not by their own (%s, by %s).",
+            "Your dense optimizer updates %d data_parallel tables (%s, ...), not their fused optimizer (%s, by %s).",
             len(found),
             name,
             fused.word,

@@ -1,8 +1,7 @@
-"""The modules of a TorchRec model: tables that evenshard places, tables left to TorchRec, and the dense rest.
+"""Modules of a TorchRec model: tables that evenshard places, tables left to TorchRec, and the dense part.
 
-A table has its TorchRec name. If two collections hold tables of the same name, both names are prefixed with the path
-of their collection: ``user.ebc.id`` and ``item.ebc.id``. TorchRec's table names cannot contain a dot, so prefixed
-names never collide with others.
+A table has its TorchRec name. If two collections have tables of the same name, the path of the collection is prefixed:
+``user.ebc.id`` and ``item.ebc.id``. TorchRec's table names cannot contain a dot, so prefixed names never collide.
 """
 
 from __future__ import annotations
@@ -28,24 +27,22 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+# Remedy for an invalid ``tables`` argument.
 TABLES_ARE = "Give a file, a data frame, a list of dicts, Tables or TorchRec's configurations, or a model with tables."
 
 
 @dataclass(frozen=True)
 class LocatedTable:
-    """A table of a model by evenshard's name, with the path of its collection ("" for the model itself).
+    """A table of a model, with its collection."""
 
-    Its configuration has TorchRec's name. A configuration may come without a collection.
-    """
-
-    name: str
-    path: str
-    config: BaseEmbeddingConfig
-    collection: Collection | None = None
+    name: str  # evenshard's name
+    path: str  # of its collection; empty for the model itself
+    config: BaseEmbeddingConfig  # with TorchRec's name
+    collection: Collection | None = None  # None for a configuration alone
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the features that look up the table; like TorchRec, the table's name where none is given."""
+        """Return the features that look up the table; as in TorchRec, the table's name by default."""
         return tuple(self.config.feature_names or [self.config.name])
 
     @property
@@ -68,25 +65,21 @@ class LocatedTable:
         return self.config.num_embeddings, self.config.embedding_dim
 
 
-def located_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
-    """Return the tables of ``collections``, in any form that ``tables_of`` takes, in TorchRec's order.
-
-    Raises:
-        BadConfig: if two tables have the same path and name.
-    """
+def locate_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
+    """Return the tables of ``collections``, in any form that ``tables_of`` accepts, in TorchRec's order."""
     found = list(_configs(collections, sharders))
     counts = Counter(config.name for _, config, _ in found)
     located = tuple(
-        LocatedTable(qualified_name(path, config.name) if counts[config.name] > 1 else config.name, path, config, home)
+        LocatedTable(qualify_name(path, config.name) if counts[config.name] > 1 else config.name, path, config, home)
         for path, config, home in found
     )
     twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"two tables are called {brief(twice)}. Give the model itself, so that paths tell them apart.")
+        raise BadConfig(f"two tables are called {brief(twice)}. Give the whole model, so that their paths differ.")
     return located
 
 
-def qualified_name(path: str, name: str) -> str:
+def qualify_name(path: str, name: str) -> str:
     """Prefix a table's name with the path of its collection."""
     return f"{path}.{name}" if path else name
 
@@ -99,7 +92,7 @@ def _configs(
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
     if isinstance(collections, nn.Module):
-        collections = collections_in(collections, sharders)
+        collections = find_collections(collections, sharders)
     if not isinstance(collections, Mapping | Sequence) or isinstance(collections, str):
         raise BadConfig(f"tables is {brief(collections)}. {TABLES_ARE}")
     if not isinstance(collections, Mapping):
@@ -107,13 +100,13 @@ def _configs(
             if isinstance(one, BaseEmbeddingConfig):
                 yield "", one, None
             elif not isinstance(one, nn.Module):
-                raise BadConfig(f"tables holds {brief(one)}. {TABLES_ARE}")
+                raise BadConfig(f"tables contains {brief(one)}. {TABLES_ARE}")
             else:
                 yield from (("", config, one) for config in configs_of(one))
         return
     for path, collection in collections.items():
         if not isinstance(path, str) or not isinstance(collection, nn.Module):
-            raise BadConfig(f"tables holds {brief(collection)} as {brief(path)}. {TABLES_ARE}")
+            raise BadConfig(f"tables contains {brief(collection)} as {brief(path)}. {TABLES_ARE}")
         yield from ((path, config, collection) for config in configs_of(collection))
 
 
@@ -128,31 +121,31 @@ def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
     return configs
 
 
-def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, Collection]:
+def find_collections(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, Collection]:
     """Return the collections of a model, by path, that TorchRec's planner would find with these module sharders.
 
     A collection with several paths is listed once, at the first, as in ``DistributedModelParallel``.
     """
-    return {path: module for path, module, _ in _sharded_modules(model, sharders) if is_placed(module)}
+    return {path: module for path, module, _ in _find_sharded_modules(model, sharders) if is_placed(module)}
 
 
-def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
+def find_other_modules(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
     """Return the modules, by path, that these sharders shard and that evenshard leaves to TorchRec.
 
     Examples are collections with feature processors, managed collisions, or virtual tables.
     """
-    return {path: module for path, module, _ in _sharded_modules(model, sharders) if not is_placed(module)}
+    return {path: module for path, module, _ in _find_sharded_modules(model, sharders) if not is_placed(module)}
 
 
-def other_tables_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Return the tables of ``other_modules_in``, by path and name, each with its module."""
-    for path, module, names in _sharded_modules(model, sharders):
+def find_other_tables(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """Return the tables of ``find_other_modules``, by path and name, each with its module."""
+    for path, module, names in _find_sharded_modules(model, sharders):
         if not is_placed(module):
-            yield from ((qualified_name(path, name), module) for name in names)
+            yield from ((qualify_name(path, name), module) for name in names)
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Return True if evenshard places a module; virtual tables grow as rows arrive and have their own kernels."""
+    """Return True if evenshard places a module; it leaves out virtual tables, which have their own kernels."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
@@ -160,13 +153,13 @@ def is_placed(module: nn.Module) -> bool:
     return not any(getattr(config, "use_virtual_table", False) for config in configs_of(module))
 
 
-def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield path, module and tables of each module that the sharders shard, parents first, without duplicates."""
+def _find_sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield path, module and table names of each module that the sharders shard, parents first, without duplicates."""
     require_torchrec()
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     sharder_of_type = {one.module_type: one for one in (get_default_sharders() if sharders is None else sharders)}
-    seen: set[int] = set()
+    seen: set[int] = set()  # a module may be at several paths
 
     def visit(path: str, module: nn.Module) -> Iterator[tuple[str, Any, list[str]]]:
         if id(module) in seen:
@@ -175,7 +168,7 @@ def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterat
         sharder = sharder_of_type.get(type(module))
         if sharder is None:
             for name, child in module.named_children():
-                yield from visit(qualified_name(path, name), child)
+                yield from visit(qualify_name(path, name), child)
         elif names := list(sharder.shardable_parameters(module)):
             yield path, module, names
 
@@ -185,7 +178,7 @@ def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterat
 # Running models -------------------------------------------------------------------------------------------------------
 
 
-def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
+def find_sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
     """Return the sharded collections of tables by path, without duplicates."""
     from torchrec.distributed.embedding import ShardedEmbeddingCollection
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -208,37 +201,34 @@ def original_collection(module: Any) -> Collection:
     return EmbeddingCollection(tables=module._embedding_configs, need_indices=module._need_indices, device=meta)
 
 
-# Optimizers of dense parameters, and the numbers that each keeps per parameter element.
+# State values per parameter element of each dense optimizer.
 STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
 def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[Any] | None = None) -> int:
-    """Return the memory of everything but the tables on a rank: dense parameters, gradients, optimizer state, buffers.
+    """Return the memory of the dense model on a rank: parameters, gradients, optimizer state, and buffers.
 
     ``DistributedModelParallel`` trains the dense model with ``DistributedDataParallel``, whose buckets are the
-    gradients themselves, so they count once. States have the data types of the parameters. Activations are not counted,
-    nor temporary values of an update, such as square roots. Unless gradients are set to None before the forward pass,
-    as TorchRec's pipelines do, they exist twice in the third step, when the buckets are rebuilt.
+    gradients themselves, so they count once. States have the data types of the parameters. Activations and temporary
+    values of an update are not counted. Unless gradients are set to None before the forward pass, as in TorchRec's
+    pipelines, they exist twice in the third step, when the buckets are rebuilt.
 
-    The model is not sharded yet, and may be on the meta device; its dense parameters use one of ``STATES``. Tables
-    that the module sharders leave to TorchRec are not counted as dense parameters.
-
-    Raises:
-        BadConfig: if the optimizer is unknown.
+    The model must not be sharded yet, and may be on the meta device; ``optimizer`` is one of ``STATES``. Tables of all
+    modules that the sharders shard are left out.
     """
     if optimizer not in STATES:
-        raise BadConfig(f"optimizer is {brief(optimizer)}, which is none of {', '.join(STATES)}. Choose one of these.")
+        raise BadConfig(f"optimizer is {brief(optimizer)}. Choose from {', '.join(STATES)}.")
     kept = trained = 0
     for tensor in _dense_tensors(model, sharders):
         size = tensor.numel() * tensor.element_size()
         kept += size
         trained += size if tensor.requires_grad else 0
-    return kept + (1 + STATES[optimizer]) * trained
+    return kept + (1 + STATES[optimizer]) * trained  # one gradient per trained value
 
 
 def _dense_tensors(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[torch.Tensor]:
-    """Return the parameters and buffers outside of table modules, without duplicates."""
-    sharded = (*collections_in(model, sharders).values(), *other_modules_in(model, sharders).values())
+    """Yield the parameters and buffers outside of table modules, without duplicates."""
+    sharded = (*find_collections(model, sharders).values(), *find_other_modules(model, sharders).values())
     seen = {id(tensor) for module in sharded for tensor in (*module.parameters(), *module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
         if id(tensor) not in seen:

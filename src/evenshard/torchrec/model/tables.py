@@ -15,17 +15,18 @@ from evenshard.planner.knobs import TableSources
 from evenshard.tables.assumptions import Assumption, TableSet, apply_pooling_factors
 from evenshard.tables.records import DATA_TYPE_OF, UNUSED_FIELDS, note_unused_field
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
-from evenshard.torchrec.model.modules import LocatedTable, located_tables, other_tables_in
+from evenshard.torchrec.model.modules import LocatedTable, find_other_tables, locate_tables
 
 if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collections
 
-# Default lookups per sample and feature; TorchRec's planner assumes the same.
+# Default lookups per sample and feature; TorchRec's planner has the same default.
 DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
-# Name of the column for assumptions about tables that evenshard does not place.
+# Column of assumptions about tables that evenshard does not place.
 LEFT_TO_TORCHREC = "module"
-# Fields of TorchRec's configurations that a table is made from.
+# Fields of TorchRec's configurations that a ``Table`` uses.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
+# Further bags of a feature; see ``with_bags``.
 _REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
 
@@ -35,16 +36,14 @@ def tables_of(
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> tuple[Table, ...]:
-    """Convert TorchRec's configurations to tables.
-
-    Reuse of indices is unknown; evenshard assumes its default.
+    """Convert TorchRec's configurations to tables, with evenshard's default reuse of indices.
 
     Args:
         collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
             of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
         pooling_factors: mean lookups per sample, by table or by feature; see ``apply_pooling_factors``.
         default_pooling_factor: pooling factor of each feature that is not named.
-        sharders: module sharders, which decide if sequence indices are deduplicated; TorchRec's by default.
+        sharders: module sharders, which decide if sequence indices are deduplicated; by default TorchRec's.
 
     Raises:
         BadConfig: if there are no tables, if one cannot be placed, or if a pooling factor's name is unknown.
@@ -59,10 +58,10 @@ def table_set_of(
     sharders: Sequence[Any] | None = None,
 ) -> TableSet:
     """Return the tables of ``tables_of``, with the assumptions about them and the settings that are ignored."""
-    located = located_tables(collections, sharders)
+    located = locate_tables(collections, sharders)
     if not located:
         raise BadConfig(
-            "there is no EmbeddingBagCollection or EmbeddingCollection with tables. Give a model before it is sharded."
+            "the model has no EmbeddingBagCollection or EmbeddingCollection with tables. Give an unsharded model."
         )
     deduplicates = _deduplicates(sharders)
     tables = tuple(_table(one, default_pooling_factor, deduplicates) for one in located)
@@ -71,7 +70,7 @@ def table_set_of(
     known = TableSet(tables, tuple(Assumption(table.name, "pooling_factor", text) for table in tables))
     known = apply_pooling_factors(known, pooling_factors)
     tables, assumed = known.tables, known.assumptions
-    unknown = (*TableSet.of(tables).assumptions, *unused_settings(located))
+    unknown = (*TableSet.of(tables).assumptions, *list_unused_settings(located))
     return TableSet(tables, (*assumed, *unknown, *_left_to_torchrec(collections, sharders)))
 
 
@@ -79,7 +78,7 @@ def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) 
     from torch import nn
 
     if isinstance(collections, nn.Module):
-        for name, module in other_tables_in(collections, sharders):
+        for name, module in find_other_tables(collections, sharders):
             yield Assumption(name, LEFT_TO_TORCHREC, f"{type(module).__name__}, which is left to TorchRec")
 
 
@@ -89,8 +88,8 @@ def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
     data_type = DATA_TYPE_OF.get(config.data_type.value, config.data_type.value.lower())
     if data_type not in DATA_TYPES:
         raise BadConfig(
-            f"table {brief(one.name)}: data_type is {config.data_type.value}, not one of "
-            f"{', '.join((*DATA_TYPES, *map(str.lower, DATA_TYPE_OF)))}. Correct its configuration."
+            f"table {brief(one.name)}: data_type is {config.data_type.value}. Choose from "
+            f"{', '.join((*DATA_TYPES, *map(str.lower, DATA_TYPE_OF)))}."
         )
     table = Table(
         one.name,
@@ -126,12 +125,12 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
 
 def with_bags(table: Table, bags: Sequence[float]) -> Table:
-    """Return a table with the given number of bags per sample of each feature; ``table`` has the lookups of one bag."""
+    """Return a table with the given bags per sample of each feature; ``table`` has the lookups of a single bag."""
     if all(number == 1 for number in bags):
         return table
     names, lookups = [], []
     for name, one, number in zip(table.feature_names or (table.name,), table.feature_lookups, bags, strict=True):
-        count = 1 if table.is_sequence else max(math.ceil(number), 1)
+        count = 1 if table.is_sequence else max(math.ceil(number), 1)  # sequences have no bags
         names += [name, *(f"{name}#{at}" for at in range(2, count + 1))]
         lookups += [one * number / count] * count
     return replace(
@@ -158,22 +157,22 @@ def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
 # Settings without effect ----------------------------------------------------------------------------------------------
 
 
-def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
+def list_unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
     """Yield the settings of the tables' configurations that the answer does not use."""
     for one in located:
-        for name in changed_fields(one.config):
+        for name in list_changed_fields(one.config):
             if name not in USED_FIELDS:
-                why = UNUSED_FIELDS.get(name, "evenshard does not know it")
+                why = UNUSED_FIELDS.get(name, "unknown to evenshard")
                 yield note_unused_field(one.name, name, why)
 
 
-def changed_fields(record: Any) -> dict[str, Any]:
+def list_changed_fields(record: Any) -> dict[str, Any]:
     """Return the fields of a TorchRec dataclass that differ from their defaults, with their values."""
     found = {}
     for one in fields(record):
         value = getattr(record, one.name)
         default = one.default_factory() if one.default_factory is not MISSING else one.default
-        if value != default and not (one.name == "init_fn" and _is_usual(value)):
+        if value != default and not (one.name == "init_fn" and _is_usual(value)):  # TorchRec fills in init_fn
             found[one.name] = value
     return found
 

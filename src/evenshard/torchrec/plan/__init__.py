@@ -1,1 +1,1 @@
-"""Placements as TorchRec's sharding plans, and plans as placements, as objects and as files."""
+"""Conversion between placements and TorchRec's sharding plans, as objects and as files."""

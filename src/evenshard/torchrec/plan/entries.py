@@ -1,10 +1,10 @@
-"""The entry of one table in a TorchRec plan, with the same fields in a ``ShardingPlan`` and in a plan file.
+"""Entry of a table in a TorchRec plan, with the same fields in a ``ShardingPlan`` and in a plan file.
 
 They are the fields that TorchRec's ``EmbeddingModuleShardingPlan`` serializes; as there, a file omits defaults. This
 module does not need TorchRec.
 
-TorchRec finds the rank of a row by its number: each rank has ceil(rows / ranks) rows, in the order of the ranks. So row
-shards are equal blocks, and a rank without rows is listed with an empty shard.
+TorchRec computes the rank of a row from its index: each rank has ceil(rows / ranks) rows, in the order of the ranks. So
+row shards are equal blocks, and a rank without rows has an empty shard.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, parts_of_shards, storage_of
 
+# TorchRec's device types.
 COMPUTE_DEVICES = ("cuda", "cpu")
 
 
 class ShardEntry(BaseModel):
-    """A part of a table on a rank; offsets and sizes are [rows, columns]."""
+    """A shard on a rank; offsets and sizes are [rows, columns]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,9 +54,9 @@ class CacheEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: Literal["LRU"] = Field(description="rows that were looked up longest ago leave first")
-    load_factor: float = Field(gt=0, le=1, description="rows that it holds, as a share of the table's")
-    prefetch_pipeline: bool | None = Field(None, description="whether the training pipeline prefetches rows")
+    algorithm: Literal["LRU"] = Field(description="evicts the least recently used rows")
+    load_factor: float = Field(gt=0, le=1, description="cached fraction of the table's rows")
+    prefetch_pipeline: bool | None = Field(None, description="true if the training pipeline prefetches rows")
 
 
 class TableEntry(BaseModel):
@@ -63,11 +64,11 @@ class TableEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sharding_type: str = Field(description="one of TorchRec's words")
-    compute_kernel: str = Field(description="where the weights are kept; dense: replicas, which an optimizer updates")
+    sharding_type: str = Field(description="TorchRec's name of the sharding type")
+    compute_kernel: str = Field(description="TorchRec's name of the kernel; dense for data_parallel tables")
     ranks: tuple[int, ...]
     shards: tuple[ShardEntry, ...]
-    cache_params: CacheEntry | None = Field(None, description="of kernels with a cache")
+    cache_params: CacheEntry | None = Field(None, description="for kernels with a cache")
 
 
 def table_entry(
@@ -86,17 +87,17 @@ def table_entry(
     Raises:
         BadConfig: if TorchRec would look up rows on other ranks, or has no kernel for the storage.
     """
-    way = sharding_type(parts, table, machine)
-    if TYPES[way].is_replicated:
+    own_type = sharding_type(parts, table, machine)
+    if TYPES[own_type].is_replicated:
         placed = [(rank, parts[0].rows, parts[0].columns) for rank in range(machine.num_devices)]
-    elif TYPES[way].cuts_rows:
-        placed = list(_row_blocks(parts, table, machine, way))
+    elif TYPES[own_type].cuts_rows:
+        placed = list(_row_blocks(parts, table, machine, own_type))
     else:
         placed = [(part.device, part.rows, part.columns) for part in parts]
     kept = _storage(table, parts[0].storage, compute_device)
     return TableEntry(
-        sharding_type=written_as or way,
-        compute_kernel=DENSE_KERNEL if TYPES[way].is_replicated else kept.kernel,
+        sharding_type=written_as or own_type,
+        compute_kernel=DENSE_KERNEL if TYPES[own_type].is_replicated else kept.kernel,
         ranks=tuple(rank for rank, _, _ in placed),
         shards=tuple(
             ShardEntry(
@@ -123,18 +124,14 @@ def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
         return ON_DEVICE if storage.kernel in (HOST, KEY_VALUE) else storage
     if storage.kernel == HOST:
         raise BadConfig(
-            f"table {brief(table.name)} is kept as {HOST}, for which TorchRec has no kernel beside GPUs. Allow it "
+            f"table {brief(table.name)} uses kernel {HOST}, which TorchRec does not have on GPU ranks. Allow "
             f"{FUSED_UVM_CACHING} or {FUSED_UVM}."
         )
     return storage
 
 
 def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
-    """Return the parts of an entry; a replica is one part on several devices.
-
-    Raises:
-        BadConfig: if there are no shards, ranks and shards differ in number, or the load factor is out of range.
-    """
+    """Return the parts of an entry; a data_parallel table is one part on several devices."""
     if not entry.shards or len(entry.ranks) != len(entry.shards):
         raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
     load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
@@ -156,40 +153,39 @@ def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
     return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
 
 
-def _row_blocks(parts: Sequence[TablePart], table: Table, machine: Nodes, way: str) -> Iterator[tuple[int, Span, Span]]:
-    """Return rank, rows and columns of all blocks of rows, including empty blocks."""
+def _row_blocks(
+    parts: Sequence[TablePart], table: Table, machine: Nodes, own_type: str
+) -> Iterator[tuple[int, Span, Span]]:
+    """Yield rank, rows and columns of each block of rows, including empty blocks."""
     for columns, of_columns in groupby(parts, key=lambda part: part.columns):
         held = {part.device: part.rows for part in of_columns}
-        ranks = TYPES[way].row_devices(machine, min(held))
+        ranks = TYPES[own_type].row_devices(machine, min(held))
         block = row_starts(table.num_rows, len(ranks)).step
+        # The last blocks may be short or empty.
         edges = [min(number * block, table.num_rows) for number in range(len(ranks) + 1)]
         blocks = {rank: Span(*edges[number : number + 2]) for number, rank in enumerate(ranks)}
         if held != {rank: rows for rank, rows in blocks.items() if rows.size}:
             where = cut(", ".join(f"{rows} on {rank}" for rank, rows in sorted(held.items())))
             raise BadConfig(
-                f"table {brief(table.name)} has the rows {where}. TorchRec trains blocks of {block} rows in the order "
-                f"of the ranks. Place it so."
+                f"table {brief(table.name)} has rows {where}. TorchRec needs blocks of {block} rows in the order of "
+                f"the ranks. Place the table again."
             )
         for rank, rows in blocks.items():
             yield rank, rows, columns
 
 
 def _place(rank: int, compute_device: str, local_world_size: int) -> str:
-    """Return a rank's device; GPUs are numbered within a node."""
+    """Return a rank's device such as rank:9/cuda:1; GPUs are numbered within a node."""
     device = compute_device if compute_device == "cpu" else f"{compute_device}:{rank % local_world_size}"
     return f"rank:{rank}/{device}"
 
 
-def checked_local_world_size(local_world_size: int | None, world_size: int, compute_device: str) -> int:
-    """Return the ranks of a node, by default all ranks, after checks.
-
-    Raises:
-        BadConfig: if the ranks do not fill the nodes, or the device type is unknown.
-    """
+def check_local_world_size(local_world_size: int | None, world_size: int, compute_device: str) -> int:
+    """Check the device type, and check and return the number of ranks per node, by default all ranks."""
     if compute_device not in COMPUTE_DEVICES:
         raise BadConfig(f"compute_device is {brief(compute_device)}. Choose one of {', '.join(COMPUTE_DEVICES)}.")
     if local_world_size is None:
         return world_size
     if local_world_size < 1 or world_size % local_world_size:
-        raise BadConfig(f"local_world_size is {local_world_size}, world_size {world_size}. Give a divisor of it.")
+        raise BadConfig(f"local_world_size is {local_world_size}. Give a divisor of world_size ({world_size}).")
     return local_world_size

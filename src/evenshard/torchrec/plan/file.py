@@ -1,12 +1,12 @@
 """Files that pass an answer to TorchRec: plans and constraints, as JSON without pickle, which is safe to load.
 
-``evenshard place ... --format torchrec -o plan.json`` knows tables only. The model
+``evenshard place ... --format torchrec -o plan.json`` needs only tables. The model
 is given when the plan is loaded::
 
     plan = load_plan("plan.json", model)
     model = DistributedModelParallel(model, plan=plan)
 
-Each of the file's ``tables`` has the fields that TorchRec's ``EmbeddingModuleShardingPlan`` serializes.
+Each entry of ``tables`` has the fields that TorchRec's ``EmbeddingModuleShardingPlan`` serializes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, require_torchrec
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
-from evenshard.torchrec.model.modules import located_tables
+from evenshard.torchrec.model.modules import locate_tables
 from evenshard.torchrec.model.tables import bags_of
 from evenshard.torchrec.plan.entries import (
     TableEntry,
-    checked_local_world_size,
+    check_local_world_size,
     parts_of_entry,
     prefetches,
     table_entry,
@@ -53,26 +53,27 @@ if TYPE_CHECKING:
 
     from evenshard.torchrec.plan.plans import Modules
 
+# For messages on files.
 _WHAT = "a TorchRec plan"
 _REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
 
 
 class PlanFile(BaseModel):
-    """A TorchRec plan by evenshard, for tables whose modules are not known yet."""
+    """evenshard's plan for TorchRec, before the tables' modules are known."""
 
     model_config = ConfigDict(extra="forbid")
 
     schema_version: Literal[1]
     world_size: int = Field(ge=1)
-    local_world_size: int = Field(ge=1, description="ranks of a node")
+    local_world_size: int = Field(ge=1, description="ranks per node")
     compute_device: Literal["cuda", "cpu"]
     tables: dict[str, TableEntry]
     lineage: dict[str, Any] = Field(description="as in placement.json")
     dense_optimizer: str = Field(
-        default="", description="optimizer of replicas, as the user says; left out where unsaid"
+        default="", description="dense optimizer of the request, which updates replicas; left out if unknown"
     )
     replicas_by_name: list[str] = Field(
-        default=[], description="replicated tables that may be; left out where there are none"
+        default=[], description="data_parallel tables that the request allows by name; left out if there are none"
     )
 
 
@@ -88,27 +89,26 @@ def save_plan(
 
 
 def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, compute_device: str = "cuda") -> str:
-    """Return the plan as JSON. TorchRec is not needed.
+    """Return the plan as JSON, without TorchRec; devices of the answer become ranks.
 
     Args:
-        answer: answer of ``evenshard.place``; its devices become ranks.
-        local_world_size: ranks of a node; by default, of the answer's machine.
+        local_world_size: ranks per node; by default, of the answer's machine.
         compute_device: cuda or cpu.
 
     Raises:
-        BadConfig: if ranks do not fill nodes, the device type is unknown, or TorchRec has no such kernel.
+        BadConfig: if ranks do not fill nodes, the device type is unknown, or TorchRec lacks a table's kernel.
     """
     nodes = answer.request.nodes
     local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
-    machine = Nodes(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
+    machine = Nodes(nodes.num_devices, check_local_world_size(local_world_size, nodes.num_devices, compute_device))
     parts_of_table = parts_on_machine(answer.parts, answer.request.tables, machine)
     prefetched = prefetches(answer.request.training_pipeline)
     allowed = AllowedReplicas.of(answer.request)
     entries = {}
     for at, table in enumerate(answer.request.tables):
         parts = parts_of_table[table.name]
-        way = type_among(answer.task.limits_of(at).types, parts, table, machine)
-        entries[table.name] = table_entry(parts, table, machine, compute_device, way, prefetched)
+        own_type = type_among(answer.task.limits_of(at).types, parts, table, machine)
+        entries[table.name] = table_entry(parts, table, machine, compute_device, own_type, prefetched)
     plan = PlanFile.model_validate(
         {
             "schema_version": 1,
@@ -140,10 +140,9 @@ def load_plan(
     Logs a warning if the plan changes the order of pooled outputs.
 
     Args:
-        path: path of a file that ``save_plan`` wrote.
-        modules: the model that will be wrapped, or its collections by path. Tables are found by the names that
-            ``tables_of`` gives them.
-        local_world_size: ranks of a node, if they are not those of the file.
+        path: a file of ``save_plan``.
+        modules: the model that will be wrapped, or its collections by path. Tables have the names of ``tables_of``.
+        local_world_size: ranks per node; by default, of the file.
         compute_device: cuda or cpu. By default, the device type of the process, if it has a process group or torchrun
             started it; else that of the file.
 
@@ -155,20 +154,16 @@ def load_plan(
     record, tables, parts = _read(path)
     compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
-    machine = Nodes(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
+    machine = Nodes(record.world_size, check_local_world_size(local_world_size, record.world_size, compute_device))
     replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
     types, prefetched = _type_limits(record), _prefetches(record.tables)
     plan = plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
-    warn_of_unsharded_order(plan, located_tables(modules))
+    warn_of_unsharded_order(plan, locate_tables(modules))
     return plan
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
-    """Return the parts and the number of ranks of a plan file. TorchRec is not needed.
-
-    Raises:
-        BadFile: as ``load_plan``.
-    """
+    """Return the parts and the number of ranks of a plan file, without TorchRec."""
     record, _, parts = _read(path)
     return parts, record.world_size
 
@@ -199,8 +194,8 @@ def contents_of(
         if problem := table.problem():
             raise BadConfig(f"table {brief(name)}: {problem}")
         whole = parts_on_machine(parts, [table], machine)[name]
-        way = type_among({entry.sharding_type}, whole, table, machine)
-        if entry != table_entry(whole, table, machine, compute_device, way, prefetched):
+        own_type = type_among({entry.sharding_type}, whole, table, machine)
+        if entry != table_entry(whole, table, machine, compute_device, own_type, prefetched):
             raise BadConfig(f"the ranks, shards and types of table {brief(name)} contradict each other")
         tables.append(table)
         found.extend(whole)
@@ -222,10 +217,11 @@ def _prefetches(entries: Mapping[str, TableEntry]) -> bool | None:
 
 # Constraints ----------------------------------------------------------------------------------------------------------
 #
-# ``ParameterConstraints`` that bring TorchRec's own planner close to an answer. They fix how each table is sharded:
-# the type, the width of its parts, the kernel and the cache, and include pooling factors for balancing. TorchRec still
-# chooses the ranks, and its column shards of a table are equally wide.
+# ``ParameterConstraints`` that bring TorchRec's own planner close to an answer. They fix the sharding type, the shard
+# width, the kernel and the cache of each table, and set pooling factors. TorchRec still chooses the ranks, and its
+# column shards of a table are equally wide.
 
+# Constraints file as a Python module.
 _PYTHON = '''"""ParameterConstraints for TorchRec's EmbeddingShardingPlanner, written by `evenshard place`.
 
     from {module} import constraints
@@ -247,12 +243,7 @@ for name, fields in TABLES.items():
 
 
 def torchrec_constraints(answer: PlacementAnswer) -> dict[str, ParameterConstraints]:
-    """Return TorchRec's constraints for an answer, by table name.
-
-    Raises:
-        BadConfig: if TorchRec has no such kernel.
-        MissingPackage: if TorchRec is not installed.
-    """
+    """Return TorchRec's constraints for an answer, by table name; raise BadConfig if TorchRec lacks a kernel."""
     require_torchrec()
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -267,11 +258,7 @@ def torchrec_constraints(answer: PlacementAnswer) -> dict[str, ParameterConstrai
 
 
 def constraints_text(answer: PlacementAnswer, path: str | Path) -> str:
-    """Return the text of a constraints file: a Python module for TorchRec if the path ends in .py, else JSON.
-
-    Raises:
-        BadConfig: if TorchRec has no such kernel.
-    """
+    """Return the text of a constraints file: a Python module if the path ends in .py, else JSON."""
     fields = constraint_fields(answer)
     if Path(path).suffix == ".py":
         tables = pprint.pformat(fields, width=110, sort_dicts=False)
@@ -280,31 +267,28 @@ def constraints_text(answer: PlacementAnswer, path: str | Path) -> str:
 
 
 def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
-    """Return the fields of each table's constraints as plain values.
-
-    Raises:
-        BadConfig: if TorchRec has no such kernel.
-    """
+    """Return the fields of each table's constraints as plain values; raise BadConfig if TorchRec lacks a kernel."""
     machine = answer.request.nodes
     found = {}
     for table in answer.request.tables:
         parts = [part for part in answer.parts if part.table == table.name]
-        way, storage = sharding_type(parts, table, machine), parts[0].storage
+        own_type, storage = sharding_type(parts, table, machine), parts[0].storage
         if storage.kernel == HOST:
-            raise BadConfig(f"table {brief(table.name)} is kept on its {HOST}, which TorchRec cannot do beside GPUs.")
+            raise BadConfig(f"table {brief(table.name)} uses kernel {HOST}, which TorchRec does not have on GPU ranks.")
+        # On one node, table_column_wise keeps TorchRec from spreading the columns over nodes.
         nodes = {machine.node_of(part.device) for part in parts if len(part.devices) == 1}
-        if way == COLUMN_WISE and len(nodes) == 1 and machine.num_nodes > 1 and not table.is_sequence:
-            way = TABLE_COLUMN_WISE
+        if own_type == COLUMN_WISE and len(nodes) == 1 and machine.num_nodes > 1 and not table.is_sequence:
+            own_type = TABLE_COLUMN_WISE
         lookups, bags = bags_of(table)
         fields: dict[str, Any] = {
-            "sharding_types": [way],
-            "compute_kernels": [DENSE_KERNEL if TYPES[way].is_replicated else storage.kernel],
+            "sharding_types": [own_type],
+            "compute_kernels": [DENSE_KERNEL if TYPES[own_type].is_replicated else storage.kernel],
             "pooling_factors": list(lookups),
             "is_weighted": table.is_weighted,
         }
         if set(bags) != {1.0}:
             fields["num_poolings"] = list(bags)
-        if TYPES[way].cuts_columns:
+        if TYPES[own_type].cuts_columns:
             fields["min_partition"] = _width(table.embedding_dim, len({part.columns for part in parts}))
         if storage.is_cached:
             prefetched = prefetches(answer.request.training_pipeline)
@@ -314,35 +298,36 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
 
 
 def _width(columns: int, num_parts: int) -> int:
-    """Return a shard width that gives ``num_parts`` equal column parts, or slightly fewer."""
+    """Return a shard width that gives ``num_parts`` equal column shards, or slightly fewer."""
     width = -(-columns // num_parts)
-    return -(-width // COLUMN_STEP) * COLUMN_STEP
+    return -(-width // COLUMN_STEP) * COLUMN_STEP  # rounded up, as FBGEMM needs multiples
 
 
 # Placements in use ----------------------------------------------------------------------------------------------------
 
+# File names to look for in a folder, in this order.
 PLACEMENT, PLAN = "placement.json", "plan.json"
 
 
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:
-    """Load the placement in use from placement.json, evenshard's plan file, or a folder with either, as an answer.
+    """Load the placement in use as an answer, from placement.json, evenshard's plan file, or a folder with either.
 
-    A plan has no lookups: its parts are priced with the lookups of the new answer's tables.
+    A plan has no lookups, so its parts are priced with the lookups of the new answer's tables.
 
     Raises:
         BadFile: if it is neither, or its tables or ranks differ from the new answer's.
     """
     if path.is_dir():
         path = next((path / name for name in (PLACEMENT, PLAN) if (path / name).exists()), path / PLACEMENT)
-    content = read_json(path, "a placement", "Name placement.json, or evenshard's plan for TorchRec.")
+    content = read_json(path, "a placement", "Give placement.json, or evenshard's plan for TorchRec.")
     if "world_size" not in content:
         return load_answer(path)
     parts, world_size = load_plan_parts(path)
     if world_size != new.num_devices:
-        problem = f"is a plan of {world_size} ranks, and the new placement has {new.num_devices}"
-        raise BadFile(path, problem, "Name the placement.json that the plan was made with.")
+        problem = f"is a plan for {world_size} ranks, but the new placement has {new.num_devices}"
+        raise BadFile(path, problem, "Give the placement.json that was written with the plan.")
     try:
         return reprice_answer(new, parts, model)
     except BadConfig as error:
-        problem = f"is a plan of other tables ({str(error).rstrip('.')})"
-        raise BadFile(path, problem, "Name the placement.json that it was made with.") from None
+        problem = f"is a plan for other tables ({str(error).rstrip('.')})"
+        raise BadFile(path, problem, "Give the placement.json that was written with the plan.") from None

@@ -1,8 +1,7 @@
-"""A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
+"""Conversion between placements and TorchRec's ``ShardingPlan``.
 
-All sharding types are written with fused kernels, which update the weights in the backward pass and keep them in the
-memory that the placement names; replicas use dense kernels. A plan names a table by the path of its collection and its
-own name.
+Replicated tables use dense kernels. All other types use fused kernels, which update the weights in the backward
+pass, in the memory that the placement names. A plan names a table by the path of its collection and its own name.
 """
 
 from __future__ import annotations
@@ -24,9 +23,15 @@ from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, or
 from evenshard.tables.table import SEQUENCE, Table, duplicate_name
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter, require_torchrec
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, warn_of_replicas, weight_of
-from evenshard.torchrec.model.modules import LocatedTable, located_tables, qualified_name
-from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, check_trainable, sharded_table, written_type
-from evenshard.torchrec.plan.entries import TableEntry, checked_local_world_size, prefetches, table_entry
+from evenshard.torchrec.model.modules import LocatedTable, locate_tables, qualify_name
+from evenshard.torchrec.model.trainable import (
+    ANY_TYPE,
+    ShardedTable,
+    check_trainable,
+    choose_written_type,
+    describe_sharded_table,
+)
+from evenshard.torchrec.plan.entries import TableEntry, check_local_world_size, prefetches, table_entry
 from evenshard.torchrec.planner.machine import device_of_process
 
 if TYPE_CHECKING:
@@ -53,16 +58,16 @@ def sharding_plan(
 
     An answer of ``evenshard.place`` includes its tables: ``sharding_plan(answer, model)``. Placements and parts do not:
     ``sharding_plan(placement, tables, model)``. If a collection has tables cut by columns, its whole tables are written
-    as column_wise with one part, because TorchRec then looks up both in one call.
+    as column_wise with one shard, because TorchRec then looks up both in one call.
 
     Args:
-        answer: a placement of ``tables``, or parts of them.
-        tables: tables in the placement's order, with their names from ``tables_of``.
+        answer: a placement of ``tables``, or their parts.
+        tables: tables in the placement's order, with the names of ``tables_of``.
         modules: the model that will be wrapped, or its collections by path.
         world_size: number of ranks; by default, of the answer. Required for parts.
-        compute_device: cuda or cpu (TorchRec's device types). By default, the device type of the process, if it has a
-            process group or torchrun started it; else cuda.
-        local_world_size: ranks of a node; by default, of the answer's machine, or all ranks.
+        compute_device: cuda or cpu. By default, the device type of the process, if it has a process group or torchrun
+            started it; else cuda.
+        local_world_size: ranks per node; by default, of the answer's machine, else all ranks.
 
     Raises:
         BadConfig: if answer, tables and modules do not match, if TorchRec cannot train this placement, or if the answer
@@ -84,14 +89,15 @@ def sharding_plan(
     if isinstance(answer, PlacementAnswer | Placement):
         if world_size not in (None, answer.num_devices):
             raise BadConfig(
-                f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
+                f"the placement has {answer.num_devices} devices, but world_size is {world_size}. Place the tables "
+                f"again."
             )
         world_size = answer.num_devices
         answer = answer.parts if isinstance(answer, PlacementAnswer) else answer.parts(tables)
     compute_device = device_of_process("cuda") if compute_device is None else compute_device
     if world_size is None or world_size < 1:
-        raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
-    machine = Nodes(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
+        raise BadConfig(f"world_size is {world_size}, but parts need it. Give the number of ranks.")
+    machine = Nodes(world_size, check_local_world_size(local_world_size, world_size, compute_device))
     return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched, replicas)
 
 
@@ -105,7 +111,7 @@ def plan_of_parts(
     prefetched: bool | None = None,
     replicas: AllowedReplicas | None = None,
 ) -> ShardingPlan:
-    """Return the plan of parts; ``allowed`` has the types that a table may be written as, by default any.
+    """Return the plan of parts; ``allowed`` has the types that a plan may write for a table, by default any.
 
     ``prefetched`` is True if the training pipeline prefetches cached rows; None leaves that to the sharders. Without
     ``replicas``, tables with a fused optimizer may be replicated, with a warning.
@@ -114,14 +120,14 @@ def plan_of_parts(
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
     parts_of_table = parts_on_machine(parts, tables, machine)
-    of_model = located_tables(modules)
+    of_model = locate_tables(modules)
     _check_same_tables(tables, of_model)
     replicated = [one for one in of_model if len(parts_of_table[one.name][0].devices) > 1]
     warn_of_replicas(replicated) if replicas is None else replicas.check(replicated)
     collections: dict[str, dict[str, ShardedTable]] = {}
     for one in of_model:
         types = allowed.get(one.name, ANY_TYPE)
-        sharded = sharded_table(one, parts_of_table[one.name], machine, types, types)
+        sharded = describe_sharded_table(one, parts_of_table[one.name], machine, types, types)
         collections.setdefault(one.path, {})[one.config.name] = sharded
     given = {table.name: table for table in tables}
     data_types = {(one.path, one.config.name): one.config.data_type for one in of_model}
@@ -131,8 +137,8 @@ def plan_of_parts(
         check_trainable(together, machine, compute_device)
         plan[path] = EmbeddingModuleShardingPlan()
         for name, table in collection.items():
-            way = written_type(table, together)
-            entry = table_entry(table.parts, given[table.name], machine, compute_device, way, prefetched)
+            written = choose_written_type(table, together)
+            entry = table_entry(table.parts, given[table.name], machine, compute_device, written, prefetched)
             plan[path][name] = parameter_sharding(entry, data_types[path, name])
     return ShardingPlan(plan)
 
@@ -140,11 +146,7 @@ def plan_of_parts(
 def parts_on_machine(
     parts: Sequence[TablePart], tables: Sequence[Table], machine: Nodes
 ) -> Mapping[str, tuple[TablePart, ...]]:
-    """Return the parts of each table, by columns, then rows.
-
-    Raises:
-        BadConfig: if the parts do not belong to the tables, or two tables have one name.
-    """
+    """Return the parts of each table, by columns, then rows; raise BadConfig if parts and tables do not match."""
     _check_names(tables)
     return parts_by_table(ShardingTask(tuple(tables), machine, (0,) * machine.num_devices, 1), parts)
 
@@ -154,9 +156,9 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
     given = {table.name: (table.num_rows, table.embedding_dim) for table in tables}
     for name in (*given, *of_model):
         if name not in of_model:
-            raise BadConfig(f"table {brief(name)} is not in the model's collections. Use the tables of `tables_of`.")
+            raise BadConfig(f"table {brief(name)} is not in the model's collections. Use tables of `tables_of`.")
         if name not in given:
-            raise BadConfig(f"table {brief(name)} of the model is not placed. Use the tables of `tables_of`.")
+            raise BadConfig(f"table {brief(name)} of the model is not placed. Use tables of `tables_of`.")
         if given[name] != of_model[name]:
             raise BadConfig(
                 f"table {brief(name)} was placed with {' x '.join(map(str, given[name]))} weights, but has "
@@ -190,8 +192,8 @@ def _cache_params(entry: TableEntry) -> CacheParams | None:
     """Return cache parameters that give a table its own kernel call.
 
     TorchRec looks up all tables with equal parameters in one call with one cache. Its rows are as wide as the widest
-    table, and its load factor is the mean over whole tables, even if a rank has few of their rows; this can exceed the
-    memory of separate caches. A reserved memory of a few bytes makes the parameters of different caches unequal.
+    table, and its load factor is the mean over whole tables, even if a rank has few of their rows. That can exceed the
+    memory of separate caches, so ``reserved_memory`` makes the parameters of different caches unequal.
     """
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
     from torchrec.distributed.types import CacheParams
@@ -202,7 +204,8 @@ def _cache_params(entry: TableEntry) -> CacheParams | None:
     return CacheParams(
         algorithm=CacheAlgorithm[cache.algorithm],
         load_factor=cache.load_factor,
-        reserved_memory=max(one.shard_sizes[1] for one in entry.shards) + cache.load_factor,
+        # A few bytes: the widest shard's columns plus the load factor, which differ between unequal caches.
+        reserved_memory=max(shard.shard_sizes[1] for shard in entry.shards) + cache.load_factor,
         prefetch_pipeline=cache.prefetch_pipeline,
     )
 
@@ -216,9 +219,10 @@ def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
     from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
 
     assert entry.cache_params is not None
+    # The largest shard decides, because the limit applies to each rank's cache.
     weights = max(rows * columns for rows, columns in (one.shard_sizes for one in entry.shards))
     size_bytes = entry.cache_params.load_factor * weights * DATA_TYPE_NUM_BITS[data_type] / 8
-    return KeyValueParams(max_l1_cache_size=max(1, int(size_bytes / 2**20)))
+    return KeyValueParams(max_l1_cache_size=max(1, int(size_bytes / 2**20)))  # MB
 
 
 # Import ---------------------------------------------------------------------------------------------------------------
@@ -227,8 +231,8 @@ def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
 def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) -> Placement:
     """Return the rank of each table in a plan of whole tables; several parts on the same rank count as whole.
 
-    ``tables`` are all tables of the plan, with their names from ``tables_of``. A plan does not have the number of
-    ranks, since ranks may be empty.
+    ``tables`` are all tables of the plan, with the names of ``tables_of``. A plan does not have the number of ranks,
+    since ranks may be empty.
 
     Raises:
         BadConfig: if the plan cuts or replicates a table, or has other tables.
@@ -243,8 +247,8 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
         devices = {device for part in parts for device in part.devices}
         if len(devices) > 1:
             raise BadConfig(
-                f"table {brief(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
-                f"Use the shards instead, or plan table_wise only."
+                f"table {brief(name)} is split over devices {sorted(devices)}, but a Placement has only whole tables. "
+                f"Use shards_of, or allow only table_wise."
             )
         device_of_table.append(devices.pop())
     return Placement(tuple(device_of_table), num_devices)
@@ -259,8 +263,7 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, .
     """Return the parts of a plan in the order of ``tables``.
 
     Parts of a table on the same rank are merged, which may reorder its columns. A cache without a load factor gets
-    TorchRec's default. Tables with kernels that evenshard does not know (``other_kernels``) are read as in device
-    memory.
+    TorchRec's default. Tables with unsupported kernels are read as tables in device memory.
 
     Raises:
         BadConfig: if the plan has other tables, or does not list their shards.
@@ -268,8 +271,8 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, .
     return tuple(part for table, entry in _entries(plan, tables) for part in parts_of_parameter(table, entry))
 
 
-def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
-    """Return the compute kernels, by table, that evenshard does not place on, such as quantized kernels."""
+def find_unsupported_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
+    """Return the compute kernel of each table whose kernel evenshard does not support, such as quantized kernels."""
     return {
         table.name: entry.compute_kernel
         for table, entry in _entries(plan, tables)
@@ -281,30 +284,32 @@ def _entries(plan: ShardingPlan, tables: Sequence[Table]) -> list[tuple[Table, P
     entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
     keys_of: dict[str, list[tuple[str, str]]] = {}
     for key in entries:
-        for name in {key[1], qualified_name(*key)}:
+        for name in {key[1], qualify_name(*key)}:
             keys_of.setdefault(name, []).append(key)
     found = []
     for table in tables:
         keys = keys_of.get(table.name, [])
         if len(keys) != 1 or keys[0] not in entries:
             problem = "not in the plan" if len(keys) < 2 else f"in the plan {len(keys)} times"
-            raise BadConfig(f"table {brief(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
+            raise BadConfig(f"table {brief(table.name)} is {problem}. Use the table names of `tables_of`.")
         found.append((table, entries.pop(keys[0])))
     if entries:
-        left = cut(", ".join(repr(qualified_name(*key)) for key in entries))
-        raise BadConfig(f"the plan also shards {left}. Give all its tables.")
+        left = cut(", ".join(repr(qualify_name(*key)) for key in entries))
+        raise BadConfig(f"the plan also shards {left}. Give all of its tables.")
     return found
 
 
 def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding]]:
     if not isinstance(module, Mapping):
-        raise BadConfig(f"the plan shards {path or 'the model'} by a {type(module).__name__}, not by tables. Leave it.")
+        raise BadConfig(
+            f"the plan has a {type(module).__name__} for {path or 'the model'}, not a plan by tables. Leave it out."
+        )
     return list(module.items())
 
 
 log = logging.getLogger(__name__)
 
-# Kernels whose tables share calls with tables on the "fused" kernel.
+# Kernels whose tables share a kernel call with tables on the fused kernel.
 _LIKE_FUSED = ("fused", "fused_uvm", "fused_uvm_caching")
 
 
@@ -342,7 +347,9 @@ def warn_of_unsharded_order(plan: ShardingPlan, located: Sequence[LocatedTable])
         path: sorted(tables, key=lambda one, path=path: position[path, one.name])  # type: ignore[misc]
         for path, tables in under_plan.items()
     }
-    warn_of_order(order_changes(unsharded, under_plan), "The first is of the unsharded model, the second of the plan.")
+    warn_of_order(
+        order_changes(unsharded, under_plan), "The first order is the unsharded model's, the second the plan's."
+    )
 
 
 def _output_table(located: LocatedTable, keys: tuple[str, ...], entry: ParameterSharding) -> OutputTable:
@@ -357,5 +364,5 @@ def _output_table(located: LocatedTable, keys: tuple[str, ...], entry: Parameter
         None if cache is None else repr(astuple(replace(cache, load_factor=None, stats=None))),
         repr((entry.enforce_hbm, entry.stochastic_rounding, entry.bounds_check_mode, entry.output_dtype)),
     )
-    ranks = tuple(entry.ranks or ()) if entry.sharding_spec is not None else (0,)
+    ranks = tuple(entry.ranks or ()) if entry.sharding_spec is not None else (0,)  # data_parallel has no spec
     return OutputTable(located.config.name, keys, entry.sharding_type, ranks, call)

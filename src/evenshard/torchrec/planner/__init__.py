@@ -1,1 +1,1 @@
-"""``EvenshardPlanner``, in place of TorchRec's ``EmbeddingShardingPlanner``."""
+"""``EvenshardPlanner``, a drop-in replacement for TorchRec's ``EmbeddingShardingPlanner``."""

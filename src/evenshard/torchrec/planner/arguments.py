@@ -1,7 +1,4 @@
-"""The arguments of TorchRec's own planner, and a TorchRec planner built with them.
-
-It plans the modules that evenshard does not place, in the memory that is left.
-"""
+"""Arguments of TorchRec's own planner, which plans the modules that evenshard does not place in the memory left."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from evenshard.base.messages import brief, cut
 from evenshard.base.units import gb_text, size_text
 from evenshard.planner.knobs import place_knobs
 from evenshard.torchrec.baseline.topology import planner_error
-from evenshard.torchrec.model.modules import qualified_name
+from evenshard.torchrec.model.modules import qualify_name
 from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes, with_memory
 
 if TYPE_CHECKING:
@@ -41,39 +38,39 @@ log = logging.getLogger(__name__)
 
 # Arguments that only TorchRec's own planner uses.
 _IDLE = ("proposer", "partitioner", "performance_model")
-# Samples per rank; TorchRec's planner assumes the same.
+# Samples per rank; TorchRec's planner has the same default.
 DEFAULT_BATCH_SIZE = 512
 
 
-# Knobs of ``evenshard.place`` that the planner does not take: the model and TorchRec's arguments determine them.
+# Knobs of ``evenshard.place`` that the planner lacks, because the model and TorchRec's arguments determine them.
 OF_MODEL_AND_TOPOLOGY = {
     *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "hosts", "batch_size", "communication"),
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
     *("num_measured", "compare", "near", "max_move_gb"),
 }
-# Meaning of a knob here, where it differs from ``evenshard.place``.
+# Help of knobs whose meaning or default differs from ``evenshard.place``.
 OWN_MEANINGS = {
-    "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each (default: those of the topology. "
-    "Without one, for a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with a "
-    "warning; for a CPU rank its share of this machine's memory)",
-    "host_memory_gb": "GB of each node's memory that tables may take (default: that of the topology's ranks. Without "
-    "one, 85 % of this machine's memory if it has a GPU; otherwise TorchRec's 128 GB of each rank, with a warning if "
-    "tables are kept there)",
-    "ssd_gb": "GB of each node's SSDs that tables may take (default: those of the topology's ranks. Without one, "
-    "TorchRec's 2 TB of each rank, with a warning if tables are kept there)",
-    "pooling_factors": "pooling factors by table or feature, as tables_of takes them; of one pooling, if constraints "
-    "name several (num_poolings)",
-    "inter": "link between nodes, as `evenshard hardware` lists them. A topology has one; a warning says if its "
-    "bandwidth is TorchRec's constant",
-    "hardware": "hardware to place for, such as h200, which is simulated:h200 (default: the model's, or that of this "
-    "process' GPU, or simulated:h100)",
+    "memory_cap_gb": "memory of each rank, GB of 1024**3 bytes; one number, or one per rank (default: the topology's. "
+    "Without a topology: for a GPU rank the driver's, else the named hardware's, else TorchRec's 32 GB with a warning; "
+    "for a CPU rank its share of this machine's memory)",
+    "host_memory_gb": "GB of each node's memory available to tables (default: that of the topology's ranks. Without a "
+    "topology: 85 % of this machine's memory if it has a GPU, else TorchRec's 128 GB per rank with a warning if tables "
+    "are stored there)",
+    "ssd_gb": "GB of each node's SSDs available to tables (default: those of the topology's ranks. Without a topology: "
+    "TorchRec's 2 TB per rank, with a warning if tables are stored there)",
+    "pooling_factors": "pooling factors by table or feature, as in tables_of; per pooling, if constraints set "
+    "num_poolings",
+    "inter": "link between nodes, see `evenshard hardware` (default: the topology's bandwidth, with a warning if that "
+    "is TorchRec's constant)",
+    "hardware": "hardware to place for; h200 is short for simulated:h200 (default: the model's, else this process's "
+    "GPU, else simulated:h100)",
 }
-# Knobs for which None also means the default, because callers pass on None for arguments of TorchRec's planner.
+# Knobs for which None also means the default, because callers pass None for arguments of TorchRec's planner.
 MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
 
 
 def planner_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place`` that the planner takes, with their meaning here."""
+    """Return the knobs of ``evenshard.place`` that the planner accepts, with their help for it."""
     return tuple(
         replace(
             one,
@@ -87,10 +84,7 @@ def planner_knobs() -> tuple[Knob, ...]:
 
 @dataclass(frozen=True)
 class PlannerArguments:
-    """The arguments of ``EmbeddingShardingPlanner``, with its names and in its order; None where omitted.
-
-    ``unknown`` has arguments that only a newer TorchRec takes.
-    """
+    """The arguments of ``EmbeddingShardingPlanner``, with its names and in its order; None if omitted."""
 
     topology: Topology | None = None
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -105,13 +99,13 @@ class PlannerArguments:
     callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
     timeout_seconds: float | None = None
     plan_loader: PlanLoader | None = None
-    unknown: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)  # arguments of newer TorchRec releases
 
     def __post_init__(self) -> None:
         """Log the arguments that evenshard does not use; raise BadConfig for an invalid argument."""
         if self.topology is not None and not hasattr(self.topology, "world_size"):
             raise BadConfig(
-                f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology; a sharder is sharder=..."
+                f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology, or sharder=... for a sharder."
             )
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise BadConfig(f"timeout_seconds is {brief(self.timeout_seconds)}. Give a number above 0, or None.")
@@ -135,7 +129,7 @@ class PlannerArguments:
             warnings.simplefilter("ignore", FutureWarning)  # TorchRec's default reservation
             return EmbeddingShardingPlanner(**given)
 
-    def after_reservation(
+    def apply_reservation(
         self,
         machine: TorchRecMachine,
         topology: Topology,
@@ -144,7 +138,9 @@ class PlannerArguments:
         *,
         keeps_host: bool,
     ) -> TorchRecMachine:
-        """Return the machine with the memory that the storage reservation leaves for tables; host memory too if asked.
+        """Return the machine with the memory that the storage reservation leaves for tables.
+
+        Host memory stays as it is with ``keeps_host``.
 
         Raises:
             PlannerError: TorchRec's, if the reservation leaves nothing.
@@ -162,9 +158,9 @@ class PlannerArguments:
         if max(left_bytes) <= 0:
             has, kind = gb_text(max(machine.caps_bytes)), type(self.storage_reservation).__name__
             asked = getattr(self.storage_reservation, "_hbm_reserved_bytes", 0)  # of FixedAbsoluteStorageReservation
-            keeps = f"{gb_text(asked)} per device, which has {has}" if asked else f"all {has} of a device"
+            keeps = f"{gb_text(asked)} of the {has} per device" if asked else f"all {has} of a device"
             error = InfeasibleTask(
-                f"storage_reservation ({kind}) keeps {keeps}: nothing is left for tables.",
+                f"storage_reservation ({kind}) reserves {keeps}: no memory is left for tables.",
                 "Reserve less, or raise memory_cap_gb.",
             )
             raise planner_error(error, "INSUFFICIENT_STORAGE")
@@ -176,11 +172,12 @@ class PlannerArguments:
             machine = replace(machine, nodes=replace(machine.nodes, host_bytes=host_bytes))
         if len(kept) == 1 and min(kept) >= 0:
             return replace(machine, reserved_bytes=kept.pop(), reserved_share=0.0)
+        # Different reserves per rank count as smaller devices.
         return replace(machine, caps_bytes=tuple(rooms), reserved_bytes=0, reserved_share=0.0)
 
 
 def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:
-    """Return the storage reservation: the given one, or TorchRec's heuristic with a percentage, but not both."""
+    """Return the given storage reservation, or TorchRec's heuristic with a percentage, but not both."""
     if percentage is None:
         return given
     if given is not None:
@@ -191,7 +188,7 @@ def reservation_of(given: StorageReservation | None, percentage: float | None) -
 
 
 def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
-    """Return TorchRec's ``HeuristicalStorageReservation``; without ``dense_bytes`` it sizes the dense model."""
+    """Return TorchRec's ``HeuristicalStorageReservation``; without ``dense_bytes``, it estimates the dense model."""
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
     if problem := Range(0, 1).problem(percentage):
@@ -204,7 +201,7 @@ def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageRes
 # Modules that evenshard does not place --------------------------------------------------------------------------------
 
 
-def plan_of_others(
+def plan_other_modules(
     modules: Mapping[str, nn.Module],
     sharders: Sequence[ModuleSharder[Any]] | None,
     machine: TorchRecMachine,
@@ -217,7 +214,7 @@ def plan_of_others(
 
     Raises:
         PlannerError: if TorchRec finds no plan.
-        BadConfig: if it cannot plan such modules.
+        BadConfig: if TorchRec cannot plan the modules.
     """
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import PlannerError
@@ -227,8 +224,8 @@ def plan_of_others(
     planner = arguments.planner(
         topology=with_memory(topology, left_bytes, host_bytes),
         enumerator=None,
-        storage_reservation=FixedPercentageStorageReservation(0.0),  # the memory passed in excludes reservations
-        stats=[],  # the whole plan logs its own statistics
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # ``left_bytes`` already excludes the reserve
+        stats=[],  # statistics are logged for the whole plan
         constraints=arguments.constraints_by_table or None,
         debug=False,
         callbacks=None,
@@ -239,9 +236,9 @@ def plan_of_others(
         return planner.plan(_alone(modules), list(get_default_sharders() if sharders is None else sharders))
     except PlannerError as error:
         raise PlannerError(
-            f"TorchRec's planner finds no plan of {names}, which evenshard does not place, with "
-            f"{size_text(min(left_bytes))} to {size_text(max(left_bytes))} of a rank left for them. "
-            f"Raise memory_cap_gb or the number of ranks, or constrain their tables less.",
+            f"TorchRec's planner found no plan for {names}, which evenshard does not place, in the "
+            f"{size_text(min(left_bytes))} to {size_text(max(left_bytes))} left per rank. "
+            f"Raise memory_cap_gb or the number of ranks, or relax the constraints of their tables.",
             error.error_type,
         ) from error
     except (ValueError, RuntimeError) as error:  # for example, managed collisions with fewer buckets than ranks
@@ -249,6 +246,7 @@ def plan_of_others(
 
 
 def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a model of these modules alone, at their paths."""
     from torch import nn
 
     if "" in modules:
@@ -257,7 +255,7 @@ def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
     for path, module in modules.items():
         above, *names = "", *path.split(".")
         for name in names[:-1]:
-            below = qualified_name(above, name)
+            below = qualify_name(above, name)
             if below not in parents:
                 parents[below] = nn.Module()
                 parents[above].add_module(name, parents[below])

@@ -20,8 +20,8 @@ from evenshard.price.hardware import HardwareName
 from evenshard.tables.assumptions import TableSet
 from evenshard.tables.table import LOAD_FACTORS, Table
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, TooStrict
-from evenshard.torchrec.model.modules import located_tables, other_tables_in
-from evenshard.torchrec.model.tables import changed_fields, with_bags
+from evenshard.torchrec.model.modules import find_other_tables, locate_tables
+from evenshard.torchrec.model.tables import list_changed_fields, with_bags
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Fields that change sharding types, kernels, lookups or ranks.
+# Fields that limit sharding types, kernels or ranks, or that set lookups.
 USED = (
     "sharding_types",
     "compute_kernels",
@@ -43,23 +43,23 @@ USED = (
     "is_weighted",
     "device_group",
 )
-# Fields that a plan passes on to the kernels unchanged.
+# Fields that the plan copies to every table.
 CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-# Fields that a plan passes on to tables with such a kernel, except cache sizes; see ``carry_over``.
+# Fields that the plan copies to tables with a cache or an SSD, except cache sizes; see ``carry_over``.
 OF_KERNELS = ("cache_params", "key_value_params")
 
 
 @dataclass(frozen=True)
-class Constrained:
-    """A model under constraints: its tables, their rules, and the lookups of a bag of each feature by table."""
+class ConstrainedModel:
+    """Tables and rules of a model under constraints."""
 
-    known: TableSet
+    known: TableSet  # tables, and assumptions that constraints did not replace
     rules: Rules
-    lookups: Mapping[str, tuple[float, ...]]
+    lookups: Mapping[str, tuple[float, ...]]  # lookups per bag of each feature, by table
     notes: tuple[str, ...]
 
 
-def constrained_model(
+def apply_constraints(
     collections: Collections,
     constraints: Mapping[str, ParameterConstraints],
     known: TableSet,
@@ -68,24 +68,24 @@ def constrained_model(
     kernels: Sequence[str],
     batch_size: float,
     sharders: Sequence[Any] | None = None,
-) -> Constrained:
+) -> ConstrainedModel:
     """Apply constraints to a model's tables and rules; constraints of tables left to TorchRec are ignored.
 
     Fields without effect on the placement are logged at DEBUG.
 
     Args:
-        collections: in any form that ``tables_of`` takes.
+        collections: in any form that ``tables_of`` accepts.
         constraints: by table name, as for TorchRec's planner.
-        known: the tables of the model. A pooling factor that is not assumed is kept.
-        types: the sharding types of tables without a rule of their own.
-        kernels: kernels whose memory is available; others that a constraint names are ignored.
+        known: the tables of the model; constraints replace only assumed pooling factors.
+        types: sharding types of tables without a rule.
+        kernels: kernels whose memory is available; other kernels of a constraint are ignored.
         batch_size: samples per rank.
 
     Raises:
-        BadConfig: if a constraint is invalid, or asks for an unsupported type or kernel.
+        BadConfig: if a constraint is invalid, or names an unsupported type or kernel.
     """
     _check_kind(constraints)
-    located = located_tables(collections, sharders)
+    located = locate_tables(collections, sharders)
     names = {name for one in located for name in (one.name, one.config.name)}
     others = _tables_of_others(collections, sharders)
     unknown = cut(", ".join(name for name in constraints if name not in names | others), 400)
@@ -123,25 +123,23 @@ def constrained_model(
         if own.min_partition is not None:
             min_columns[table.name] = own.min_partition
     assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
-    if idle := sorted({field for own in constraints.values() for field in changed_fields(own) if field not in USED}):
-        log.debug("These fields of constraints decide nothing in the placement: %s", ", ".join(idle))
-    return Constrained(
+    if idle := sorted(
+        {field for own in constraints.values() for field in list_changed_fields(own) if field not in USED}
+    ):
+        log.debug("These fields of constraints do not affect the placement: %s", ", ".join(idle))
+    return ConstrainedModel(
         replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
         found_lookups,
-        (f"These constraints are of tables that the model does not have: {unknown}.",) if unknown else (),
+        (f"The model does not have these tables of constraints: {unknown}.",) if unknown else (),
     )
 
 
-def constrained_request(
+def constrain_request(
     request: PlacementRequest, collections: Collections, constraints: Mapping[str, ParameterConstraints]
 ) -> tuple[PlacementRequest, tuple[str, ...]]:
-    """Return the request of a model's tables under TorchRec's constraints, and notes on these.
-
-    Raises:
-        BadConfig: if a constraint is invalid, or contradicts a rule of the request.
-    """
-    found = constrained_model(
+    """Apply TorchRec's constraints to the request of a model's tables; return the request and notes."""
+    found = apply_constraints(
         collections,
         constraints,
         TableSet(request.tables, request.assumptions),
@@ -150,20 +148,20 @@ def constrained_request(
         tuple(one for one in COMPUTE_KERNELS if memory_problem(one, request.nodes) is None),
         request.batch_size / request.num_devices,
     )
-    rules, _ = whole_where_too_narrow(request.rules + found.rules, found.known, request.types)
+    rules, _ = keep_narrow_tables_whole(request.rules + found.rules, found.known, request.types)
     changed = replace(request, tables=found.known.tables, rules=rules, assumptions=found.known.assumptions)
     return changed, found.notes
 
 
-def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
+def keep_narrow_tables_whole(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
     """Allow tables that may only be cut by columns to stay whole if they are too narrow, as TorchRec does.
 
-    Returns:
-        The rules, and the sharding type to write for each such table.
+    Returns the rules, and the sharding type that the plan writes for each of these tables.
     """
     table_types, written = dict(rules.table_types), {}
     for table in known.tables:
         asked = table_types.get(table.name, tuple(types))
+        # A table needs two shards of the minimum width, rounded up to FBGEMM's step.
         steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
         if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
             table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
@@ -173,12 +171,12 @@ def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) 
 def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    are = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
+    remedy = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
     if not isinstance(constraints, Mapping):
-        raise BadConfig(f"constraints is {brief(constraints)}. {are}")
-    for name, one in constraints.items():
-        if not isinstance(one, ParameterConstraints):
-            raise BadConfig(f"constraints of table {brief(name)} are {brief(one)}. {are}")
+        raise BadConfig(f"constraints is {brief(constraints)}. {remedy}")
+    for name, own in constraints.items():
+        if not isinstance(own, ParameterConstraints):
+            raise BadConfig(f"constraints of table {brief(name)} are {brief(own)}. {remedy}")
 
 
 def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) -> set[str]:
@@ -186,37 +184,39 @@ def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) 
 
     if not isinstance(collections, nn.Module):
         return set()
-    return {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)}
+    return {name.rpartition(".")[2] for name, _ in find_other_tables(collections, sharders)}
 
 
 def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> None:
     if own.device_group is not None and own.device_group != compute_device:
         raise BadConfig(
-            f"constraints of table {brief(name)}: device_group is {brief(own.device_group)}, the devices are "
-            f"{compute_device}. To name a rank, use pinned={{{brief(name)}: 3}}."
+            f"constraints of table {brief(name)}: device_group is {brief(own.device_group)}, but the devices are "
+            f"{compute_device}. To choose a rank, use pinned={{{brief(name)}: 3}}."
         )
 
 
 def _lookups(
     name: str, own: ParameterConstraints, features: Sequence[str], constraints: Iterable[ParameterConstraints]
 ) -> tuple[float, ...] | None:
-    """Return pooling factors in the features' order; None for TorchRec's default."""
+    """Return pooling factors in the features' order; None if they are TorchRec's default."""
     named = features if own.feature_names is None else own.feature_names
     if sorted(named) != sorted(features):
         raise BadConfig(
-            f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, the table's are "
+            f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, but the table's are "
             f"{brief(list(features))}. Correct them."
         )
-    said = {*changed_fields(own)}
-    if "pooling_factors" not in said:
-        others = [{*changed_fields(one)} for one in constraints]
-        if len(features) > 1 or (said and said | {"pooling_factors"} not in others):
+    # Pooling factors equal to the default count as given if the constraints seem to be made for this purpose: no other
+    # field is set, or another table has the same fields and pooling factors.
+    changed = {*list_changed_fields(own)}
+    if "pooling_factors" not in changed:
+        others = [{*list_changed_fields(other)} for other in constraints]
+        if len(features) > 1 or (changed and changed | {"pooling_factors"} not in others):
             return None
     return _of_features(name, own, features, "pooling_factors")
 
 
 def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
-    """Return bags per sample of each feature: its poolings, times the ratio of its batch size to ``batch_size``."""
+    """Return bags per sample of each feature: its ``num_poolings``, times its batch size over ``batch_size``."""
     bags = (1.0,) * len(features)
     if own.num_poolings:
         bags = _of_features(name, own, features, "num_poolings")
@@ -231,35 +231,35 @@ def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], 
     values = getattr(own, column)
     if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
         raise BadConfig(
-            f"constraints of table {brief(name)}: {column} are {brief(values)}. Give a list with a number for each "
+            f"constraints of table {brief(name)}: {column} are {brief(values)}. Give a list with one number per "
             f"feature."
         )
     if len(values) != len(features):
         raise BadConfig(
             f"constraints of table {brief(name)}: there are {len(values)} {column} for {len(features)} features. "
-            f"Give one for each."
+            f"Give one per feature."
         )
     if not all(math.isfinite(one) and one >= 0 for one in values):
         raise BadConfig(
-            f"constraints of table {brief(name)}: {column} are {brief(list(values))}. Give numbers from 0 on."
+            f"constraints of table {brief(name)}: {column} are {brief(list(values))}. Give numbers of at least 0."
         )
     by_feature = dict(zip(features if own.feature_names is None else own.feature_names, values, strict=True))
     return tuple(float(by_feature[feature]) for feature in features)
 
 
 def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
-    """Return the non-increasing miss-ratio curve of ``CacheStatistics``, 0 at load factor 1; None without them."""
+    """Return the miss-ratio curve of ``CacheStatistics``, non-increasing and 0 at load factor 1; None without them."""
     stats = getattr(own.cache_params, "stats", None)
     if stats is None:
         return None
-    ratios = (min(max(float(stats.expected_miss_rate(one)), 0.0), 1.0) for one in LOAD_FACTORS[:-1])
+    ratios = (min(max(float(stats.expected_miss_rate(factor)), 0.0), 1.0) for factor in LOAD_FACTORS[:-1])
     return (*accumulate(ratios, min), 0.0)
 
 
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return types and kernels, empty for no limit; a dense kernel allows replicas."""
+    """Return allowed types and kernels, empty for no limit; the dense kernel stands for data_parallel."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()
@@ -268,18 +268,19 @@ def _types_and_kernels(
     if not of_parts and DENSE_KERNEL not in named:
         usable = ", ".join((DENSE_KERNEL, *kernels))
         raise TooStrict(
-            f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(named))}, evenshard can use "
-            f"{usable} here. Add one, or leave the table to TorchRec."
+            f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(named))}, but evenshard can only "
+            f"use {usable} here. Add one of them, or leave the table to TorchRec."
         )
     if not of_parts and own.sharding_types is None:
         return (DATA_PARALLEL,), ()
-    cut_types = tuple(one for one in asked if one != DATA_PARALLEL) if of_parts else ()
+    cut_types = tuple(name for name in asked if name != DATA_PARALLEL) if of_parts else ()
+    # Replicas are in device memory, so kernels of host memory or SSDs alone exclude them next to other types.
     may_be_replicated = DENSE_KERNEL in named and (FUSED in of_parts or not cut_types)
     left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:
         raise TooStrict(
-            f"constraints of table {brief(name)}: no kernel of compute_kernels {brief(sorted(named))} shards it "
-            f"{' or '.join(asked)}. {DENSE_KERNEL} is for {DATA_PARALLEL}, others for all other types."
+            f"constraints of table {brief(name)}: compute_kernels {brief(sorted(named))} do not support "
+            f"{' or '.join(asked)}. Use {DENSE_KERNEL} for {DATA_PARALLEL}, and fused kernels for all other types."
         )
     return left, of_parts if cut_types else ()
 
@@ -294,7 +295,7 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
     """Copy kernel settings from the constraints to a plan: ``CARRIED``, and ``OF_KERNELS`` except cache sizes.
 
-    As in TorchRec, tables without a cache also get their ``cache_params``, and a note names them.
+    As in TorchRec, ``cache_params`` are also copied to tables without a cache; a note names these tables.
     """
     without_cache: list[str] = []
     for tables in plan.plan.values():
@@ -310,14 +311,14 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                     setattr(entry, word, _with_own_sizes(given, ours))
                 elif given is not None and word == "cache_params":
                     setattr(entry, word, given)
-                    if not changed_fields(given).keys() <= {"stats"}:  # the search already uses the stats
+                    if not list_changed_fields(given).keys() <= {"stats"}:  # the search already uses the stats
                         without_cache.append(name)
     if not without_cache:
         return ()
     return (
-        f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
-        f"({cut(', '.join(without_cache), 200)}). TorchRec looks up tables of other cache_params in calls of their "
-        f"own, which no time counts.",
+        f"As in TorchRec, the plan has the constraints' cache_params for tables without a cache "
+        f"({cut(', '.join(without_cache), 200)}). TorchRec looks up tables with different cache_params in separate "
+        f"kernel calls; predicted times do not include this.",
     )
 
 

@@ -1,6 +1,6 @@
-"""The machine to plan for: ranks, nodes and memory, as given or as TorchRec's own planner finds them.
+"""Machine to plan for: ranks, nodes and memory, from the arguments or as TorchRec's own planner detects them.
 
-Memory that is not given is the topology's, else this machine's, else TorchRec's constants.
+By default, memory is the topology's, else this machine's, else TorchRec's constants.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.planner.hosts import MachineAndMemory
 from evenshard.planner.knobs import Machine, Memory
-from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
+from evenshard.planner.memory import RESERVED_SHARE, default_memory_gb, gpu_bytes, reserve_of
 from evenshard.planner.request import caps_of, reserves_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.price.link import bandwidth_name
 from evenshard.torchrec.baseline.topology import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
-from evenshard.torchrec.plan.entries import checked_local_world_size
+from evenshard.torchrec.plan.entries import check_local_world_size
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
 
 
-SAY_IT = "Give memory_cap_gb, or a Topology with its own hbm_cap."
+# Remedy of notes on assumed device memory.
+GIVE_MEMORY = "Give memory_cap_gb, or a Topology with its own hbm_cap."
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """Notes on assumed memory of devices, hosts and SSDs and on the link between nodes; empty if not assumed."""
+    """Notes on assumed memory and links; empty if they are known."""
 
-    devices: str = ""
-    link: str = ""
-    hosts: str = ""
-    ssds: str = ""
+    devices: str = ""  # device memory
+    link: str = ""  # link between nodes
+    hosts: str = ""  # host memory; matters only if tables are stored there
+    ssds: str = ""  # likewise
 
     def notes(self, parts: Sequence[TablePart]) -> tuple[str, ...]:
         """Return the notes that affect a plan of these parts."""
@@ -53,15 +54,12 @@ class Assumed:
 
 @dataclass(frozen=True)
 class TorchRecMachine:
-    """Ranks (devices of ``nodes``), nodes, pods (its domains) and memory; without names of links.
+    """Ranks, nodes, pods and memory of a TorchRec job."""
 
-    ``caps_bytes`` is the memory of each rank; the reserve is kept free for memory that is not counted.
-    """
-
-    nodes: Nodes
+    nodes: Nodes  # without links; ranks are devices and pods are domains
     compute_device: str
-    caps_bytes: tuple[int, ...]
-    reserved_bytes: int = 0
+    caps_bytes: tuple[int, ...]  # memory of each rank, with the reserve
+    reserved_bytes: int = 0  # reserve for memory that is not counted, in bytes and as a share
     reserved_share: float = 0.0
     assumed: Assumed = Assumed()
 
@@ -77,7 +75,7 @@ class TorchRecMachine:
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
     def devices(self, asked: Machine, is_one_node: bool) -> MachineAndMemory:
-        """Return the ranks as devices with these links and hardware; as one node where a sharder needs it."""
+        """Return the ranks as devices with these links and hardware, on one node with ``is_one_node``."""
         nodes = replace(self.nodes, intra=asked.intra, inter="" if self.nodes.num_domains == 1 else asked.inter)
         nodes = Nodes.one_node(self.nodes.num_devices) if is_one_node else nodes
         reserve = (self.reserved_bytes, self.reserved_share)
@@ -93,7 +91,7 @@ def machine_of(
     hardware: str | None = None,
     inter: str | None = None,
 ) -> TorchRecMachine:
-    """Return the machine; see ``EvenshardPlanner`` for the arguments.
+    """Return the machine from the arguments of ``EvenshardPlanner``.
 
     Raises:
         BadConfig: if the ranks are unknown, an argument is invalid or given twice, or TorchRec is not installed.
@@ -104,9 +102,9 @@ def machine_of(
 
     if topology is not None:
         if (world_size, local_world_size, compute_device) != (None, None, None):
-            raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
+            raise BadConfig("topology replaces world_size, local_world_size and compute_device. Leave these out.")
         world_size = topology.world_size
-        # TorchRec's topology reports 8 ranks per node even if there is only one rank.
+        # TorchRec's topology reports 8 ranks per node even if there are fewer ranks.
         local_world_size = min(topology.local_world_size, world_size)
         compute_device = topology.compute_device
     pod_size = 1 if topology is None else pod_size_of(topology)
@@ -122,7 +120,7 @@ def machine_of(
         raise BadConfig(f"world_size {problem}. Correct it.")
     if compute_device is None:
         compute_device = device_of_process()
-    local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
+    local_world_size = check_local_world_size(local_world_size, world_size, compute_device)
     pod_size = min(pod_size, world_size // local_world_size)
     if world_size % (pod_size * local_world_size):
         raise BadConfig(
@@ -130,12 +128,12 @@ def machine_of(
         )
     of_hosts = (memory.host_memory_gb, memory.host_bandwidth_gb_s, memory.ssd_gb, memory.ssd_bandwidth_gb_s)
     if compute_device == "cpu" and any(one is not None for one in of_hosts):
-        raise BadConfig("on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out.")
+        raise BadConfig("on the CPU, memory_cap_gb is host memory. Leave out all knobs of host memory and SSDs.")
     found = _memory_of_ranks(topology, world_size, local_world_size, compute_device, hardware)
     reserved_bytes, reserved_share = reserve_of(memory.reserved_gb)
     assumed = Assumed(
         devices=found.assumed.devices if memory.memory_cap_gb is None else "",
-        link="" if inter or world_size == pod_size * local_world_size else assumed_link(topology),
+        link="" if inter or world_size == pod_size * local_world_size else note_assumed_link(topology),
         hosts=found.assumed.hosts if memory.host_memory_gb is None else "",
         ssds=found.assumed.ssds if memory.ssd_gb is None else "",
     )
@@ -165,11 +163,11 @@ def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | N
 
 @dataclass(frozen=True)
 class _RankMemory:
-    """Memory of each rank in bytes; for host and SSD, the rank's share, which is 0 on CPU ranks."""
+    """Memory of each rank, bytes."""
 
     device: tuple[int, ...]
-    host: tuple[int, ...]
-    ssd: tuple[int, ...]
+    host: tuple[int, ...]  # the rank's share of its node; 0 on CPU ranks
+    ssd: tuple[int, ...]  # likewise
     assumed: Assumed = Assumed()
 
 
@@ -186,10 +184,10 @@ def _memory_of_ranks(
         return _RankMemory((of_rank,) * world_size, (0,) * world_size, (0,) * world_size)
     found = _constants(world_size)
     if gpu is not None:
-        host = round((1 - RESERVED_SHARE) * of_rank)
+        host = round((1 - RESERVED_SHARE) * of_rank)  # 15 % stays free, as on devices
         return _RankMemory((gpu,) * world_size, (host,) * world_size, found.ssd, Assumed(ssds=found.assumed.ssds))
     if hardware is not None and HardwareName.parse(hardware).kind.is_simulated:
-        device = (gb_to_bytes(own_memory_gb(hardware)),) * world_size
+        device = (gb_to_bytes(default_memory_gb(hardware)),) * world_size
         return replace(found, device=device, assumed=replace(found.assumed, devices=""))
     return found
 
@@ -199,8 +197,8 @@ def _constants(world_size: int) -> _RankMemory:
 
     hbm, ddr, ssd = constants.HBM_CAP, constants.DDR_CAP, constants.SSD_CAP
     note = (
-        f"Memory is assumed: {size_text(hbm)} of each GPU is TorchRec's constant, as there is no GPU here to ask. "
-        f"{SAY_IT}"
+        f"GPU memory is assumed: {size_text(hbm)} is TorchRec's constant, because this machine has no GPU. "
+        f"{GIVE_MEMORY}"
     )
     hosts = _constant_note("in host memory", ddr, "host_memory_gb", "ddr_cap")
     assumed = Assumed(note, hosts=hosts, ssds=_constant_note("on SSDs", ssd, "ssd_gb", "ssd_cap"))
@@ -217,15 +215,16 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
         note = ""
         if set(ddr) == {constants.DDR_CAP} and of_rank < constants.DDR_CAP:
             note = (
-                f"The topology has TorchRec's constant of {size_text(constants.DDR_CAP)} for each CPU rank; this "
-                f"machine has {size_text(of_rank)} for each. Give memory_cap_gb, or a Topology with its own ddr_cap."
+                f"The topology has TorchRec's constant of {size_text(constants.DDR_CAP)} per CPU rank, but this "
+                f"machine has {size_text(of_rank)}. Give memory_cap_gb, or a Topology with its own ddr_cap."
             )
         return _RankMemory(ddr, (0,) * len(ddr), (0,) * len(ddr), Assumed(note))
     note = ""
+    # A difference of up to 10 % needs no note.
     if set(hbm) == {constants.HBM_CAP} and gpu is not None and abs(gpu - constants.HBM_CAP) > 0.1 * constants.HBM_CAP:
         note = (
-            f"The topology has TorchRec's constant of {size_text(constants.HBM_CAP)} for each GPU; the one here has "
-            f"{size_text(gpu)}. {SAY_IT}"
+            f"The topology has TorchRec's constant of {size_text(constants.HBM_CAP)} per GPU, but this machine's GPU "
+            f"has {size_text(gpu)}. {GIVE_MEMORY}"
         )
     known = _constants(len(hbm)).assumed
     hosts = known.hosts if set(ddr) == {constants.DDR_CAP} else ""
@@ -235,8 +234,8 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
 
 def _constant_note(where: str, size: int, knob: str, field: str) -> str:
     return (
-        f"Tables are kept {where}, of which {size_text(size)} for each rank are TorchRec's constant, not this "
-        f"machine's. Give {knob}, or a Topology with its own {field}."
+        f"Tables are stored {where}, whose size is assumed: {size_text(size)} per rank is TorchRec's constant. Give "
+        f"{knob}, or a Topology with its own {field}."
     )
 
 
@@ -280,16 +279,16 @@ def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Seq
     return own
 
 
-def assumed_link(topology: Topology | None) -> str:
+def note_assumed_link(topology: Topology | None) -> str:
     """Return a note if the bandwidth between nodes is TorchRec's constant; empty if the user set it."""
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH
 
     if topology is None or topology.comms_bandwidths.inter_host_bw != CROSS_NODE_BANDWIDTH:
         return ""
     return (
-        f"The link between nodes is assumed: {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} GB/s is TorchRec's constant, "
-        f"not this machine's. Give inter, such as inter='ib_400g' (`evenshard hardware` lists the links), or a "
-        f"Topology with its own inter_host_bw."
+        f"The link between nodes is assumed: {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} GB/s is TorchRec's constant. "
+        f"Give inter, such as inter='ib_400g' (`evenshard hardware` lists the links), or a Topology with its own "
+        f"inter_host_bw."
     )
 
 

@@ -1,4 +1,4 @@
-"""Planning of a TorchRec model by evenshard, from the request to the finished plan."""
+"""evenshard's planning of a TorchRec model, from the request to the finished plan."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from evenshard.report.step_facts import EMBEDDING_WORK, warning_texts
 from evenshard.report.table_facts import assumed_lookups_texts
 from evenshard.sharders.learned import Sharder
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
-from evenshard.torchrec.baseline.topology import AS_IT_COMES, Bandwidths, planner_error
-from evenshard.torchrec.model.modules import collections_in, dense_bytes, other_modules_in, qualified_name
+from evenshard.torchrec.baseline.topology import DEFAULT_SETTING, Bandwidths, planner_error
+from evenshard.torchrec.model.modules import dense_bytes, find_collections, find_other_modules, qualify_name
 from evenshard.torchrec.plan.plans import sharding_plan
-from evenshard.torchrec.plan.prices import chosen_model, predicted
-from evenshard.torchrec.planner.arguments import PlannerArguments, plan_of_others
+from evenshard.torchrec.plan.prices import choose_model, predicted
+from evenshard.torchrec.planner.arguments import PlannerArguments, plan_other_modules
 from evenshard.torchrec.planner.constraints import carry_over
 from evenshard.torchrec.planner.machine import TorchRecMachine
 from evenshard.torchrec.planner.model_request import request_of
@@ -40,24 +40,21 @@ from evenshard.torchrec.planner.report import ModelPlan, PlanReport
 
 log = logging.getLogger(__name__)
 
-# Seconds that TorchRec has for its default plan, and the largest fraction of a time limit that this may take.
+# Seconds for TorchRec's default plan, and their largest fraction of ``timeout_seconds``; the plan is only an additional
+# start of the search.
 DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 
 @dataclass(frozen=True)
 class ModelPlanner:
-    """A planner of models with TorchRec's arguments and evenshard's knobs; see ``EvenshardPlanner``.
-
-    ``machine`` and its topology do not include a storage reservation. The knobs apply to all ranks together and include
-    the links of the topology. ``planner_type`` is the planner's class.
-    """
+    """Planner of models with TorchRec's arguments and evenshard's knobs; see ``EvenshardPlanner``."""
 
     arguments: PlannerArguments
-    knobs: Knobs
+    knobs: Knobs  # for all ranks together, with the links of the topology
     sharder: Sharder | None
-    machine: TorchRecMachine
+    machine: TorchRecMachine  # without the storage reservation of ``arguments``
     topology: Topology
-    planner_type: str
+    planner_type: str  # name of the planner's class, for statistics
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
         """Plan the model, including tables that TorchRec places; run callbacks and log statistics.
@@ -71,13 +68,13 @@ class ModelPlanner:
         dense = gb_to_bytes(memory.dense_gb or 0.0)
         if given.storage_reservation is not None:
             keeps_host = memory.host_memory_gb is not None
-            machine = given.after_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
+            machine = given.apply_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
         elif memory.dense_gb is None:
             dense = dense_bytes(module, sharders=sharders)
         left_bytes = [room - dense for room in machine.rooms_bytes]
         left_host_bytes = list(machine.nodes.host_bytes)
         constraints = given.constraints_by_table
-        if collections := collections_in(module, sharders):
+        if collections := find_collections(module, sharders):
             _check_dense(machine, dense)
             is_whole = self.sharder is not None
             asked = request_of(module, sharders, machine, dense, constraints, self.knobs, is_whole, given.enumerator)
@@ -91,18 +88,19 @@ class ModelPlanner:
                 compute_device=machine.compute_device,
                 local_world_size=machine.nodes.devices_per_node,
             )
-            for (path, name), way in asked.written_as.items():
-                result.plan.plan[path][name].sharding_type = way
+            for (path, name), written in asked.written_as.items():
+                result.plan.plan[path][name].sharding_type = written
             for note in carry_over(result.plan, constraints):
                 result.say(note)
             task = request.task()
+            # TorchRec's planner gets the memory that evenshard's tables leave.
             left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
             if machine.nodes.host_bytes and task.machine.host_bytes:
                 left_host_bytes = _less(machine.nodes.host_bytes, used_host_bytes(task, parts))
-        if others := other_modules_in(module, sharders):
-            theirs = plan_of_others(others, sharders, machine, left_bytes, left_host_bytes, topology, given)
+        if others := find_other_modules(module, sharders):
+            theirs = plan_other_modules(others, sharders, machine, left_bytes, left_host_bytes, topology, given)
             result.plan.plan.update(theirs.plan)
-            result.say(_placed_by_torchrec(theirs))
+            result.say(_note_torchrec_tables(theirs))
         if not result.plan.plan:
             return result
         report = PlanReport(given, topology, machine, dense, self.planner_type, module, sharders)
@@ -116,15 +114,16 @@ class ModelPlanner:
         try:
             parts = self._parts(request, result)
         except InfeasibleTask as error:
-            least = _with_least_kept(request)
+            least = _minimize_reserve(request)
             try:
                 if least == request:
                     raise
                 parts = self._parts(least, result)
             except InfeasibleTask:
-                kind = "STRICT_CONSTRAINTS" if _fits_in_all(least) else "INSUFFICIENT_STORAGE"
+                kind = "STRICT_CONSTRAINTS" if _fits_total_memory(least) else "INSUFFICIENT_STORAGE"
+                # The remedy is the note on assumed memory, if there is one.
                 raise planner_error(InfeasibleTask(str(error), self.machine.assumed.devices), kind) from error
-            request, notes = least, (_kept_less(request, least), *notes)
+            request, notes = least, (_note_smaller_reserve(request, least), *notes)
         if self.sharder is not None:
             notes = (*self.machine.assumed.notes(parts), *notes)
         for note in notes:
@@ -139,9 +138,9 @@ class ModelPlanner:
     def _place_by_evenshard(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
         search = self.knobs.search
-        model, hardware = chosen_model(search.model, self.knobs.machine.hardware, on)
+        model, hardware = choose_model(search.model, self.knobs.machine.hardware, on)
         config = PlaceConfig.of(search)
-        better_ms: set[float] = set()
+        better_ms: set[float] = set()  # each better placement has another time
 
         def count(predicted_ms: float, done: float) -> None:
             better_ms.add(predicted_ms)
@@ -157,9 +156,9 @@ class ModelPlanner:
         for line in (*warning_texts(answer), *assumed, *assumed_lookups_texts(answer), *answer.notes):
             log.warning("%s", line)
         if limit_s is not None and time.monotonic() - started >= limit_s:
-            result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")
+            result.say(f"The search stopped after timeout_seconds={limit_s} with the best plan found so far.")
         if HardwareName.parse(hardware).kind.compute_device != on:
-            result.say(f"The plan is for {on} ranks, and its times are of {hardware}: another may be faster on these.")
+            result.say(f"The plan is for {on} ranks, but times are predicted for {hardware}: another may be faster.")
         return result.answer.parts
 
     def _say_changed(self, result: ModelPlan) -> None:
@@ -170,9 +169,10 @@ class ModelPlanner:
             changed = predicted(result.plan, result.answer, self.knobs.search.model)
             now = f"{changed.predicted_ms:.4g} {EMBEDDING_WORK} predicted"
         except EvenshardError as error:
-            now = f"no time is predicted of it ({reason_of(error)})"
+            now = f"its time cannot be predicted ({reason_of(error)})"
         result.say(
-            f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is the one before."
+            f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is still for the "
+            f"plan before."
         )
 
 
@@ -185,9 +185,9 @@ def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[
     if not timeout_s:
         return ()
     try:
-        return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([AS_IT_COMES])]
+        return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([DEFAULT_SETTING])]
     except Exception as error:  # any error of TorchRec: the plan is only an additional start
-        log.warning("TorchRec could not make its default plan, so the search begins without it: %s", reason_of(error))
+        log.warning("TorchRec could not make its default plan, so the search starts without it: %s", reason_of(error))
         return ()
 
 
@@ -195,50 +195,49 @@ def _check_dense(machine: TorchRecMachine, dense: int) -> None:
     if dense > max(machine.rooms_bytes):
         has = f"{size_text(max(machine.rooms_bytes))} of {size_text(max(machine.caps_bytes))}"
         error = InfeasibleTask(
-            f"the dense model takes {size_text(dense)} of each device, of which {has} are not reserved: nothing is "
-            f"left for tables.",
+            f"the dense model needs {size_text(dense)} per device, but only {has} are not reserved: no memory is left "
+            f"for tables.",
             "Raise memory_cap_gb, or give dense_gb if the dense model is sharded.",
         )
         raise planner_error(error, "INSUFFICIENT_STORAGE")
 
 
-def _with_least_kept(request: PlacementRequest) -> PlacementRequest:
-    """Return the request with input and output buffers taken from the reserved fraction, like TorchRec's 15 %."""
+def _minimize_reserve(request: PlacementRequest) -> PlacementRequest:
+    """Return the request with the memory for own samples taken from the reserve, as in TorchRec's 15 %."""
     left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
     return replace(request, reserved_share=max(left, 0.0))
 
 
-def _kept_less(request: PlacementRequest, least: PlacementRequest) -> str:
+def _note_smaller_reserve(request: PlacementRequest, least: PlacementRequest) -> str:
     return (
-        f"The tables fit only with {pct_text(100 * least.reserved_share)} of each device's memory kept for what is not "
-        f"counted, in place of {pct_text(100 * request.reserved_share)}: evenshard counts what a rank holds for its "
-        f"own samples ({size_text(request.sample_memory.total)}), which TorchRec's planner leaves to what is kept. "
-        f"Give reserved_gb to say how much is kept."
+        f"The tables fit only if {pct_text(100 * least.reserved_share)} of each device's memory is reserved, not "
+        f"{pct_text(100 * request.reserved_share)}. Unlike TorchRec's planner, evenshard counts a rank's own samples "
+        f"({size_text(request.sample_memory.total)}) in addition to the reserve. Give reserved_gb to set the reserve."
     )
 
 
-def _placed_by_torchrec(plan: ShardingPlan) -> str:
+def _note_torchrec_tables(plan: ShardingPlan) -> str:
     placed = (
-        f"{qualified_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
+        f"{qualify_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
         for path, tables in plan.plan.items()
         for name, entry in tables.items()
     )
     return (
-        f"TorchRec's planner placed tables of modules that evenshard does not place, in the memory that was left; "
-        f"no time counts them: {cut(', '.join(placed), 400)}."
+        f"TorchRec's planner placed the tables of modules that evenshard does not place, in the remaining memory; "
+        f"predicted times do not include them: {cut(', '.join(placed), 400)}."
     )
 
 
-def _fits_in_all(request: PlacementRequest) -> bool:
+def _fits_total_memory(request: PlacementRequest) -> bool:
     task = request.task()
-    rooms = sum(request.rooms_bytes)
+    available = sum(request.rooms_bytes)
     if task.may_offload:
-        rooms += sum(request.nodes.host_bytes)
-    return sum(part_bytes(task, table, whole_part(table)) for table in request.tables) <= rooms
+        available += sum(request.nodes.host_bytes)
+    return sum(part_bytes(task, table, whole_part(table)) for table in request.tables) <= available
 
 
-def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
-    return [room - taken for room, taken in zip(rooms, used, strict=True)]
+def _less(available: Sequence[int], used: Sequence[int]) -> list[int]:
+    return [size - taken for size, taken in zip(available, used, strict=True)]
 
 
 def _place_by_sharder(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:

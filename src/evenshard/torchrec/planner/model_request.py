@@ -1,4 +1,4 @@
-"""The placement request for a TorchRec model: its tables, rules of its sharders and constraints, and the machine."""
+"""Placement request for a TorchRec model: its tables, the rules of its sharders and constraints, and the machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from evenshard.base.messages import brief, cut
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES, Communication
 from evenshard.planner.knobs import Knobs
-from evenshard.planner.optimizers import left_out_note, tables_without_replicas
+from evenshard.planner.optimizers import list_without_replicas, note_left_out_replicas
 from evenshard.planner.place import build_request
 from evenshard.planner.request import PlacementRequest, sharding_types_of
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, TooStrict
-from evenshard.torchrec.model.fused_optimizers import model_optimizers
-from evenshard.torchrec.model.modules import LocatedTable, located_tables
+from evenshard.torchrec.model.fused_optimizers import find_optimizers
+from evenshard.torchrec.model.modules import LocatedTable, locate_tables
 from evenshard.torchrec.model.tables import table_set_of
 from evenshard.torchrec.model.trainable import leaves_a_rank_empty
-from evenshard.torchrec.planner.constraints import constrained_model, whole_where_too_narrow
+from evenshard.torchrec.planner.constraints import apply_constraints, keep_narrow_tables_whole
 from evenshard.torchrec.planner.machine import TorchRecMachine
 
 if TYPE_CHECKING:
@@ -30,35 +30,31 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Enumerator, ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-# Types that TorchRec groups by node, or by pod if the job's environment asks for it.
-ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
+# Types whose shards TorchRec keeps in a node, or in a pod if the job's environment configures pods.
+ROWS_IN_NODE = tuple(own_type.name for own_type in TYPES.values() if own_type.scope == NODE)
 
-# Sharding types with their kernels, by the path of a table's module and the table's name.
-Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
+# Allowed pairs of sharding type and kernel, by the path of a table's module and the table's name.
+AllowedOptions = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 
 def check_kernels(knobs: Knobs, compute_device: str) -> None:
     """Raise BadConfig for invalid rules, or a compute kernel that TorchRec lacks on this device type."""
-    there = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
+    usable = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
     rules = Rules.of(**vars(knobs.table_rules))
     for kernel in (*knobs.sharding.compute_kernels, *(one for own in rules.table_kernels.values() for one in own)):
-        if kernel not in there:
+        if kernel not in usable:
             raise BadConfig(
-                f"{brief(kernel)} is not a compute kernel that TorchRec has on {compute_device}. "
-                f"Choose from {', '.join(there)}."
+                f"TorchRec has no compute kernel {brief(kernel)} on {compute_device}. Choose from {', '.join(usable)}."
             )
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model's request with notes; by module path and table name, the lookups of a bag of each feature.
-
-    ``written_as`` is the type to write for a table that stays whole although its rules allow only column types.
-    """
+    """Placement request for a model. Keys of mappings are module path and table name."""
 
     request: PlacementRequest
-    lookups: Mapping[tuple[str, str], tuple[float, ...]]
-    written_as: Mapping[tuple[str, str], str]
+    lookups: Mapping[tuple[str, str], tuple[float, ...]]  # per bag, of each feature
+    written_as: Mapping[tuple[str, str], str]  # types to write for tables that are too narrow for their column types
     notes: tuple[str, ...]
 
 
@@ -72,13 +68,13 @@ def request_of(
     is_whole: bool,
     enumerator: Enumerator | None = None,
 ) -> ModelRequest:
-    """Return the request of a model on a machine with the memory that is left for tables.
+    """Return the placement request of a model on a machine.
 
     Args:
         dense: bytes of the dense model on each device.
         knobs: for all ranks together, with the batch and the links of the topology.
         is_whole: True if a sharder places whole tables in device memory.
-        enumerator: its search space limits the sharding types.
+        enumerator: its search space limits sharding types and kernels.
 
     Raises:
         BadConfig: if a table has no possible sharding type, or a constraint is invalid.
@@ -87,18 +83,19 @@ def request_of(
     known = table_set_of(module, sources.pooling_factors, sources.default_pooling_factor, sharders)
     types = (TABLE_WISE,) if is_whole else sharding_types_of(knobs.sharding) or SHARDING_TYPES
     if machine.nodes.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
-        types = tuple(way for way in types if way not in ROWS_IN_NODE)
-    located = located_tables(module, sharders)
+        # evenshard cannot know if the job's environment configures pods, so these types would be ambiguous.
+        types = tuple(name for name in types if name not in ROWS_IN_NODE)
+    located = locate_tables(module, sharders)
     available = _available_kernels(machine, is_whole)
     batch_size = knobs.training.batch_size // machine.nodes.num_devices
-    found = constrained_model(
+    found = apply_constraints(
         module, constraints, known, types, machine.compute_device, available, batch_size, sharders
     )
     bounds = (
-        _ways_of_sharders(module, sharders, located, machine.compute_device),
-        _ways_of_enumerator(enumerator, module, sharders),
+        _options_of_sharders(module, sharders, located, machine.compute_device),
+        _options_of_enumerator(enumerator, module, sharders),
     )
-    optimizers = model_optimizers(module, knobs.training.optimizer, sharders)
+    optimizers = find_optimizers(module, knobs.training.optimizer, sharders)
     communication, unlike = communication_of(located, sharders)
     request = build_request(knobs, found.known, optimizers, machine.devices(knobs.machine, is_whole), dense)
     request = replace(request, rules=request.rules + found.rules, communication=communication)
@@ -108,31 +105,33 @@ def request_of(
     rules, types = _without_replicas(request.rules, types, left_out, len(located))
     on_cpu = _types_on_cpu(found.known, rules, types, machine)
     rules = replace(rules, table_types={**rules.table_types, **on_cpu})
-    for more in bounds:
-        rules = _within(rules, more, located, types, kernels or available)
-    rules, written = whole_where_too_narrow(rules, found.known, types)
+    for allowed in bounds:
+        rules = _limit_rules(rules, allowed, located, types, kernels or available)
+    rules, written = keep_narrow_tables_whole(rules, found.known, types)
     request = replace(request, rules=rules, sharding_types=types)
     lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}
     written_as = {(one.path, one.config.name): written[one.name] for one in located if one.name in written}
-    notes = (left_out_note({name: request.optimizer_of(name) for name in left_out}),) if left_out else ()
-    return ModelRequest(request, lookups, written_as, (*found.notes, *notes, *unlike, *settings_notes(sharders)))
+    notes = (note_left_out_replicas({name: request.optimizer_of(name) for name in left_out}),) if left_out else ()
+    return ModelRequest(request, lookups, written_as, (*found.notes, *notes, *unlike, *note_fused_params(sharders)))
 
 
-def _left_out(request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[Ways]) -> tuple[str, ...]:
-    """Return the tables that their optimizer excludes from replication, except those that can only be replicated."""
+def _left_out(
+    request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[AllowedOptions]
+) -> tuple[str, ...]:
+    """Return the tables that are not replicated because of their optimizer; data_parallel may be the only type left."""
     forced = {
-        one.name
-        for one in located
-        for ways in bounds
-        if {way for way, _ in ways.get((one.path, one.config.name), ())} == {DATA_PARALLEL}
+        table.name
+        for table in located
+        for allowed in bounds
+        if {name for name, _ in allowed.get((table.path, table.config.name), ())} == {DATA_PARALLEL}
     }
-    return tuple(name for name in tables_without_replicas(request) if name not in forced)
+    return tuple(name for name in list_without_replicas(request) if name not in forced)
 
 
 def _without_replicas(
     rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
 ) -> tuple[Rules, tuple[str, ...]]:
-    others = tuple(way for way in types if not TYPES[way].is_replicated)
+    others = tuple(name for name in types if not TYPES[name].is_replicated)
     if len(left_out) == num_tables:
         return rules, others
     return replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)}), types
@@ -151,19 +150,19 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
 def _types_on_cpu(
     known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
 ) -> dict[str, tuple[str, ...]]:
-    """Remove types that FBGEMM cannot train on the CPU: replicas of sequences, and types with empty ranks."""
+    """Return types without those that FBGEMM cannot train on the CPU: replicated sequences, and empty ranks."""
     table_types: dict[str, tuple[str, ...]] = {}
     if machine.compute_device != "cpu":
         return table_types
     for table in known.tables:
-        ways = given.table_types.get(table.name, types)
+        allowed = given.table_types.get(table.name, types)
         left = tuple(
-            way
-            for way in ways
-            if not (table.is_sequence and TYPES[way].is_replicated)
-            and not leaves_a_rank_empty(table.num_rows, way, machine.nodes)
+            name
+            for name in allowed
+            if not (table.is_sequence and TYPES[name].is_replicated)
+            and not leaves_a_rank_empty(table.num_rows, name, machine.nodes)
         )
-        if left and left != tuple(ways):
+        if left and left != tuple(allowed):
             table_types[table.name] = left
     return table_types
 
@@ -171,10 +170,10 @@ def _types_on_cpu(
 # Limits of module sharders and of an enumerator -----------------------------------------------------------------------
 
 
-def _ways_of_sharders(
+def _options_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
-) -> Ways:
-    """Return types and kernels of tables whose module sharder allows others than TorchRec's class does."""
+) -> AllowedOptions:
+    """Return types and kernels of tables whose module sharder overrides those of TorchRec's class."""
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     usual = {one.module_type: type(one) for one in get_default_sharders()}
@@ -187,9 +186,9 @@ def _ways_of_sharders(
         if theirs is not None and not _differs(type(sharder), theirs):
             continue
         found[one.path, one.config.name] = frozenset(
-            (way, str(kernel))
-            for way in sharder.sharding_types(compute_device)
-            for kernel in sharder.compute_kernels(way, compute_device)
+            (name, str(kernel))
+            for name in sharder.sharding_types(compute_device)
+            for kernel in sharder.compute_kernels(name, compute_device)
         )
     return found
 
@@ -200,53 +199,54 @@ def _differs(one: type, usual: type) -> bool:
     )
 
 
-def _ways_of_enumerator(
+def _options_of_enumerator(
     enumerator: Enumerator | None, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
-) -> Ways:
+) -> AllowedOptions:
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     options = [] if enumerator is None else enumerator.enumerate(module, list(sharders))
     for one in options:
         found.setdefault((one.path, one.name), set()).add((one.sharding_type, one.compute_kernel))
-    return {key: frozenset(ways) for key, ways in found.items()}
+    return {key: frozenset(allowed) for key, allowed in found.items()}
 
 
-def _within(
-    rules: Rules, ways: Ways, located: Iterable[LocatedTable], types: Sequence[str], kernels: Sequence[str]
+def _limit_rules(
+    rules: Rules, allowed: AllowedOptions, located: Iterable[LocatedTable], types: Sequence[str], kernels: Sequence[str]
 ) -> Rules:
+    """Limit the types and kernels of rules to the allowed pairs; raise TooStrict if a table has none left."""
     table_types, table_kernels = dict(rules.table_types), dict(rules.table_kernels)
     for one in located:
-        own = ways.get((one.path, one.config.name))
+        own = allowed.get((one.path, one.config.name))
         if own is None:
             continue
         asked, kept_as = table_types.get(one.name, tuple(types)), table_kernels.get(one.name, tuple(kernels))
         pairs = [
-            (way, kernel)
-            for way in asked
-            for kernel in ((DENSE_KERNEL,) if TYPES[way].is_replicated else kept_as)
-            if (way, kernel) in own
+            (name, kernel)
+            for name in asked
+            for kernel in ((DENSE_KERNEL,) if TYPES[name].is_replicated else kept_as)
+            if (name, kernel) in own
         ]
         if not pairs:
             raise TooStrict(
-                f"table {brief(one.name)}: its module sharder or the enumerator allows {_words(own)}, the rules "
-                f"{', '.join(asked)} on {', '.join(kept_as)}. Allow a way that both have."
+                f"table {brief(one.name)}: its module sharder or the enumerator allows {_words(own)}, but the rules "
+                f"allow {', '.join(asked)} on {', '.join(kept_as)}. Allow a common sharding type and kernel."
             )
-        table_types[one.name] = tuple(way for way in asked if way in {way for way, _ in pairs})
+        table_types[one.name] = tuple(name for name in asked if name in {name for name, _ in pairs})
         left = tuple(kernel for kernel in kept_as if kernel in {kernel for _, kernel in pairs})
         if left and set(left) != set(kernels):
             table_kernels[one.name] = left
     return replace(rules, table_types=table_types, table_kernels=table_kernels)
 
 
-def _words(ways: Iterable[tuple[str, str]]) -> str:
-    return cut(", ".join(sorted(f"{way} on {kernel}" for way, kernel in ways)))
+def _words(pairs: Iterable[tuple[str, str]]) -> str:
+    return cut(", ".join(sorted(f"{name} on {kernel}" for name, kernel in pairs)))
 
 
-# Operations of TorchRec's registry, for pooled tables and for sequences; the first sets the data types of all.
+# Operations of TorchRec's codec registry, for pooled tables and for sequences; the first sets the data types of all.
 _OPERATIONS = {
     True: ("POOLED_EMBEDDINGS_ALL_TO_ALL", "POOLED_EMBEDDINGS_REDUCE_SCATTER"),
     False: ("SEQUENCE_EMBEDDINGS_ALL_TO_ALL",),
 }
-# Keys of ``fused_params`` that a plan's cache parameters replace, and keys that no cost model includes.
+# Keys of ``fused_params`` that a plan's ``CacheParams`` replace, and keys that no cost model includes.
 _REPLACED = ("cache_load_factor", "cache_algorithm", "cache_reserved_memory", "prefetch_pipeline")
 _UNPRICED = ("use_one_tbe_per_table", "cache_precision", "weights_precision")
 
@@ -254,8 +254,8 @@ _UNPRICED = ("use_one_tbe_per_table", "cache_precision", "weights_precision")
 def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -> tuple[Communication, tuple[str, ...]]:
     """Return the data types of embeddings and gradients in communication, and notes on ignored settings.
 
-    They come from the sharders' ``qcomm_codecs_registry``, else from ``output_dtype`` of their ``fused_params``. One
-    pair applies to all tables: the pair with the most columns.
+    They come from the sharders' ``qcomm_codecs_registry``, else from ``output_dtype`` of their ``fused_params``. The
+    pair of data types with the most columns applies to all tables.
     """
     sharder_of = {one.module_type: one for one in sharders}
     columns: Counter[Communication] = Counter()
@@ -265,7 +265,7 @@ def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -
         found = [_communication(sharder, operation) for operation in operations]
         columns[found[0]] += one.shape[1] * len(one.features)
         for other in found[1:]:
-            columns[other] += 0
+            columns[other] += 0  # only to mention it in the note
     if not columns:
         return Communication(), ()
     chosen = columns.most_common(1)[0][0]
@@ -273,21 +273,21 @@ def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -
     if not others:
         return chosen, ()
     return chosen, (
-        f"The sharders' qcomms differ between modules or operations. All exchanges are priced in {chosen.forward} "
-        f"forward and {chosen.backward} backward, also those in {cut('; '.join(others))}.",
+        f"The sharders' qcomms differ between modules or operations. All communication is predicted with "
+        f"{chosen.forward} forward and {chosen.backward} backward, including {cut('; '.join(others))}.",
     )
 
 
-def settings_notes(sharders: Iterable[Any]) -> tuple[str, ...]:
+def note_fused_params(sharders: Iterable[Any]) -> tuple[str, ...]:
     """Return a note for each setting of ``fused_params`` that the plan replaces or that no cost model includes."""
     params: dict[str, Any] = {}
     for one in sharders:
         params |= getattr(one, "fused_params", None) or {}
     notes = []
     if replaced := _settings_text(params, _REPLACED):
-        notes.append(f"fused_params of the sharders: the plan replaces {replaced} for tables that it caches.")
+        notes.append(f"The plan replaces {replaced} of the sharders' fused_params for tables with a cache.")
     if unpriced := _settings_text(params, _UNPRICED):
-        notes.append(f"fused_params of the sharders: predicted times and memory leave {unpriced} aside.")
+        notes.append(f"Predicted times and memory ignore {unpriced} of the sharders' fused_params.")
     return tuple(notes)
 
 
@@ -298,11 +298,12 @@ def _settings_text(params: Mapping[str, Any], keys: Sequence[str]) -> str:
 def _communication(sharder: Any, operation: str) -> Communication:
     output = _word(getattr(sharder, "fused_params", None) and sharder.fused_params.get("output_dtype"))
     codecs = (getattr(sharder, "qcomm_codecs_registry", None) or {}).get(operation)
-    both = (getattr(codecs, way, None) for way in ("forward", "backward"))
-    return Communication(*(output if one is None else _word(one.quantized_dtype) for one in both))
+    both = (getattr(codecs, direction, None) for direction in ("forward", "backward"))
+    return Communication(*(output if codec is None else _word(codec.quantized_dtype) for codec in both))
 
 
 def _word(data_type: Any) -> str:
+    """Return evenshard's name of a TorchRec or PyTorch data type; fp32 for unknown types."""
     name = str(getattr(data_type, "name", data_type)).removeprefix("torch.").lower()
     words = {"none": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8"}
     word = words.get(name, name)

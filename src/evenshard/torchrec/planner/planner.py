@@ -1,4 +1,4 @@
-"""evenshard's planner for a TorchRec model, in the place of TorchRec's ``EmbeddingShardingPlanner``.
+"""evenshard's planner for TorchRec models, a drop-in replacement for ``EmbeddingShardingPlanner``.
 
 ::
 
@@ -60,17 +60,15 @@ log = logging.getLogger(__name__)
 
 
 class EvenshardPlanner:
-    """Planner of a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` does.
+    """Planner that places a model's embedding collections with ``evenshard.place``, or with a sharder.
 
-    With ``sharder``, that sharder decides. Modules of other kinds are planned by TorchRec's planner in the memory that
-    is left, in the same plan.
-
-    It takes what ``EmbeddingShardingPlanner`` takes, in its order, and arguments of its own by their names.
+    TorchRec's planner plans all other modules in the remaining memory, in the same plan. The positional arguments are
+    those of ``EmbeddingShardingPlanner``.
 
     Attributes:
-        answer: all that is known about the last plan, on the rank that made it; None before, with a sharder, and where
+        answer: the answer of the last plan, on the rank that made it; None before a plan, with a sharder, and if
             TorchRec's planner made the plan.
-        notes: what there is to say about the last plan beside the answer, a line each; all is logged, too.
+        notes: further notes on the last plan, one line each; they are also logged.
     """
 
     @check_arguments((*planner_knobs(), *group_knobs(planner_knobs())), Model="evenshard.sharders.model")
@@ -98,41 +96,39 @@ class EvenshardPlanner:
         compute_device: str | None = None,
         **knobs: Any,
     ) -> None:
-        """Settle the machine; nothing is planned yet. Without arguments, the process group must have started.
+        """Determine ranks, nodes and memory; ``plan`` does the planning. By default, a process group must exist.
 
         Args:
-            topology: TorchRec's description of the machine; it stands for world_size, local_world_size and
-                compute_device. Of its speeds those of its links are used; the others are the cost model's.
-            batch_size: samples per rank and step; 512 where left out.
-            enumerator: its search space bounds the ways in which tables are sharded, and its estimates fill the
-                statistics. What they say decides nothing.
-            storage_reservation: what it leaves of the topology is for tables; then nothing else is kept, and dense_gb
-                is 0 where left out. Where left out: see reserved_gb and dense_gb.
+            topology: TorchRec's topology, in place of world_size, local_world_size and compute_device. Of its
+                bandwidths, only those of the links are used.
+            batch_size: samples per rank and step; 512 by default.
+            enumerator: its search space limits the sharding types; its estimates are used only in the statistics.
+            storage_reservation: decides the memory for tables. Nothing else is reserved, and dense_gb defaults to 0. By
+                default, see reserved_gb and dense_gb.
             proposer, partitioner, performance_model: used only by TorchRec's planner, for modules that evenshard does
                 not place; listed in the log at DEBUG.
-            stats: TorchRec's statistics, or several; ``EmbeddingStats`` where left out. Their times and memory are
+            stats: TorchRec's statistics, or several; ``EmbeddingStats`` by default. Their times and memory are
                 TorchRec's estimates of the plan; evenshard's are in ``answer``.
-            constraints: TorchRec's constraints, by table. Fields that decide nothing are listed in the log at DEBUG;
-                those of tables that TorchRec places are all used.
+            constraints: TorchRec's constraints, by table. Fields that do not affect the placement are listed in the log
+                at DEBUG; TorchRec uses all fields for the tables that it places.
             debug: True for long statistics.
-            callbacks: each takes the plan as TorchRec's ``ShardingOption``s and returns the one that counts.
-            timeout_seconds: the search ends after so many seconds with the best plan until then.
-            plan_loader: where it has a stored plan, TorchRec's planner loads it; a note says so.
-            heuristical_storage_reservation_percentage: short for a ``HeuristicalStorageReservation`` of so much.
-            fallback: True to let TorchRec's planner plan where evenshard cannot; a note says why.
-            sharder: decides instead of ``evenshard.place``; tables stay whole then.
-            world_size: ranks; those of the process group where left out.
-            local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
-                else 8) if the process group tells the ranks; otherwise all.
-            compute_device: cuda or cpu. Where left out, that of the process: cpu if its process group is of gloo, cuda
-                if it is of NCCL, and otherwise cuda if there is a GPU.
-            knobs: those of ``evenshard.place`` that a model and its topology do not tell (``planner_knobs``), each by
-                its own name, or several in the dataclasses of ``evenshard.planner.knobs``. ``OWN_MEANINGS`` says what
-                some of them mean here, as devices are ranks. An argument that only a newer TorchRec takes is handed
-                on to TorchRec's planner, and listed in the log at DEBUG.
+            callbacks: called in order with the plan as TorchRec's ``ShardingOption``s; each returns the plan to use.
+            timeout_seconds: time limit of the search, which then returns the best plan found so far.
+            plan_loader: if it has a stored plan, TorchRec's planner loads it, and a note is logged.
+            heuristical_storage_reservation_percentage: shorthand for a ``HeuristicalStorageReservation``.
+            fallback: True to use TorchRec's planner if evenshard cannot plan; a note states the reason.
+            sharder: places whole tables in place of ``evenshard.place``.
+            world_size: number of ranks; by default, that of the process group.
+            local_world_size: ranks per node. By default, TorchRec's (torchrun's ``LOCAL_WORLD_SIZE``, else 8) if
+                world_size is the process group's; else all ranks.
+            compute_device: cuda or cpu. By default, cpu for a process group with gloo, cuda with NCCL, else cuda if
+                there is a GPU.
+            knobs: knobs of ``evenshard.place`` that model and topology do not determine (``planner_knobs``), by name,
+                or in the dataclasses of ``evenshard.planner.knobs``; ``OWN_MEANINGS`` has the help of some for ranks.
+                Arguments of newer TorchRec releases are passed to TorchRec's planner, and listed in the log at DEBUG.
 
         Raises:
-            BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
+            BadConfig: if ranks are unknown, an argument is invalid or given twice, or TorchRec is not installed.
         """
         self.answer: PlacementAnswer | None = None
         self.notes: tuple[str, ...] = ()
@@ -174,18 +170,18 @@ class EvenshardPlanner:
             hardware, inter = asked.machine.hardware, asked.machine.inter
             if storage_reservation is not None and memory.reserved_gb is not None:
                 raise BadConfig(
-                    "storage_reservation and reserved_gb both say what memory is kept. Give one of the two."
+                    "storage_reservation and reserved_gb both set the reserved memory. Give one of the two."
                 )
             if sharder is not None:
                 if not callable(getattr(sharder, "place", None)):
                     raise BadConfig(
-                        f"sharder is a {type(sharder).__name__}, which has no method place. Give a sharder, or leave "
-                        "it out."
+                        f"sharder is a {type(sharder).__name__} without a method place. Give a sharder, or leave it "
+                        "out."
                     )
                 if changed_knobs(sharding) or (hardware, asked.search.model) != (None, None):
                     raise BadConfig(
-                        "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
-                        "keep_output_order, hardware and model."
+                        "sharder ignores sharding_types, allow_column_split, compute_kernels, keep_output_order, "
+                        "hardware and model. Leave these out."
                     )
             sharding_types_of(sharding)
             check_ranges(batch_size=batch_size)
@@ -217,9 +213,9 @@ class EvenshardPlanner:
             sharders: module sharders; TorchRec's by default.
 
         Raises:
-            PlannerError: TorchRec's, with evenshard's message. INSUFFICIENT_STORAGE if the total memory is too
-                small, STRICT_CONSTRAINTS if no division of the tables fits, or a table has no possible sharding type,
-                INPUT_VALIDATION if a constraint is invalid, or there is no cost model.
+            PlannerError: TorchRec's, with evenshard's message: INSUFFICIENT_STORAGE if the total memory is too small;
+                STRICT_CONSTRAINTS if no placement fits, or a table has no allowed sharding type; INPUT_VALIDATION if a
+                constraint is invalid, or there is no cost model.
         """
         from torchrec.distributed.sharding_plan import get_default_sharders
 
@@ -227,7 +223,7 @@ class EvenshardPlanner:
         self.answer, self.notes, self._best_plan, self._planned = None, (), None, (module, given)
         loader = self._arguments.plan_loader
         if loader is not None and loader.load() is not None:
-            self._say("plan_loader has a stored plan: TorchRec's planner loads it, and evenshard decides nothing.")
+            self._say("plan_loader has a stored plan: TorchRec's planner loads it, evenshard does not plan.")
             return self._plan_of_theirs(module, given)
         try:
             if self._failure is not None:
@@ -240,7 +236,7 @@ class EvenshardPlanner:
                     raise planner_error(error) from error
                 raise
             why = one_line(str(error)) or type(error).__name__
-            self._say(f"TorchRec's planner makes this plan (fallback=True), as evenshard cannot: {why}")
+            self._say(f"TorchRec's planner makes this plan (fallback=True), because evenshard cannot: {why}")
             return self._plan_of_theirs(module, given)
         self.answer, self.notes, self._best_plan = made.answer, made.notes, made.options
         return made.plan
@@ -254,7 +250,7 @@ class EvenshardPlanner:
         """Return the plan of rank 0 on every rank of the process group, by default the whole world.
 
         Raises:
-            PlannerError: on all ranks, if rank 0 cannot plan. (TorchRec's planner would leave the others waiting.)
+            PlannerError: on all ranks, if rank 0 cannot plan. (With TorchRec's planner, all other ranks would hang.)
             BadConfig: if there is no group.
         """
         import torch.distributed as dist

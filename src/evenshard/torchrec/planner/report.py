@@ -36,21 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ModelPlan:
-    """A plan of a model, completed step by step.
-
-    Attributes:
-        answer: evenshard's; None if a sharder decided, or there are no tables.
-        notes: those that do not come from the search, a line each.
-        options: the plan as TorchRec's ``ShardingOption``s.
-        num_found: number of placements that the search found, each better than the previous.
-        lookups: pooling factors of each feature, by the path of a table's module and its name.
-    """
+    """A plan of a model, completed step by step."""
 
     plan: ShardingPlan
-    answer: PlacementAnswer | None = None
-    notes: tuple[str, ...] = ()
-    options: list[ShardingOption] = field(default_factory=list)
-    num_found: int = 1
+    answer: PlacementAnswer | None = None  # None if a sharder placed the tables, or there are none
+    notes: tuple[str, ...] = ()  # notes that do not come from the search, one line each
+    options: list[ShardingOption] = field(default_factory=list)  # the plan in this form
+    num_found: int = 1  # placements that the search found, each better than the previous
+    # Pooling factors of each feature, by (module path, table name).
     lookups: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
 
     def say(self, note: str) -> None:
@@ -63,21 +56,18 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The last stage of a plan: callbacks and statistics.
-
-    The topology has all memory, the machine the reserve. The dense model takes ``dense_bytes`` of each rank.
-    """
+    """Final steps of planning: callbacks and statistics."""
 
     arguments: PlannerArguments
-    topology: Topology
-    machine: TorchRecMachine
-    dense_bytes: int
-    planner_type: str
+    topology: Topology  # with all memory
+    machine: TorchRecMachine  # with the reserve
+    dense_bytes: int  # of each rank
+    planner_type: str  # name of the planner's class
     module: nn.Module
     sharders: list[ModuleSharder[Any]]
 
     def finish(self, result: ModelPlan, seconds: float) -> bool:
-        """Call the callbacks with the plan, log the statistics, and return True if callbacks changed the plan.
+        """Run the callbacks, log the statistics, and return True if callbacks changed the plan.
 
         Sets the options and plan of ``result`` to those of the callbacks. ``seconds`` is the time of the search.
 
@@ -91,9 +81,9 @@ class PlanReport:
         except Exception as error:  # from an estimate that only statistics need
             if given.enumerator is not None:
                 raise
-            result.say(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
+            result.say(f"statistics were not logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
         if given.callbacks:
-            options, result.plan = self._called_back(options)
+            options, result.plan = self._run_callbacks(options)
         result.options = options
         if enumerator is not None and given.stats:
             values = {
@@ -115,7 +105,7 @@ class PlanReport:
                 one.log(**values)
         return bool(result.plan != plan)
 
-    def _called_back(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
+    def _run_callbacks(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
         for callback in self.arguments.callbacks or ():
             options = callback(options)
         plan = planners.to_sharding_plan(options, self.topology)
@@ -123,7 +113,7 @@ class PlanReport:
         return options, plan
 
     def _reservation(self) -> StorageReservation:
-        """Return the given storage reservation, or evenshard's reserve in the form that TorchRec's statistics show."""
+        """Return the given storage reservation, or evenshard's reserve as a reservation for TorchRec's statistics."""
         given, machine = self.arguments, self.machine
         if given.storage_reservation is not None:
             return given.storage_reservation
@@ -142,7 +132,7 @@ class PlanReport:
         return kept
 
     def _options(self, result: ModelPlan) -> list[ShardingOption]:
-        """Return an option for each table in the plan's order, without times and memory."""
+        """Return the plan as options, without times and memory."""
         sharder_of = {one.module_type: one for one in self.sharders}
         found = []
         constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
@@ -186,7 +176,7 @@ class PlanReport:
 
 
 def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
-    """Return the shards of a table; each replica is a whole shard."""
+    """Return the shards of a table; each replica is a shard of the whole table."""
     if entry.sharding_type in REPLICATED:
         return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
     return [
@@ -196,7 +186,7 @@ def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> 
 
 
 def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:
-    """Return the statistics to log: the given ones, or TorchRec's by default."""
+    """Return the statistics to log, by default TorchRec's."""
     if stats is None:
         return [EmbeddingStats()]
     return list(stats) if isinstance(stats, list) else [stats]

@@ -1,1 +1,1 @@
-"""Jobs that run already: which placement they have, what a new one moves, and checkpoints on it."""
+"""Running jobs: the moves between two placements as a file, and resharding without a restart."""

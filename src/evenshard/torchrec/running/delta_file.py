@@ -1,4 +1,4 @@
-"""A delta file: the tables whose parts change ranks between two placements, for a job that moves them while it runs.
+"""Delta file: the tables whose shards change ranks between two placements, for a running job.
 
 ``evenshard diff old.json new.json --reshard-delta -o delta.json`` writes it. The model is
 given when it is loaded::
@@ -29,11 +29,16 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
-from evenshard.planner.request import kept_optimizers
+from evenshard.planner.request import match_optimizers
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.torchrec.baseline.topology import require_torchrec
-from evenshard.torchrec.model.modules import LocatedTable, located_tables, original_collection, sharded_collections
-from evenshard.torchrec.model.trainable import ShardedTable, check_trainable, sharded_table, written_type
+from evenshard.torchrec.model.modules import LocatedTable, find_sharded_collections, locate_tables, original_collection
+from evenshard.torchrec.model.trainable import (
+    ShardedTable,
+    check_trainable,
+    choose_written_type,
+    describe_sharded_table,
+)
 from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts
 from evenshard.torchrec.plan.file import contents_of
 from evenshard.torchrec.plan.plans import parameter_sharding, shards_of
@@ -43,11 +48,13 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
     Delta = dict[str, tuple[float, EmbeddingModuleShardingPlan]]
-"""What moves, by the path of a collection: MB that go to other ranks, and the new entries of its tables."""
+"""Moves by the path of a collection: MB that go to other ranks, and the new entries of its tables."""
 
+# For messages on files.
 _WHAT = "a delta file"
 _REMEDY = "Write it with `evenshard diff old.json new.json --reshard-delta -o`."
-RESTART = "save a checkpoint and restart from it with the new plan; docs/running_jobs.md says what loads"
+# Remedy for changes that a running job cannot make.
+RESTART = "save a checkpoint and restart from it with the new plan (see docs/running_jobs.md)"
 
 
 class TableDelta(BaseModel):
@@ -55,28 +62,28 @@ class TableDelta(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    old: TableEntry = Field(description="as it runs, where the plan is evenshard's")
+    old: TableEntry = Field(description="entry of the running plan")
     new: TableEntry
-    weight_bytes: int = Field(ge=0, description="bytes of weights that go to another rank")
-    state_bytes: int = Field(ge=0, description="bytes of optimizer state that go with them")
+    weight_bytes: int = Field(ge=0, description="weights that move to another rank")
+    state_bytes: int = Field(ge=0, description="optimizer state that moves with the weights")
     state_is_exact: bool = Field(
-        description="false where row-wise Adagrad keeps one number for the columns of a part, and a part is cut"
+        description="false if a shard is cut by columns whose optimizer state is one value per row"
     )
 
 
 class DeltaFile(BaseModel):
-    """Tables that move live between two placements, and tables that cannot."""
+    """Tables that move between two placements while the job runs, and tables that cannot."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1]
     world_size: int = Field(ge=1)
-    local_world_size: int = Field(ge=1, description="ranks of a node")
+    local_world_size: int = Field(ge=1, description="ranks per node")
     optimizer: str
-    weight_bytes: int = Field(ge=0, description="of all tables that move")
-    state_bytes: int = Field(ge=0, description="of all tables that move")
+    weight_bytes: int = Field(ge=0, description="sum over all tables that move")
+    state_bytes: int = Field(ge=0, description="sum over all tables that move")
     tables: dict[str, TableDelta]
-    left: dict[str, str] = Field(description="tables that differ and cannot move while the job runs: why")
+    left: dict[str, str] = Field(description="tables that cannot move while the job runs, each with the reason")
 
 
 def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = False) -> DeltaFile:
@@ -85,34 +92,34 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
     Args:
         old: current placement of the job.
         new: target placement; its request names the optimizer.
-        partial: do not move tables that cannot be moved live; they are listed in ``left``.
+        partial: True to leave out tables that cannot move while the job runs, and list them in ``left``.
 
     Raises:
-        BadConfig: if machines or optimizers differ, or, without ``partial``, if a table cannot
-            be moved live: the message names all of them and why.
+        BadConfig: if machines or optimizers differ; without ``partial``, if a table cannot move. The message has all of
+            these tables with their reasons.
     """
     machine = new.request.nodes
     was = old.request.nodes
     if (was.num_devices, was.devices_per_node) != (machine.num_devices, machine.devices_per_node):
         raise BadConfig(
-            f"the old placement is of {was.num_devices} devices, {was.devices_per_node} of a node, the "
-            f"new one of {new.num_devices}, {machine.devices_per_node} of a node: a job keeps its ranks while it "
-            f"runs. To change them, {RESTART}."
+            f"the old placement has {was.num_devices} devices ({was.devices_per_node} per node), the new one "
+            f"{new.num_devices} ({machine.devices_per_node} per node), but a running job keeps its ranks. To change "
+            f"them, {RESTART}."
         )
-    kept = kept_optimizers(old.request, new.request)
+    kept = match_optimizers(old.request, new.request)
     in_both = {one.name for one in old.request.tables} & {one.name for one in new.request.tables}
     if (other := next((one for one in new.request.tables if one.name in in_both - kept.keys()), None)) is not None:
         before, now = (one.request.optimizer_of(other.name) for one in (old, new))
         raise BadConfig(
-            f"table {brief(other.name)} has {before} in the old placement, {now} in the new one: a job keeps its "
-            f"optimizer. Place the tables again with --optimizer {before}."
+            f"table {brief(other.name)} has {before} in the old placement and {now} in the new one, but a running job "
+            f"keeps its optimizer. Place the tables again with --optimizer {before}."
         )
     weight_bytes, state_bytes = Counter[str](), Counter[str]()
     difference = diff(old, new)
     for move in difference.moves:
         weight_bytes[move.table] += move.weight_bytes
         state_bytes[move.table] += move.state_bytes
-    left = {one.table: f"another shape ({one.what})" for one in difference.changed}
+    left = {table.table: f"different shape ({table.what})" for table in difference.changed}
     left |= dict.fromkeys(difference.added, "not in the job")
     left |= dict.fromkeys(difference.removed, "not in the new placement")
     tables = {}
@@ -120,7 +127,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
         name = table.name
         if name in left or old.parts_of_table[name] == new.parts_of_table[name]:
             continue
-        if problem := _not_live(old, new, name):
+        if problem := _find_obstacle(old, new, name):
             left[name] = problem
             continue
         entries = [
@@ -142,9 +149,9 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
         )
     if left and not partial:
         raise BadConfig(
-            f"{len(left)} of {len(left) + len(tables)} tables that differ cannot move while the job runs. "
-            f"{'; '.join(reasons_of(left)).capitalize()}. "
-            f"Leave them where they are (--partial), or {RESTART}."
+            f"{len(left)} of {len(left) + len(tables)} changed tables cannot move while the job runs. "
+            f"{'; '.join(group_reasons(left)).capitalize()}. "
+            f"Keep them in place (--partial), or {RESTART}."
         )
     return DeltaFile(
         schema_version=1,
@@ -158,7 +165,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
     )
 
 
-def reasons_of(left: Mapping[str, str]) -> tuple[str, ...]:
+def group_reasons(left: Mapping[str, str]) -> tuple[str, ...]:
     """Return the reasons why tables cannot move, each with its tables."""
     tables_of: dict[str, list[str]] = {}
     for name, why in left.items():
@@ -183,6 +190,7 @@ def read_delta(path: str | Path) -> DeltaFile:
     try:
         check_ranges(num_devices=record.world_size)
         machine = Nodes(record.world_size, record.local_world_size)
+        # Tables and their shapes; ``contents_of`` also checks the entries.
         old, new = (
             contents_of({name: getattr(one, which) for name, one in record.tables.items()}, machine, "cuda")[0]
             for which in ("old", "new")
@@ -190,21 +198,21 @@ def read_delta(path: str | Path) -> DeltaFile:
     except BadConfig as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
     if old != new:
-        raise BadFile(path, "a table has another shape before than after", _REMEDY)
+        raise BadFile(path, "a table has different shapes in the old and the new placement", _REMEDY)
     return record
 
 
-def _not_live(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | None:
+def _find_obstacle(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | None:
     if any(TYPES[one.type_of_table[name]].is_replicated for one in (old, new)):
-        return "replicated before or after, and the training's own optimizer updates replicas"
+        return "replicated (data_parallel) in the old or new placement, so the dense optimizer updates it"
     was, now = old.storage_of_table[name], new.storage_of_table[name]
     if not (was.is_on_device and now.is_on_device):
-        return "kept outside of device memory before or after"
+        return "outside of device memory in the old or new placement"
     return None
 
 
 def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
-    """Return True if the change separates columns of a part whose row-wise state is shared by them."""
+    """Return True if the change splits the columns of an old part, which share a row-wise state."""
     edges = {edge for part in old.parts_of_table[name] for edge in part.columns}
     return any(edge not in edges for part in new.parts_of_table[name] for edge in part.columns)
 
@@ -213,10 +221,10 @@ def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
 
 
 def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) -> Delta:
-    """Load a delta for a running model, in the form of ``DistributedModelParallel.reshard``: an entry per collection.
+    """Load a delta for a running model: an entry per collection, as in ``DistributedModelParallel.reshard``.
 
     Args:
-        path: path of a file of ``evenshard diff --reshard-delta -o``, or the result of ``reshard_delta``.
+        path: a file of ``evenshard diff --reshard-delta -o``, or the result of ``reshard_delta``.
         model: the running model.
 
     Raises:
@@ -231,14 +239,14 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
     world_size = model._env.world_size
     if world_size != delta.world_size:
         raise BadConfig(
-            f"the delta is for {delta.world_size} ranks, the job has {world_size}. To change them, {RESTART}."
+            f"the delta is for {delta.world_size} ranks, but the job has {world_size}. To change them, {RESTART}."
         )
     machine = Nodes(delta.world_size, delta.local_world_size)
-    modules = sharded_collections(model)
-    located = located_tables({path: original_collection(module) for path, module in modules.items()})
+    modules = find_sharded_collections(model)
+    located = locate_tables({path: original_collection(module) for path, module in modules.items()})
     if missing := set(delta.tables) - {one.name for one in located}:
         raise BadConfig(
-            f"the model has no table {cut(', '.join(map(brief, sorted(missing))))}. Place the model's tables."
+            f"the model has no table {cut(', '.join(map(brief, sorted(missing))))}. Place the tables of this model."
         )
     result = {}
     for at, module in modules.items():
@@ -246,23 +254,23 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
         moving = {one.name: delta.tables[one.name] for one in of_module if one.name in delta.tables}
         if not moving:
             continue
-        running = _parts_now(module, at, of_module)
+        running = _read_running_parts(module, at, of_module)
         together = {one.name: _table_after(one, running, moving, machine) for one in of_module}
         check_trainable(list(together.values()), machine, model.device.type)
         entries = EmbeddingModuleShardingPlan()
         for one in of_module:
             if one.name in moving:
                 before = module.module_sharding_plan[one.config.name].sharding_type
-                way = _type(together[one.name], before, list(together.values()))
+                written = _choose_type(together[one.name], before, list(together.values()))
                 parts = together[one.name].parts
-                entry = table_entry(parts, table_of_parts(one.name, parts), machine, model.device.type, way)
+                entry = table_entry(parts, table_of_parts(one.name, parts), machine, model.device.type, written)
                 entries[one.config.name] = parameter_sharding(entry, one.config.data_type)
-        moved = sum(one.weight_bytes + one.state_bytes for one in moving.values())
-        result[at] = (moved / 2**20, entries)
+        moved = sum(table.weight_bytes + table.state_bytes for table in moving.values())
+        result[at] = (moved / 2**20, entries)  # MB
     return result
 
 
-def _parts_now(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping[str, tuple[TablePart, ...]]:
+def _read_running_parts(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping[str, tuple[TablePart, ...]]:
     from torchrec.distributed.types import ShardingPlan
 
     tables = [Table(one.name, *one.shape, 1.0) for one in located]
@@ -278,18 +286,18 @@ def _table_after(
 ) -> ShardedTable:
     name = located.name
     if name not in moving:
-        return sharded_table(located, running[name], machine)
+        return describe_sharded_table(located, running[name], machine)
     if set(running[name]) != set(parts_of_entry(name, moving[name].old)):
         raise BadConfig(
-            f"table {brief(name)} does not live where the old placement says. Write the delta from the placement "
-            f"that the job runs with."
+            f"table {brief(name)} is not on the ranks of the old placement. Write the delta from the placement that "
+            f"the job runs with."
         )
     new = moving[name].new
-    return sharded_table(located, parts_of_entry(name, new), machine, frozenset({new.sharding_type}))
+    return describe_sharded_table(located, parts_of_entry(name, new), machine, frozenset({new.sharding_type}))
 
 
-def _type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
-    """Return the type to write: the running type if it covers the table's, so that the kernel call stays the same."""
-    if table.pooling != SEQUENCE and TYPES[table.way].with_more_columns == running:
+def _choose_type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
+    """Return the type to write: the running type if it includes the table's, so that the kernel call stays the same."""
+    if table.pooling != SEQUENCE and TYPES[table.sharding_type].with_more_columns == running:
         return running
-    return written_type(table, together)
+    return choose_written_type(table, together)

@@ -1,13 +1,13 @@
 """Resharding of a running training job: TorchRec rebuilds a collection, and rows and columns move to its ranks.
 
 ``DistributedModelParallel.reshard`` of TorchRec 1.8 does this for tables of an ``EmbeddingBagCollection`` that stay
-table_wise or column_wise; docs/running_jobs.md lists its losses. This module moves tables of both kinds of collections
-between all types except replicas, with the whole optimizer state.
+table_wise or column_wise; docs/running_jobs.md lists what it does not preserve. This module moves tables of both kinds
+of collections between all types except data_parallel, with the whole optimizer state.
 
-A state has as many numbers as the weights (Adagrad, Adam), or one number per row of a part (row-wise Adagrad): the sum
-over steps of the mean squared gradient of its columns. A part merged from old parts gets the mean of their states,
-weighted by columns, which is exact. If a part is split, the contribution of each column is unknown, and every new part
-gets the whole state.
+A state has as many values as the weights (Adagrad, Adam), or one value per row of a shard (row-wise Adagrad): the sum
+over steps of the mean squared gradient of its columns. A shard merged from old shards gets the mean of their states,
+weighted by columns, which is exact. If a shard is split, the contribution of each column is unknown, and every new
+shard gets the whole state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.placement.parts import Span
 from evenshard.planner.output_order import OrderChange
-from evenshard.torchrec.model.modules import original_collection, sharded_collections
+from evenshard.torchrec.model.modules import find_sharded_collections, original_collection
 from evenshard.torchrec.plan.plans import warn_of_order
 
 if TYPE_CHECKING:
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
 def reshard(model: DistributedModelParallel, delta: Delta) -> float:
     """Move tables of a running model between two steps; every rank must call it.
 
-    Rank 0 logs a warning if the output order of a pooled collection changes.
-
-    Weights, optimizer state, learning rate and step count move; replicated tables and the dense model are unchanged,
-    and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and the training
-    pipeline must be rebuilt. While a collection moves, a rank holds both its old and its new tables.
+    Weights, optimizer state, learning rate and step count move. Replicated tables and the dense model are unchanged,
+    and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and the training pipeline
+    must be rebuilt. While a collection moves, a rank holds both its old and its new tables. Rank 0 logs a warning if
+    the output order of a pooled collection changes.
 
     Args:
         model: the running model.
         delta: the result of ``load_delta`` for this model.
 
     Returns:
-        MB that went to other ranks, optimizer state included, as the delta states it.
+        MB of weights and optimizer state that went to other ranks, from the delta.
 
     Raises:
         BadConfig: if the delta is not for this model.
     """
-    modules = sharded_collections(model)
+    modules = find_sharded_collections(model)
     for path in delta:
         if path not in modules:
             raise BadConfig(f"the model has no sharded collection {brief(path)}. Load the delta for this model.")
         if modules[path] is model.module:
             raise BadConfig("the model itself is a collection. Wrap it in a module before it is sharded.")
+    # Collection by collection, so that a rank holds old and new tables of only one collection at a time.
     for path, (_, changed) in delta.items():
-        new = _rebuilt(model, path, modules[path], changed)
+        new = _rebuild(model, path, modules[path], changed)
         if model._env.rank == 0:
             _warn_if_reordered(path, modules[path], new)
         _replace(model, modules[path], new)
@@ -66,11 +66,11 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
     return sum(volume for volume, _ in delta.values())
 
 
-def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: EmbeddingModuleShardingPlan) -> Any:
+def _rebuild(model: DistributedModelParallel, path: str, old: Any, changed: EmbeddingModuleShardingPlan) -> Any:
     import torch
 
     plan = {**old.module_sharding_plan, **changed}
-    rates, step = _progress(old, model._env)
+    rates, step = _gather_progress(old, model._env)
     whole = original_collection(old)
     sharder = model._sharder_map[type(whole)]
     _give_optimizers(whole, old, rates)
@@ -79,7 +79,7 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
         new = sharder.shard(whole, plan, model._env, model.device, path)
     new.train(old.training)
     _keep_replicas(old, new)
-    before, after = _tables_held(old), _tables_held(new)
+    before, after = _read_local_shards(old), _read_local_shards(new)
     for name, entry in plan.items():
         if entry.sharding_spec is not None:
             _move(before[name], after[name], old.module_sharding_plan[name], entry, model._env, model.device)
@@ -92,7 +92,7 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
 def _warn_if_reordered(path: str, old: Any, new: Any) -> None:
     before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (old, new))
     if before != now:
-        warn_of_order([OrderChange(path, before, now)], "Dense layers that take its values() read other columns.")
+        warn_of_order([OrderChange(path, before, now)], "Dense layers that use its values() get other columns.")
 
 
 def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
@@ -103,7 +103,7 @@ def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
 
 
 def _keep_replicas(old: Any, new: Any) -> None:
-    """Keep the parameters of replicas, because the optimizer of the dense model refers to them."""
+    """Keep the parameters of data_parallel tables, because the dense optimizer refers to them."""
     from torch.nn.parallel import DistributedDataParallel
 
     kept = [one for one in old._lookups if isinstance(one, DistributedDataParallel)]
@@ -120,18 +120,18 @@ def _tables(module: Any) -> Any:
     return module.embedding_bags if hasattr(module, "embedding_bags") else module.embeddings
 
 
-# Tables on a rank -----------------------------------------------------------------------------------------------------
+# Shards on a rank -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Rows and columns of a table's shards on this rank, and their tensors by ``weight`` or optimizer state."""
+class _LocalShards:
+    """A table's shards on this rank."""
 
     blocks: list[Rectangle]
-    values: Mapping[str, list[torch.Tensor]]
+    values: Mapping[str, list[torch.Tensor]]  # tensor of each block, by ``weight`` or the name of an optimizer state
 
 
-def _tables_held(module: Any) -> dict[str, _Held]:
+def _read_local_shards(module: Any) -> dict[str, _LocalShards]:
     states = module.fused_optimizer.state_dict()["state"]
     result = {}
     for key, weight in module.state_dict().items():
@@ -142,14 +142,14 @@ def _tables_held(module: Any) -> dict[str, _Held]:
         values = {"weight": [shard.tensor for shard in shards]}
         for state, value in states.get(key, {}).items():
             values[state] = [shard.tensor for shard in value.local_shards()]
-        result[name] = _Held(
+        result[name] = _LocalShards(
             [block_of(shard.metadata.shard_offsets, shard.metadata.shard_sizes) for shard in shards], values
         )
     return result
 
 
 def block_of(offsets: Sequence[int], sizes: Sequence[int]) -> Rectangle:
-    """Return rows and columns of a shard; offsets and sizes are TorchRec's [rows, columns]."""
+    """Return the rectangle of a shard; offsets and sizes are TorchRec's [rows, columns]."""
     rows, columns = (Span(start, start + size) for start, size in zip(offsets, sizes, strict=True))
     return Rectangle(rows, columns)
 
@@ -158,14 +158,14 @@ def block_of(offsets: Sequence[int], sizes: Sequence[int]) -> Rectangle:
 
 
 def _move(
-    before: _Held,
-    after: _Held,
+    before: _LocalShards,
+    after: _LocalShards,
     old: ParameterSharding,
     new: ParameterSharding,
     env: ShardingEnv,
     device: torch.device,
 ) -> None:
-    """Copy or send old shards; all ranks list the pieces in the same order, so that sends match receives."""
+    """Copy or send overlaps of old and new shards; all ranks list them in the same order, so that sends match."""
     import torch
     import torch.distributed as dist
 
@@ -178,29 +178,29 @@ def _move(
         for target in after.values.get(key, ()):
             target.detach().zero_()
         messages, received = [], []
-        number = 0
+        number = 0  # tag of a message, the same on both ranks
         for owner, block in zip(new_ranks, new_blocks, strict=True):
-            for at, piece in pieces_of(block, old_blocks):
+            for at, overlap in find_overlaps(block, old_blocks):
                 number += 1
                 source, from_block = old_ranks[at], old_blocks[at]
-                values = slice_block(_tensor(before, key, from_block), from_block, piece) if source == rank else None
+                values = slice_block(_tensor(before, key, from_block), from_block, overlap) if source == rank else None
                 filled = _tensor(after, key, block) if owner == rank else None
                 if values is not None and filled is not None:
-                    add_piece(filled, block, piece, values)
+                    add_overlap(filled, block, overlap, values)
                 elif values is not None:
                     peer = dist.get_global_rank(group, owner)
                     messages.append(dist.P2POp(dist.isend, values.contiguous(), peer, group, number))
                 elif filled is not None:
-                    shape = slice_block(filled, block, piece).shape
+                    shape = slice_block(filled, block, overlap).shape
                     buffer = torch.empty(shape, dtype=filled.dtype, device=device)
                     peer = dist.get_global_rank(group, source)
                     messages.append(dist.P2POp(dist.irecv, buffer, peer, group, number))
-                    received.append((filled, block, piece, buffer))
+                    received.append((filled, block, overlap, buffer))
         if messages:
             for work in dist.batch_isend_irecv(messages):
                 work.wait()
-        for filled, block, piece, buffer in received:
-            add_piece(filled, block, piece, buffer)
+        for filled, block, overlap, buffer in received:
+            add_overlap(filled, block, overlap, buffer)
 
 
 def _shards(entry: ParameterSharding) -> tuple[list[int], list[Rectangle]]:
@@ -210,15 +210,15 @@ def _shards(entry: ParameterSharding) -> tuple[list[int], list[Rectangle]]:
     ]
 
 
-def _tensor(held: _Held, key: str, block: Rectangle) -> torch.Tensor:
+def _tensor(held: _LocalShards, key: str, block: Rectangle) -> torch.Tensor:
     return held.values[key][held.blocks.index(block)].detach()
 
 
 # Optimizers -----------------------------------------------------------------------------------------------------------
 
 
-def _progress(module: Any, env: ShardingEnv) -> tuple[dict[str, float], int]:
-    """Return the learning rate of each table, and the steps for Adam's bias correction; some ranks have none."""
+def _gather_progress(module: Any, env: ShardingEnv) -> tuple[dict[str, float], int]:
+    """Return each table's learning rate, and the step count for Adam's bias correction, gathered from all ranks."""
     import torch.distributed as dist
 
     rates = {
@@ -238,7 +238,7 @@ def _kernels(module: Any) -> list[Any]:
 
 
 def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
-    """Set each table's own optimizer, so that all ranks group tables alike."""
+    """Set each table's current optimizer settings, so that all ranks group tables in the same kernel calls."""
     shardings = old._embedding_shardings if hasattr(old, "_embedding_shardings") else old._sharding_type_to_sharding
     tables = _tables(whole)
     for sharding in shardings.values() if isinstance(shardings, Mapping) else shardings:
@@ -250,36 +250,37 @@ def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
                         tables[table.name].weight._optimizer_kwargs = [given]
 
 
-# Intersections of two shardings of a table ----------------------------------------------------------------------------
+# Overlaps of old and new shards ---------------------------------------------------------------------------------------
 
 
 class Rectangle(NamedTuple):
-    """Rows and columns of a table that are kept together."""
+    """Rows and columns of a shard, or of the overlap of two shards."""
 
     rows: Span
     columns: Span
 
 
-def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, Rectangle]]:
-    """Yield the intersections of a new block with old blocks, each with the index of the old block."""
+def find_overlaps(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, Rectangle]]:
+    """Yield the overlaps of a new block with old blocks, each with the index of the old block."""
     for number, block in enumerate(old):
         rows, columns = new.rows.common(block.rows), new.columns.common(block.columns)
         if rows.size > 0 and columns.size > 0:
             yield number, Rectangle(rows, columns)
 
 
-def slice_block(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Tensor:
-    """Return a view of a block's weights or state for a piece: [rows, columns], or [rows]."""
-    rows = slice(piece.rows.start - block.rows.start, piece.rows.stop - block.rows.start)
+def slice_block(values: torch.Tensor, block: Rectangle, overlap: Rectangle) -> torch.Tensor:
+    """Return a view of a block's weights or state for an overlap: [rows, columns], or [rows]."""
+    rows = slice(overlap.rows.start - block.rows.start, overlap.rows.stop - block.rows.start)
     if values.dim() == 1:
         return values[rows]
-    return values[rows, piece.columns.start - block.columns.start : piece.columns.stop - block.columns.start]
+    return values[rows, overlap.columns.start - block.columns.start : overlap.columns.stop - block.columns.start]
 
 
-def add_piece(target: torch.Tensor, block: Rectangle, piece: Rectangle, values: torch.Tensor) -> None:
-    """Add a piece to the weights or state of its block, which is initialized with zeros."""
-    share = 1.0 if target.dim() > 1 else piece.columns.size / block.columns.size
-    where = slice_block(target, block, piece)
+def add_overlap(target: torch.Tensor, block: Rectangle, overlap: Rectangle, values: torch.Tensor) -> None:
+    """Add the values of an overlap to the weights or state of its block, which is initialized with zeros."""
+    # Row-wise states are means over columns, so each old shard counts by its share of the columns.
+    share = 1.0 if target.dim() > 1 else overlap.columns.size / block.columns.size
+    where = slice_block(target, block, overlap)
     if share == 1.0:
         where.copy_(values)
     else:
