@@ -86,7 +86,7 @@ def test_both_ranks_of_a_torchrec_training(training: Path, capsys: pytest.Captur
 def test_one_rank_alone_cannot_tell_waiting_apart(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["observe", traces(training)[1]]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 2 ranks" in printed and "in them" in printed and "cannot be told apart" in printed
+    assert "1 of 2 ranks" in printed and "in them" in printed and "communication includes waiting" in printed
     assert "The step waits" not in printed and "Balance" not in printed
 
 
@@ -182,7 +182,7 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     assert "which rank holds which tables" in refused(capsys, *both, *costs)
     assert "Add --costs-out" in refused(capsys, *both, "--tables-out", str(tmp_path / "costs.json"))
     assert "Add those of ranks 0" in refused(capsys, both[1], "--placement", placement, *costs)
-    assert "it is of rank 0" in refused(capsys, both[0], both[0])
+    assert "it is from rank 0" in refused(capsys, both[0], both[0])
     assert "Add the table file with --tables" in refused(capsys, *both, "--placement", str(training / PLAN))
     assert "Name a model with --model" in refused(capsys, *both, "--placement", str(training / "tables.json"))
     assert "it does not show which rank holds" in refused(

@@ -80,7 +80,7 @@ def test_a_dataset_without_controls_or_rows_is_described_too(tmp_path: Path) -> 
     save_costs([], tmp_path / "none.parquet")
     save_costs([placed("m0", 4.0, 0.0)], tmp_path / "one.parquet")
     said = text(describe([tmp_path / "none.parquet", tmp_path / "one.parquet"]))
-    assert "0 timings; one placement spreads by unknown" in said
+    assert "0 timings; standard deviation of a placement unknown" in said
 
 
 def test_shards_timed_as_a_whole_have_a_line_of_their_own(tmp_path: Path) -> None:

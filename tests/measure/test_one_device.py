@@ -248,7 +248,7 @@ def test_closed_hardware_holds_no_memory() -> None:
         ({"timeout_s": 0.5}, "measure.timeout_s is 0.5"),
         ({"timeout_s": float("nan")}, "measure.timeout_s is nan"),
         ({"noise": -0.1}, "measure.noise is -0.1"),
-        ({"noise": 0.1}, "measure.noise is 0.1, but cpu has its own"),
+        ({"noise": 0.1}, "measure.noise is 0.1, but cpu is not simulated"),
     ],
 )
 def test_senseless_settings_are_refused(change: dict[str, Any], words: str) -> None:

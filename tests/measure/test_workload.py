@@ -338,9 +338,9 @@ def test_recorded_lookups_are_replayed_batch_by_batch_and_then_from_the_start() 
 
 
 def test_a_table_or_a_batch_that_was_not_recorded_is_refused() -> None:
-    with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has 5 samples"):
+    with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has only 5 samples"):
         replayed(0, 6, 0)
-    with pytest.raises(BadConfig, match="holds no table 'users'"):
+    with pytest.raises(BadConfig, match="has no table 'users'"):
         LOOKUPS(table("users"), 2, 0)
 
 

@@ -128,7 +128,7 @@ def test_wherever_it_dies_the_stage_ends_well_and_mlflow_gets_the_rest_later(
     a_stage()
     assert server.dead
     away, kept = warnings_in(caplog)
-    assert "The stage goes on" in away and "mlflow_backlog" in kept
+    assert "The stage continues" in away and "mlflow_backlog" in kept
     server.go_on()
     assert tracking.log_backlog(served_code)
     check_stage(known_to(server.url))
@@ -228,7 +228,7 @@ def test_the_next_stage_logs_what_mlflow_has_missed(server: Dying, at: Path, cap
     assert main([*generate, "--seed", "1"]) == 0
     known = known_to(server.url)
     assert [name for name in known["runs"] if not name.startswith("loop-")] == ["generate_tables"] * 2
-    assert "has got what it had missed of a run" in warnings_in(caplog)[-1]
+    assert "logged a run that MLflow at" in warnings_in(caplog)[-1]
 
 
 @pytest.fixture(scope="module")

@@ -238,8 +238,10 @@ def test_stages_go_on_while_mlflow_is_away_and_say_so_once(workdir: Path, caplog
     with caplog.at_level(logging.WARNING):
         a_loop(workdir)
     away, kept = (record.getMessage() for record in caplog.records)
-    assert away == f"MLflow cannot be reached at {AWAY} (Connection refused). The stage goes on"
-    assert kept == "What MLflow misses is kept in work/mlflow_backlog: the next stage that reaches it logs it"
+    assert away == f"MLflow cannot be reached at {AWAY} (Connection refused). The stage continues"
+    assert (
+        kept == "Runs that MLflow missed are kept in work/mlflow_backlog; the next stage that reaches MLflow logs them"
+    )
     with pytest.raises(ZeroDivisionError), tracking.stage_run("train_cost_1", PARAMS, {}):
         raise ZeroDivisionError
 
@@ -254,7 +256,7 @@ def test_a_refusal_is_told_from_a_server_that_is_away(
     refused, kept = (record.getMessage() for record in caplog.records)
     assert refused.startswith("MLflow refuses to log at ./mlruns (The filesystem") and "sqlite:///mlflow.db" in refused
     assert "set `MLFLOW_ALLOW_FILE_STORE=true`" in refused, "MLflow's remedy is at the end of its message"
-    assert kept.endswith("work/mlflow_backlog: a stage logs it once MLflow at ./mlruns takes it")
+    assert kept.endswith("work/mlflow_backlog; a stage logs them once MLflow at ./mlruns accepts them")
     caplog.clear()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     assert tracking.log_backlog(served_code) == 1 and not tracking.log_backlog(served_code)
@@ -297,7 +299,7 @@ def test_wherever_mlflow_dies_it_has_all_of_a_loop_once_when_it_is_back(
     check_loop(client)
     assert not tracking.log_backlog(served_code), "nothing is left"
     away, kept, logged = (record.getMessage() for record in caplog.records)
-    assert "the server is gone" in away and "mlflow_backlog" in kept and "has got what it had missed" in logged
+    assert "the server is gone" in away and "mlflow_backlog" in kept and "logged" in logged
     [experiment] = client.search_experiments(filter_string="name = 'evenshard'")
     models = client.search_logged_models([experiment.experiment_id])
     assert sorted((one.name, str(one.status)) for one in models) == [
@@ -365,7 +367,7 @@ def test_a_database_that_is_away_is_noticed_at_once(
 def test_a_model_that_must_be_registered_fails_its_stage(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSHARD_MUST_REGISTER", "1")
     model = write_model(workdir / "work" / "round_1")
-    says = rf"The model is not registered: MLflow at {AWAY} did not take it"
+    says = rf"The model is not registered: MLflow at {AWAY} did not accept it"
     with pytest.raises(TrackingFailed, match=says), tracking.stage_run("evaluate", PARAMS, {}) as run:
         run.register(parts_of(model), served_code(), {})
 
@@ -382,7 +384,7 @@ def test_what_is_kept_names_no_file_elsewhere(
     [kept] = workdir.glob("work/mlflow_backlog/*/run.json")
     kept.write_text(kept.read_text().replace("files/0/secret", "../../../secret"))
     assert not tracking.log_backlog(served_code)
-    assert "names a file outside of itself" in caplog.messages[-1] and not runs_of(client)
+    assert "names a file outside its folder" in caplog.messages[-1] and not runs_of(client)
 
 
 def test_a_copy_of_what_was_kept_counts_once(workdir: Path, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:

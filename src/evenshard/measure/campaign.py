@@ -139,9 +139,9 @@ def from_journal(
         visits = [visit for visit in found if visit is not None]
         for visit in visits:
             if len(visit.cost.devices) != job.task.num_devices:
-                problem = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
-                remedy = f"Remove its line: {job.measurement_id} has {job.task.num_devices}."
-                raise BadFile(journal.path, problem, remedy)
+                found_devices = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
+                problem = f"{found_devices}, but {job.measurement_id} has {job.task.num_devices}"
+                raise BadFile(journal.path, problem, "Remove the line of this visit.")
         if visits:
             measured.append(_combine_visits(job, visits))
     return measured

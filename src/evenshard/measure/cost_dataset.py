@@ -140,9 +140,9 @@ def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbe
     for number, row in enumerate(read_rows(path), start=1):
         missing = next((name for name in row["tables"] if find_part(name, by_name) is None), None)
         if missing is not None:
-            remedy = "Use the tables it was measured with."
+            remedy = "Use the table file it was measured with."
             raise BadFile(
-                path, f"tables names {brief(missing)}, which is not in the table file", remedy, f"row {number}"
+                path, f"column tables names {brief(missing)}, which is not in the table file", remedy, f"row {number}"
             )
         groups.setdefault(row["measurement_id"], []).append((number, row))
     return groups.values()
@@ -213,7 +213,7 @@ def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
         differing = next((name for name in _OF_THE_PLACEMENT if row[name] != first[name]), None)
         if differing is not None:
             problem = (
-                f"{differing} is {brief(row[differing])}, but {brief(first[differing])} elsewhere in "
+                f"{differing} is {brief(row[differing])}, but {brief(first[differing])} in another row of "
                 f"{cut(row['measurement_id'])}"
             )
             raise BadFile(path, problem, REMEDY, f"row {number}")
@@ -223,7 +223,7 @@ def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
     if not each_device_once or not any(row["tables"] for row in rows):
         raise BadFile(path, _NOT_ONCE, REMEDY, of)
     if (first["max_device_ms"] is None) == all(row["status"] == OK for row in rows):
-        problem = f"max_device_ms is {first['max_device_ms']}, which its rows' status does not allow"
+        problem = f"max_device_ms is {first['max_device_ms']}, which contradicts the status of its rows"
         raise BadFile(path, problem, REMEDY, of)
     return rows
 

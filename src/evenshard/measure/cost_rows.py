@@ -127,7 +127,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         problem = _row_problem(row)
         key = (row["measurement_id"], row["device_id"])
         if problem is None and key in seen:
-            problem = f"measurement_id {brief(key[0])} with device_id {key[1]} is there twice"
+            problem = f"measurement_id {brief(key[0])} with device_id {key[1]} occurs twice"
         if problem:
             raise BadFile(path, problem, REMEDY, f"row {number}")
         seen.add(key)
@@ -165,7 +165,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
     version = (schema.metadata or {}).get(_VERSION_KEY, b"none").decode(errors="replace")
     if version != SCHEMA_VERSION:
-        raise BadFile(path, f"cost schema version is {cut(version)}, this evenshard reads {SCHEMA_VERSION}", REMEDY)
+        raise BadFile(path, f"cost schema version is {cut(version)}, but this evenshard reads {SCHEMA_VERSION}", REMEDY)
     for field in _schema():
         if schema.names.count(field.name) != 1:
             raise BadFile(path, f"column {field.name} is missing or duplicated", REMEDY)

@@ -105,9 +105,9 @@ def text(description: Mapping[str, Any]) -> str:
     noise = description["noise"]
     if len(description["datasets"]) > 1:
         lines.append(
-            f"between the {noise['num_runs']} runs with controls, a placement's mean spreads by "
-            f"{_pct(noise['between_run_pct'])} beyond what the spread within a run explains; relative to the other "
-            f"controls of its run, by {_pct(noise['relative_between_run_pct'])}"
+            f"between the {noise['num_runs']} runs with controls, a placement's mean varies by "
+            f"{_pct(noise['between_run_pct'])} in addition to the variation within a run, and by "
+            f"{_pct(noise['relative_between_run_pct'])} relative to the other controls of its run"
         )
     return "\n".join(lines).rstrip()
 
@@ -152,9 +152,8 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
             indent="  ",
         ),
         "",
-        f"  controls       {controls['measurements']} timings; one placement spreads by "
-        f"{_pct(controls['within_run_pct'])} (standard deviation); drift over the run "
-        f"{_pct(controls['drift_pct'], '+')}",
+        f"  controls       {controls['measurements']} timings; standard deviation of a placement "
+        f"{_pct(controls['within_run_pct'])}; drift over the run {_pct(controls['drift_pct'], '+')}",
     ]
 
 

@@ -190,7 +190,7 @@ def call_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
         indices, lengths = (torch.cat(parts) for parts in zip(*of_batch, strict=True))
         if len(indices) > MAX_INT32:
             raise BadInput(
-                f"a shard has {len(indices)} lookups in a batch, more than 32-bit offsets can count. Lower batch_size."
+                f"a shard has {len(indices)} lookups per batch, too many for 32-bit offsets. Lower batch_size."
             )
         offsets = torch.zeros(len(lengths) + 1, dtype=indices.dtype, device=indices.device)
         torch.cumsum(lengths, 0, out=offsets[1:])
@@ -207,8 +207,8 @@ def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
     weight_bits = {table.weight_bits for table in shard}
     if len(weight_bits) > 1 or not weight_bits <= MEASURABLE_WEIGHT_BITS.keys():
         raise BadInput(
-            f"weight_bits of the tables are {sorted(weight_bits)}: a fused training call takes one "
-            f"precision, 16 or 32. Give all tables the same weight_bits."
+            f"weight_bits of the tables are {sorted(weight_bits)}, but a fused training call needs one of 16 and 32. "
+            f"Give all tables the same weight_bits."
         )
     return MEASURABLE_WEIGHT_BITS[weight_bits.pop()]
 
@@ -314,17 +314,15 @@ def real_device(config: MeasureConfig) -> torch.device:
     """
     hardware, has_gpu = config.hardware_name, torch.cuda.is_available()
     if hardware.kind.needs_gpu and not has_gpu:
-        raise BadConfig(
-            "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
-        )
+        raise BadConfig("hardware is cuda, but torch finds no CUDA GPU. Use cpu or auto, or install the cuda extra.")
     if hardware.kind.is_host or not has_gpu:
         if not OPTIMIZERS[config.optimizer].has_cpu_kernels:
             others = ", ".join(name for name, one in OPTIMIZERS.items() if one.has_cpu_kernels)
-            raise BadConfig(f"FBGEMM's CPU kernels have no {config.optimizer}. Use {others}, or measure on a GPU.")
+            raise BadConfig(f"FBGEMM's CPU kernels lack {config.optimizer}. Use {others}, or measure on a GPU.")
         return torch.device("cpu")
     number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= num_gpus:
-        raise BadConfig(f"torchrun started more processes than the {num_gpus} GPUs here. Lower --nproc-per-node.")
+        raise BadConfig(f"torchrun started more processes than the host's {num_gpus} GPUs. Lower --nproc-per-node.")
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device

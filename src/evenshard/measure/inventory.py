@@ -107,7 +107,7 @@ def known_hardware(name: str) -> KnownHardware:
         return _link(bare) if is_link_profile(profile_path(bare)) else _device(bare)
     raise BadConfig(
         f"{brief(name)} is neither a simulated device ({', '.join(profile_names())}) nor a link ({', '.join(LINKS)}), "
-        f"nor a YAML file of one. Use one of these, or leave it out."
+        f"nor a YAML profile. Use one of these, or omit the name."
     )
 
 
@@ -130,7 +130,7 @@ def _link(name: str) -> KnownHardware:
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile) if field.type == "float"}
-    said = {name: sources.get(name, f"{GUESS}: of any device whose profile does not say it") for name in values}
+    said = {name: sources.get(name, f"{GUESS}: default of a profile without this constant") for name in values}
     return {
         name: Constant(value if math.isfinite(value) else None, unit_of(name), said[name], origin_of(said[name]))
         for name, value in values.items()
@@ -145,17 +145,15 @@ def add_hardware(sheet: Path, out: Path) -> KnownHardware:
     """
     for path in (sheet, out):
         if path.suffix not in (".yaml", ".yml"):
-            raise BadFile(path, "its name does not end with .yaml", "Call it so.")
+            raise BadFile(path, "its name does not end with .yaml", "Rename it.")
     if not is_data_sheet(sheet):
-        raise BadFile(
-            sheet, "names no vendor, as a data sheet does", "See docs/measure.md, or copy a profile as it is."
-        )
+        raise BadFile(sheet, "has no vendor, so it is not a data sheet", "See docs/measure.md. Copy complete profiles.")
     profile = gpu_profile(str(sheet))
     try:
         link(profile.link)
     except BadConfig:
         raise BadFile(
-            sheet, f"link is {brief(profile.link)}", "`evenshard hardware` lists those that are known."
+            sheet, f"its link {brief(profile.link)} is unknown", "`evenshard hardware` lists the known links."
         ) from None
     write_profile(sheet, {}, "", profile.evidence, out, profile.extrapolated_from)
     return _device(str(out))
@@ -210,11 +208,11 @@ def inventory_text() -> str:
             text_table(links, "<<>>>>><", width=_width()),
             "",
             *textwrap.wrap(
-                "90 % of times are within the factor, or taken to be: the interval of every answer has it, that of the "
-                "device for kernels and that of the link for exchanges. Held out are measurements that the fit did not "
-                f"use. GB/s are NCCL's bus bandwidth of an even exchange of {GPUS_OF_A_NODE} GPUs, or of as many as "
-                "the link connects; between nodes (inter), of the bytes that cross it, for each GPU. Links have other "
-                "names too, such as h100_nvlink and ib_400g.",
+                "factor: 90 % of times are within this factor of the model; without held-out measurements it is "
+                "assumed. Every answer's interval uses the device's factor for kernels and the link's factor for "
+                "communication. held out: measurements that the fit did not use. GB/s: NCCL's bus bandwidth of an even "
+                f"all-to-all on {GPUS_OF_A_NODE} GPUs, or on as many as the link connects; for links between nodes "
+                "(tier inter), per GPU. Links also have aliases, such as h100_nvlink and ib_400g.",
                 _width(),
             ),
         ]
@@ -248,11 +246,11 @@ def confirmation_text(one: KnownHardware) -> str:
 
 
 _DEFAULT = (
-    f"Default: what the model was trained on (--model); without one, {DEFAULT_HARDWARE}. A simulated device needs no "
-    "more than its name: h100 is simulated:h100, "
+    f"Default: the hardware of the model (--model); without a model, {DEFAULT_HARDWARE}. The prefix simulated: is "
+    "optional: h100 is simulated:h100, "
     f"{', '.join(f'{short} simulated:{own}' for short, own in SHORT_NAMES.items())}."
 )
-_CURVE_HEADS = ("collective", "GPUs", "latency, us", "GB/s of 256 KB", "of 4 MB", "of 64 MB", "of long ones")
+_CURVE_HEADS = ("collective", "GPUs", "latency, us", "GB/s at 256 KB", "at 4 MB", "at 64 MB", "at most")
 _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
 _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 

@@ -66,7 +66,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         if self.number < 0:
-            raise MeasurementFailed(f"the number of a visit is {self.number}, below 0")
+            raise MeasurementFailed(f"visit number is {self.number}, below 0")
         if problem := moment_problem("measured_at", self.measured_at):
             raise MeasurementFailed(problem)
 
@@ -167,7 +167,7 @@ class Journal:
             raise BadFile(self.path, "another process is writing it", "Wait for it, or name another journal.") from None
         except OSError as error:
             log.warning(
-                "%s: the file system cannot lock it (%s); do not let a second process write it", self.path, error
+                "%s: the file system has no locks (%s); do not write to it from two processes", self.path, error
             )
 
     def _read(self) -> int:
@@ -178,7 +178,7 @@ class Journal:
         if not whole and not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
             raise BadFile(self.path, "is not a journal", "Name another file.")  # do not drop all of it as torn
         if whole < len(content):
-            log.warning("%s: the last line is torn and was dropped; it is measured again", self.path)
+            log.warning("%s: dropped the incomplete last line; its visit is measured again", self.path)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             self._take_in(line, number)
         return whole
@@ -214,20 +214,20 @@ class _VisitLine:
 def _remedy(line: bytes) -> str:
     """Return the remedy for a damaged line; an origin must not be removed, because later visits need it."""
     if b'"origin"' in line:
-        return "Repair the line (the measurements after it need it), or name another journal."
-    return "Repair or remove the line (what it says is then measured again), or name another journal."
+        return "Repair the line, which all measurements after it need, or name another journal."
+    return "Repair the line, remove it (its visit is then measured again), or name another journal."
 
 
 def _origin(record: dict[str, Any]) -> Origin:
     version = record.get("journal")
     if version != JOURNAL_VERSION:
-        raise ValueError(f"journal version {brief(version)}, this evenshard reads {JOURNAL_VERSION}")
+        raise ValueError(f"journal version is {brief(version)}, but this evenshard reads {JOURNAL_VERSION}")
     return record_of(_OriginLine, record).origin
 
 
 def _visit(record: Any, origin: Origin | None) -> Visit:
     if origin is None:
-        raise ValueError("a visit before any origin")
+        raise ValueError("a visit needs an origin before it")
     line = record_of(_VisitLine, record)
     cost = PlacementCost(tuple(_device_cost(one) for one in line.devices), line.all_to_all)
     return Visit(line.job, line.visit, cost, line.measured_at, origin)

@@ -47,7 +47,7 @@ def open_hardware(config: MeasureConfig) -> Hardware:
     if collective.world_size() > 1:
         return collective.CollectiveHardware(config, device)
     if config.expect_transport:
-        raise BadConfig("one process exchanges nothing. Start it under torchrun, or leave --expect-transport out.")
+        raise BadConfig("a single process does not communicate. Start it under torchrun, or remove --expect-transport.")
     return OneDeviceInTurn(config, device)
 
 

@@ -55,7 +55,7 @@ def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iter
         yield lambda task, placements: [simulated_cost(task, parts, profiles, links) for parts in placements]
         return
     if len(kinds) > 1:
-        raise BadConfig("devices of several kinds cannot be measured here. Leave num_measured out.")
+        raise BadConfig("placements on devices of several kinds cannot be measured. Remove num_measured.")
     with closing(open_hardware(MeasureConfig(request.hardware, optimizer=request.optimizer))) as opened:
 
         def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:

@@ -80,7 +80,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
         content = load_json(path.read_bytes(), MAX_PLAN_BYTES)
         version = content.get("plan") if isinstance(content, dict) else None
         if version != PLAN_VERSION:
-            raise ValueError(f"plan version {brief(version)}, this evenshard reads {PLAN_VERSION}")
+            raise ValueError(f"plan version is {brief(version)}, but this evenshard reads {PLAN_VERSION}")
         plan = record_of(_Plan, content)
         return [_job(record, plan.tables) for record in plan.jobs], plan.measure
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
 
 def _job(record: _Record, tables: Sequence[Table]) -> Job:
     if not all(0 <= number < len(tables) for number in record.tables):
-        raise ValueError(f"job {brief(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
+        raise ValueError(f"job {brief(record.measurement_id)} names a table beyond the {len(tables)} of the plan")
     of_task = {name: getattr(record, name) for name in _OF_TASK}
     task = ShardingTask.whole(tables=tuple(tables[number] for number in record.tables), **of_task)
     of = f"task {brief(task.task_id)}"
@@ -101,7 +101,7 @@ def _job(record: _Record, tables: Sequence[Table]) -> Job:
     if problem := RANGES["batch_size"].problem(task.batch_size):
         raise ValueError(f"{of}: batch_size {problem}")
     if task.memory_cap_bytes < 1 or not task.tables:
-        raise ValueError(f"{of} has no tables, or devices without memory")
+        raise ValueError(f"{of} has no tables, or its devices have no memory")
     parts = Placement(record.device_of_table, task.num_devices).parts(task.tables)
     parts_by_table(task, parts)
     return Job(record.measurement_id, task, parts, record.round, record.proposed_by, record.group)

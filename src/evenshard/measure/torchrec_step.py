@@ -58,7 +58,7 @@ class ShardedJob(Job):
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
         """Measure the placement once."""
-        return self._require_ranks(hardware).measure_together(self.rank_job, "a placement of parts")
+        return self._require_ranks(hardware).measure_together(self.rank_job, "a sharded placement")
 
     @property
     def rank_job(self) -> MeasureParts:
@@ -69,11 +69,11 @@ class ShardedJob(Job):
         devices = self.task.num_devices
         if not isinstance(hardware, CollectiveHardware):
             raise BadConfig(
-                f"placements of parts are measured on all {devices} devices at once, by kernels. Start "
-                f"torchrun --nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
+                f"a sharded placement is measured on all of its {devices} devices at the same time. Start torchrun "
+                f"--nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
             )
         if self.task.communication != Communication():
-            raise BadInput("Communication in fewer bits than fp32 cannot be measured. Ask for fp32.")
+            raise BadInput("Quantized communication cannot be measured. Use fp32 for all communication.")
         return hardware
 
 
@@ -85,7 +85,7 @@ class MeasureParts(PlacementJob):
         """Check the job; see ``RankJob``."""
         super().check(num_ranks)
         if self.batch_size % num_ranks:
-            raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
+            raise ValueError(f"batch_size is {self.batch_size}, which is not a multiple of {num_ranks} ranks")
 
     def run(self, worker: Worker) -> Finding:
         """Run this rank's part; see ``RankJob``. If a rank runs out of memory, all ranks report it."""
@@ -106,13 +106,13 @@ class MeasureParts(PlacementJob):
         if compute_device == "cuda" and self.machine.devices_per_node != local_world_size():
             raise BadConfig(
                 f"a node has {self.machine.devices_per_node} devices, but torchrun started {local_world_size()} "
-                f"processes on this host. On GPUs both are the same: leave --devices-per-node out."
+                f"processes on this host. On GPUs both must be equal: remove --devices-per-node."
             )
         deduplicated = {table.is_deduplicated for table in self.tables if table.is_sequence}
         if len(deduplicated) > 1:
-            raise BadInput("TorchRec deduplicates indices in all EmbeddingCollections or in none. Make them alike.")
+            raise BadInput("TorchRec deduplicates either all EmbeddingCollections or none. Set all tables alike.")
         if compute_device == "cpu" and True in deduplicated:
-            raise BadInput("FBGEMM deduplicates indices on GPUs alone. Measure deduplicated tables there.")
+            raise BadInput("FBGEMM deduplicates indices only on GPUs. Measure deduplicated tables on GPUs.")
         names = {table.name: f"t{at}" for at, table in enumerate(self.tables)}
         modules = {str(at): _collection(group, names) for at, group in enumerate(self.collections)}
         tables = [replace(table, name=names[table.name]) for table in self.tables]

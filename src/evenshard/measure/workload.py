@@ -158,13 +158,13 @@ class RecordedLookups:
         """
         if table.name not in self._index_of:
             raise BadConfig(
-                f"measure.recorded_batch holds no table {brief(table.name)}. Generate the tables from the same file."
+                f"measure.recorded_batch has no table {brief(table.name)}. Generate the tables from the same file."
             )
         num_batches = self._recorded.batch_size // batch_size
         if num_batches == 0:
             raise BadConfig(
-                f"batch_size is {batch_size}, but measure.recorded_batch has {self._recorded.batch_size} samples. "
-                f"Lower it."
+                f"batch_size is {batch_size}, but measure.recorded_batch has only {self._recorded.batch_size} samples. "
+                f"Lower batch_size."
             )
         index = self._index_of[table.name]
         indices = self._recorded.indices[self._begins[index] : self._begins[index + 1]]

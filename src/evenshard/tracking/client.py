@@ -148,7 +148,7 @@ def require_mlflow(what: str, instead: str = "") -> None:
     """
     if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
         raise BadConfig(
-            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or go to the folder of a loop"
+            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to a loop's folder"
             f"{instead}."
         )
 
@@ -232,7 +232,7 @@ def first_line(error: BaseException) -> str:
 def describe_miss(error: BaseException, unreached: str) -> str:
     """Describe a failed call to MLflow in a sentence; its verb is ``unreached`` unless MLflow refused the call."""
     what = "refuses to log" if is_refusal(error) else unreached
-    return f"MLflow {what} at {address()} ({first_line(error)}). The stage goes on"
+    return f"MLflow {what} at {address()} ({first_line(error)}). The stage continues"
 
 
 @contextmanager
@@ -259,7 +259,7 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
         said = f"{where} at {without_credentials(server)} {problem} ({first_line(error)})"
         if getattr(error, "error_code", "") in CALLERS_FAULT:
             raise BadConfig(f"{said}. {remedy}") from None
-        raise TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.") from None
+        raise TrackingFailed(f"{said}. Retry, or set MLFLOW_TRACKING_URI to a server that answers.") from None
 
 
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
@@ -295,8 +295,8 @@ def usable_file(uri: str) -> Iterator[None]:
         if path is None or isinstance(root, OSError) or getattr(root, "sqlite_errorcode", 1) not in BROKEN_FILE:
             raise
         raise TrackingFailed(
-            f"{path}: MLflow cannot use this file ({reason_of(root)}). If there are runs in it, copy it and try "
-            f"`mlflow db upgrade {uri}`; otherwise move it away, and the next command makes a new one."
+            f"{path}: MLflow cannot use this file ({reason_of(root)}). If it contains runs, back it up and try "
+            f"`mlflow db upgrade {uri}`. If not, move it away, and the next command creates a new file."
         ) from None
 
 

@@ -65,7 +65,7 @@ class ServedModel(PythonModel):
     def _roll_out(self, rows: pd.DataFrame, arguments: dict[str, Any]) -> tuple[TablePart, ...]:
         for name, value in arguments.items():
             if name not in _OF_POLICY and value != place_knob(name).default:
-                raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
+                raise BadConfig(f"evenshard-policy does not support {name}. Serve evenshard-cost, or omit {name}.")
         asked = Knobs.of(arguments)
         num_devices, cap_gb = arguments["num_devices"], asked.memory.memory_cap_gb
         # A policy does not record its devices.

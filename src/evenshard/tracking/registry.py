@@ -127,7 +127,7 @@ def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVer
         return None
     if run_id and known.run_id == run_id:
         return known
-    log.info("%s has these weights already: no new version is registered", known.uri)
+    log.info("%s already has these weights; no new version is registered", known.uri)
     if run_id and known.model_id:
         log_output(client, run_id, known.model_id)
     return known
@@ -266,7 +266,7 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
     seen = load_model(folder).trained_on
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **network_tags(folder / COST_MODEL)}
-    with ask_mlflow(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
+    with ask_mlflow(registry_uri(), "rejected this model", "Name another folder.", str(folder)):
         version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
 
@@ -325,17 +325,17 @@ def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
 @contextmanager
 def _ask_for_model(what: str) -> Iterator[None]:
     require_mlflow(what, _OR_A_FOLDER)
-    with ask_mlflow(registry_uri(), "did not give this model", _remedy(what), what):
+    with ask_mlflow(registry_uri(), "did not return this model", _remedy(what), what):
         yield
 
 
 def _remedy(uri: str) -> str:
     if uri.endswith(f"@{CHAMPION}"):
         return (
-            "`evenshard promote` makes the newest version there the champion, `evenshard promote --candidate FOLDER` "
-            "registers a model first. Or name a version, or a model's folder."
+            "`evenshard promote` makes the newest version the champion; `evenshard promote --candidate FOLDER` "
+            "registers a model first. You can also name a version, or a model's folder."
         )
-    return "Name a model, alias or version that is registered there, or a model's folder."
+    return "Name a registered model, alias or version, or a model's folder."
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:
@@ -346,7 +346,7 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
     if not at:
         name, _, version = rest.partition("/")
     if rest == uri or not name or not (alias or version):
-        raise BadConfig(f"{uri}: Not a proper models:/ URI. Write models:/evenshard-cost@champion or /3.")
+        raise BadConfig(f"{uri} is not a valid model URI. Use models:/evenshard-cost@champion or models:/NAME/VERSION.")
     return name, alias, version
 
 

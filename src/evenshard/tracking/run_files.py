@@ -106,12 +106,12 @@ def log_backlog(code: Callable[[], ServedCode]) -> int:
         except (KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be logged to MLflow (%s). Delete it", folder, reason_of(error))
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
-            log.warning("%s stays there: MLflow at %s did not take it (%s)", folder, address(), first_line(error))
+            log.warning("%s is kept: MLflow at %s did not accept it (%s)", folder, address(), first_line(error))
             if not is_refusal(error):
                 break
     if done:
         runs = "a run" if done == 1 else f"{done} runs"
-        log.warning("MLflow at %s has got what it had missed of %s", address(), runs)
+        log.warning("logged %s that MLflow at %s had missed", runs, address())
     return done
 
 
@@ -133,7 +133,7 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
         record = Record(**{**of, "parent": of["parent"] and Record(**of["parent"])})
         for path in (Path(one) for one in (*(path for path, _ in record.files), *record.model.values())):
             if path.is_absolute() or ".." in path.parts:
-                raise ValueError("it names a file outside of itself")
+                raise ValueError("it names a file outside its folder")
         with in_one_piece(), short_timeouts(max_retries):
             client = connect()
             run_id = _open_run(client, record)

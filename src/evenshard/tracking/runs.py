@@ -172,8 +172,8 @@ class StageRun:
         self.is_kept = not log_record(record, self._code, 0 if status == "KILLED" else MOST_RETRIES)
         if self.is_kept and record.model and os.environ.get(MUST_REGISTER):
             raise TrackingFailed(
-                f"The model is not registered: MLflow at {address()} did not take it. "
-                f"Register it with `evenshard promote --candidate`, or run this again."
+                f"The model is not registered: MLflow at {address()} did not accept it. "
+                f"Register it with `evenshard promote --candidate`, or rerun this stage."
             )
 
 
@@ -193,9 +193,9 @@ def log_record(record: Record, code: Callable[[], ServedCode], max_retries: int)
         _SAID.discard(tracking_uri())
     except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
         _say(describe_miss(error, "stopped answering"), tracking_uri())
-        when = "the next stage that reaches it logs it"
-        when = f"a stage logs it once MLflow at {address()} takes it" if is_refusal(error) else when
-        _say(f"What MLflow misses is kept in {kept_in}: {when}", kept_in)
+        when = "the next stage that reaches MLflow logs them"
+        when = f"a stage logs them once MLflow at {address()} accepts them" if is_refusal(error) else when
+        _say(f"Runs that MLflow missed are kept in {kept_in}; {when}", kept_in)
         return False
     return True
 
@@ -277,7 +277,7 @@ def _points(values: Mapping[str, float]) -> list[Point]:
 
 
 def _no_code() -> ServedCode:
-    raise ValueError("a model without the code that answers with it")
+    raise ValueError("a model needs the code that serves it")
 
 
 def _number(cell: str) -> float | str | None:

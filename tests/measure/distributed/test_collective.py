@@ -423,7 +423,7 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
     assert len(notes["collective_times"]) == notes["size"]
     assert all(len(times) == 3 * 2 and min(times) > 0 for times in notes["collective_times"])
     assert type(notes["unanswerable"]) is MeasurementFailed
-    assert "answer cannot be read while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
+    assert "answer is invalid while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
     assert type(notes["no_groups"]) is BadInput and "ranks do not fill groups of" in str(notes["no_groups"])
     assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks sends" in str(notes["unevenly"])
 
@@ -434,7 +434,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
     codes, failures = forked(2, tmp_path, "intrude")
     assert codes[1] == 1
     assert not (tmp_path / "intruder").exists()
-    (line,) = [line for line in failures if "rank 1: job 1 in the store of torchrun cannot be read" in line]
+    (line,) = [line for line in failures if "rank 1: job 1 in the store of torchrun is not valid" in line]
     assert "it is not UTF-8" in line and "start again" in line
 
 
@@ -445,7 +445,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
         (b"", "not JSON"),
         (b"[" * 100_000, "nested too deep"),
         (b"3", "not a mapping"),
-        (b'{"job": "os.system", "settings": {}}', "'os.system' is not a job"),
+        (b'{"job": "os.system", "settings": {}}', "'os.system' is not a known job"),
         (b'{"job": ["RankOf"], "settings": {}}', "not a string"),
         (b'{"job": "RankOf", "settings": {"more": 1}}', "'more' is unknown"),
         (b'{"job": "TimeExchanges", "settings": {"exchanges": [[1, 2, 3]]}}', "each of 2 ranks"),
@@ -491,7 +491,7 @@ def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: 
     job = MeasurePlacement(tables, Nodes.one_node(2), 64, Placement((0, 1), 2).parts(tables))
     plain = encode_job(job)
     assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)
-    with pytest.raises(ValueError, match="is not for 3 ranks"):
+    with pytest.raises(ValueError, match="cannot run on 3 ranks"):
         decode_job(plain, JOBS, 3)
     record = json.loads(plain)
     change(record["settings"], path, value)
@@ -516,7 +516,7 @@ def test_waiting_is_no_communication(notes: dict[str, Any]) -> None:
 def test_a_task_needs_one_device_for_each_process(notes: dict[str, Any]) -> None:
     size = notes["size"]
     assert isinstance(notes["wrong_number"], BadInput)
-    assert f"has {size + 1} devices, torchrun started {size} processes" in str(notes["wrong_number"])
+    assert f"has {size + 1} devices, but torchrun started {size} processes" in str(notes["wrong_number"])
     assert f"--nproc-per-node {size + 1}." in str(notes["wrong_number"])
 
 
@@ -559,7 +559,7 @@ def test_rows_say_what_exchanged(notes: dict[str, Any]) -> None:
 def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     done = torchrun(3, tmp_path, "lose", "1", "SIGKILL")
     assert done.returncode != 0
-    assert said(done) == ["failed: rank 1 died while measuring train-003. Its own output above may say why."]
+    assert said(done) == ["failed: rank 1 died while measuring train-003. Its output above may contain the reason."]
 
 
 @pytest.mark.slow
@@ -605,7 +605,7 @@ def test_without_rank_0_the_others_end(tmp_path: Path, how: str) -> None:
     [
         ("dismissed", ""),
         ("idle_and_unclosed", "failed: rank 0 gives up"),
-        ("other_settings", "failed: rank 1 was started with other measure settings than rank 0."),
+        ("other_settings", "failed: rank 1 has different measure settings from rank 0."),
     ],
 )
 def test_the_others_end_when_rank_0_leaves_without_closing(tmp_path: Path, scenario: str, message: str) -> None:

@@ -169,13 +169,13 @@ def test_what_is_no_trace_of_fbgemm_says_how_to_record_one(tmp_path: Path) -> No
         '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": "soon", "dur": 1}]}'
     )
     for path, problem in (
-        (whole, "it has no operator of FBGEMM"),
-        (torn, "it is torn"),
-        (cut_text, "it is torn or not JSON"),
+        (whole, "it has no FBGEMM operator"),
+        (torn, "it is incomplete"),
+        (cut_text, "it is incomplete or not JSON"),
         (no_trace, "it has no traceEvents"),
         (odd, "ts is not a valid time"),
         (tmp_path / "missing.json", "no such file"),
-        (tmp_path, "it is torn or not a trace"),
+        (tmp_path, "it is incomplete or not a trace"),
     ):
         with pytest.raises(BadFile, match=problem) as caught:
             observed_calls(path)

@@ -198,13 +198,13 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     origins = sorted({(one.provenance.hardware, one.provenance.versions) for one in measured})
     if len(origins) > 1:
         names = "; ".join(f"{hardware}, {versions}" for hardware, versions in origins)
-        raise BadInput(f"The costs come from several kinds of hardware ({names}). Calibrate on the costs of one.")
+        raise BadInput(f"The costs come from different hardware or libraries ({names}). Use the costs of one of them.")
     shards = measured_shards(profile, measured)
     num_different = len(np.unique(shards.group_N))
     if num_different < MIN_SHARDS:
         raise BadInput(
-            f"Calibrating needs at least {MIN_SHARDS} different shards, but {num_different} nonempty ones with finite "
-            f"times were measured. Measure more placements."
+            f"Calibration needs at least {MIN_SHARDS} different nonempty shards with measured times, but there are "
+            f"{num_different}. Measure more placements."
         )
     fitted_N = np.random.default_rng(seed).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
@@ -238,7 +238,7 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
             times.append((*device.split_ms, device.compute_ms))
             group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
     if not shards:
-        raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
+        raise BadInput("No nonempty shard has measured times. Measure more placements.")
     forward_N, backward_N, both_N = np.array(times).T
     both_N[np.isfinite(forward_N)] = np.nan  # the sum holds no new information
     times_NM = measured_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)

@@ -99,9 +99,9 @@ class LinkFit:
             if (gb_s := getattr(self.link, name)) < math.inf
         )
         curves = "".join(
-            f"\n{one.collective} of {one.num_devices}: {one.us[0]:.1f} us, long ones {one.gb_s:.3f} GB/s, "
-            f"{len(one.kb)} points"
-            for one in self.link.curves
+            f"\n{curve.collective} on {curve.num_devices} devices: latency {curve.us[0]:.1f} us, {curve.gb_s:.3f} GB/s "
+            f"at large sizes, {len(curve.kb)} points"
+            for curve in self.link.curves
         )
         return (
             f"latency:   {self.link.latency_us:.1f} us\nbandwidth: {bandwidths}\n"
@@ -124,18 +124,18 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     size, per_node = collective.world_size(), collective.local_world_size()
     if size == 1:
         raise BadInput(
-            "one process has no link to measure. Start it under torchrun --nproc-per-node N -m evenshard "
-            "calibrate-link, N processes for N devices."
+            "a single process has no link to measure. Start one process per device: torchrun --nproc-per-node N -m "
+            "evenshard calibrate-link."
         )
     if not config.hardware_name.kind.runs_kernels:
         raise BadConfig(f"hardware is {brief(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
     if out.suffix not in (".yaml", ".yml"):
-        raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
+        raise BadConfig(f"--out is {out}, but measure.link reads YAML files only. Choose a name that ends with .yaml.")
     if not LEAST_MB <= max_mb < float("inf"):
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
     two_tiers = 1 < per_node < size
     if two_tiers and size % per_node:
-        raise BadInput(f"{size} processes do not fill hosts of {per_node}. Start as many on every host.")
+        raise BadInput(f"{size} processes cannot be {per_node} on every host. Start the same number on each.")
     tiers = {out: EVERYONE}
     if two_tiers:
         tiers = {
@@ -150,7 +150,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     for path, fit in fits.items():
         where = "" if tiers[path] == EVERYONE else f"; {tiers[path].replace('_', ' ')} of {per_node} devices"
         origin = (
-            f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; exchanges of "
+            f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; messages of "
             f"1 KB to {max_mb:g} MB per device{where}; {datetime.now(UTC).date().isoformat()} UTC"
         )
         fits[path] = replace(fit, origin=origin)
@@ -267,13 +267,13 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
     bytes_P3 = np.array([point.counts for point in points], dtype=np.float64)
     seconds = np.array([point.ms for point in points], dtype=np.float64) / 1e3
     if len(points) < 2 or np.ptp(bytes_P3[:, 0]) == 0 or not (seconds > 0).all():
-        raise MeasurementFailed("a link model needs times above 0 of exchanges of at least two sizes.")
+        raise MeasurementFailed("a link model needs all-to-alls of at least two sizes, all with times above 0.")
     columns_P4 = np.concatenate([np.ones((len(points), 1)), bytes_P3], axis=1) / seconds[:, None]  # relative errors
     scale_4 = columns_P4.max(axis=0)
     constants_4 = nnls(columns_P4 / scale_4, np.ones(len(points)))[0] / scale_4
     if not constants_4[1:].any():
         raise MeasurementFailed(
-            "the exchanges do not take longer when they are larger: noise, or too small a range. Raise --max-mb, or "
+            "larger all-to-alls do not take longer: the sizes are too small or the times too noisy. Raise --max-mb, or "
             "measure on a quieter machine."
         )
     model = columns_P4 @ constants_4 * seconds
@@ -338,8 +338,8 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
     ns_per_byte = float(best.steps_K[-1]) * 1e3
     if not best.grows:
         raise MeasurementFailed(
-            f"{collective} of {num_devices} does not take longer when it is larger: noise, or too small a range. Raise "
-            "--max-mb, or measure on a quieter machine."
+            f"larger messages do not take longer in {collective} on {num_devices} devices: the sizes are too small or "
+            "the times too noisy. Raise --max-mb, or measure on a quieter machine."
         )
     us = np.cumsum(best.steps_K[:-1])
     kb = tuple(float(f"{one / 1e3:.6g}") for one in best.points_K)

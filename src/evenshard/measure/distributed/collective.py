@@ -87,7 +87,7 @@ def _join(start_s: float) -> tuple[Store, int, int]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=start_s)))
     except RuntimeError as error:
-        raise MeasurementFailed(f"no connection to the store of torchrun: {reason_of(error)}.") from error
+        raise MeasurementFailed(f"cannot connect to the store of torchrun: {reason_of(error)}.") from error
     store.set_timeout(timedelta(seconds=PLANNING_S))
     return PrefixStore("evenshard", store), rank, size
 
@@ -168,7 +168,7 @@ class CollectiveHardware:
     def _check_size(self, num_devices: int, what: str) -> None:
         if num_devices != self._size:
             raise BadInput(
-                f"task {what} has {num_devices} devices, torchrun started {self._size} processes. Start "
+                f"task {what} has {num_devices} devices, but torchrun started {self._size} processes. Start it with "
                 f"--nproc-per-node {num_devices}."
             )
 
@@ -186,7 +186,7 @@ class CollectiveHardware:
         for rank, finding in enumerate(findings):
             if finding.problem in (INPUT_REFUSED, MEASURING_FAILED):
                 kind = BadInput if finding.problem == INPUT_REFUSED else MeasurementFailed
-                raise kind(f"rank {rank}, measuring {what}: {finding.reason}")
+                raise kind(f"rank {rank} cannot measure {what}: {finding.reason}")
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
@@ -200,7 +200,7 @@ class CollectiveHardware:
             MeasurementFailed: if a rank hangs or dies.
         """
         if not self._in_step:
-            raise MeasurementFailed(f"no {during}: the processes are out of step since a failure. Start again.")
+            raise MeasurementFailed(f"{during} is not possible after the failure of a rank. Restart all processes.")
         try:
             job.check(self._size)
         except ValueError as error:
@@ -218,7 +218,7 @@ class CollectiveHardware:
         try:
             return [decode_answer(answer, job) for answer in answers]
         except ValueError as error:
-            raise MeasurementFailed(f"a rank's answer cannot be read while {during}: {error}. Start again.") from None
+            raise MeasurementFailed(f"a rank's answer is invalid while {during}: {error}. Start again.") from None
 
     def close(self) -> None:
         """Tell the other ranks to end, and free the device; idempotent."""
@@ -241,12 +241,12 @@ class CollectiveHardware:
                 self._store.wait([f"here/{rank}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
             except RuntimeError:
                 raise MeasurementFailed(
-                    f"rank {rank} of {self._size} has not come within {seconds:g} s. Start every process with the "
+                    f"rank {rank} of {self._size} did not connect within {seconds:g} s. Start every process with the "
                     f"same command."
                 ) from None
             if self._store.get(f"here/{rank}").decode() != _settings(self._config):
                 raise BadConfig(
-                    f"rank {rank} was started with other measure settings than rank 0. Give all processes the same "
+                    f"rank {rank} has different measure settings from rank 0. Start all processes with the same "
                     f"flags and params.yaml."
                 )
 
@@ -268,13 +268,13 @@ class CollectiveHardware:
                 lost = [rank for rank in lost if not self._store.check([f"alive/{rank}"])]
             self._store.set("asked", "")
         if not lost:
-            return f"the processes lost each other while {during}: {error}"
+            return f"the processes lost their connection while {during}: {error}"
         who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
         if error.waited_s < self._config.timeout_s / 2:
-            return f"{who} died while {during}. Its own output above may say why."
+            return f"{who} died while {during}. Its output above may contain the reason."
         return (
-            f"{who} did not answer within {self._config.timeout_s:g} s while {during}: it hung or died. Look at its "
-            f"own output; raise measure.timeout_s if it was only slow."
+            f"{who} did not answer within {self._config.timeout_s:g} s while {during}: it hung or died. Check its "
+            f"output; raise measure.timeout_s if it was only slow."
         )
 
 
@@ -336,7 +336,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         leave_group(orderly=False)  # wake ranks that wait for this rank
         if not _leader_lives(store, rank, 4 * _report_s(config)):
             raise MeasurementFailed(
-                f"rank {rank}: rank 0 hung or died ({error}). Its own output may say why."
+                f"rank {rank}: rank 0 hung or died ({error}). Its output may contain the reason."
             ) from error
     finally:
         leave_group(orderly=False)
@@ -354,8 +354,8 @@ def _decode(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> 
         return decode_job(content, kinds, size)
     except ValueError as error:
         raise MeasurementFailed(
-            f"rank {rank}: job {number} in the store of torchrun cannot be read ({reason_of(error)}). Did something "
-            f"else write there? Let only these processes reach its port, and start again."
+            f"rank {rank}: job {number} in the store of torchrun is not valid ({reason_of(error)}). Block other "
+            f"processes from the port of the store, and start again."
         ) from None
 
 

@@ -75,7 +75,7 @@ class PlacementJob:
             if problem := table.problem():
                 raise ValueError(f"table {brief(table.name)}: {problem}")
         if self.machine.num_devices != num_ranks:
-            raise ValueError(f"a placement on {self.machine.num_devices} devices is not for {num_ranks} ranks")
+            raise ValueError(f"a placement on {self.machine.num_devices} devices cannot run on {num_ranks} ranks")
         if problem := self.machine.problem() or RANGES["batch_size"].problem(self.batch_size):
             raise ValueError(problem)
         try:
@@ -124,10 +124,10 @@ class TimeExchanges:
     def check(self, num_ranks: int) -> None:
         """Check the job; see ``RankJob``."""
         if self.tier != EVERYONE and (self.devices_per_node < 1 or num_ranks % self.devices_per_node):
-            raise ValueError(f"{num_ranks} ranks do not fill nodes of {brief(self.devices_per_node)}")
+            raise ValueError(f"{num_ranks} ranks cannot be divided into nodes of {brief(self.devices_per_node)}")
         for values in self.exchanges:
             if len(values) != num_ranks or min(values) < 0:
-                raise ValueError(f"{brief(values)} does not say how many values each of {num_ranks} ranks sends")
+                raise ValueError(f"{brief(values)} must have a nonnegative count for each of {num_ranks} ranks")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
         """Run this rank's part; see ``RankJob``."""
@@ -171,9 +171,9 @@ class TimeCollectives:
     def check(self, num_ranks: int) -> None:
         """Check the job; see ``RankJob``."""
         if self.ranks_per_group < 1 or num_ranks % self.ranks_per_group:
-            raise ValueError(f"{num_ranks} ranks do not fill groups of {brief(self.ranks_per_group)}")
+            raise ValueError(f"{num_ranks} ranks cannot be divided into groups of {brief(self.ranks_per_group)}")
         if not self.values or min(self.values) < 1:
-            raise ValueError(f"{brief(self.values)} are no sizes")
+            raise ValueError(f"{brief(self.values)} are not valid sizes")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
         """Run this rank's part; see ``RankJob``."""
@@ -230,7 +230,7 @@ def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | 
         return None
     envelope = record_of(_Envelope, plain)
     if envelope.job not in kinds:
-        raise ValueError(f"{brief(envelope.job)} is not a job")
+        raise ValueError(f"{brief(envelope.job)} is not a known job")
     try:
         job = record_of(kinds[envelope.job], envelope.settings)
     except BadConfig as error:  # an impossible task

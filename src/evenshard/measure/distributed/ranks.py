@@ -215,7 +215,7 @@ class Ranks:
         deadline = time.monotonic() + self._timeout_s
         while not stream.query():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.backend} did not end an exchange within {self._timeout_s:g} s")
+                raise RuntimeError(f"{self.backend} did not finish a collective within {self._timeout_s:g} s")
 
     @contextmanager
     def _detect_lost_peer(self) -> Iterator[None]:
@@ -275,11 +275,11 @@ def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> s
     if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
         return None
     if backend != "nccl":
-        return f"exchanges of CPUs go through {backend}, not NET/{expected}. Leave --expect-transport out."
+        return f"CPUs communicate through {backend}, not NET/{expected}. Remove --expect-transport."
     if UNKNOWN in found:
-        return "NCCL_DEBUG is set, so evenshard does not see which network NCCL takes. Unset it."
-    taken = f"NCCL takes {', '.join(sorted(found))}" if found else "no connection of NCCL's leaves its node"
+        return "NCCL_DEBUG is set, so evenshard cannot read which network NCCL uses. Unset NCCL_DEBUG."
+    taken = f"NCCL uses {', '.join(sorted(found))}" if found else "no NCCL connection leaves its node"
     return (
-        f"{taken}, where NET/{expected} is expected. Give the pods the network's devices (k8s/trainjob-rdma does), or "
-        f"leave --expect-transport out."
+        f"{taken}, but NET/{expected} is expected. Give the pods the network devices (as k8s/trainjob-rdma does), or "
+        f"remove --expect-transport."
     )

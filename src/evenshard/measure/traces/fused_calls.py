@@ -72,8 +72,8 @@ class FusedCall:
 
 def without_calls(path: Path) -> BadFile:
     """Return the error for a trace without any call of a fused FBGEMM module."""
-    problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
-    what = "Train with TorchRec's or FBGEMM's fused embedding modules, which data_parallel tables have none of"
+    problem = "it has no FBGEMM operator (fbgemm::split_embedding_codegen_lookup_...)"
+    what = "Train with fused embedding modules of TorchRec or FBGEMM; data_parallel tables do not use them"
     return BadFile(path, problem, f"{what}. {HOW_TO_RECORD}.")
 
 

@@ -149,8 +149,8 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     except FileNotFoundError:
         raise BadFile(path, "no such file", f"{HOW_TO_RECORD}.") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        problem = f"it is torn or not a trace ({reason_of(error)})"
-        raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.") from None
+        problem = f"it is incomplete or not a trace ({reason_of(error)})"
+        raise BadFile(path, problem, f"Copy or record it again. {HOW_TO_RECORD}.") from None
 
 
 def _begins_archive(begin: bytes) -> bool:
@@ -175,7 +175,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
                 content = _content(path, unpacked)
         yield f"{path}:{member.name}", content
     if not found:
-        raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
+        raise BadFile(path, "the archive has no .json or .json.gz file", f"{HOW_TO_RECORD}.")
 
 
 def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
@@ -195,15 +195,15 @@ def _trace(path: Path, source: str, content: bytes) -> Trace:
     try:
         document = json.loads(content.decode("utf-8", errors="replace"), strict=False)
     except (ValueError, RecursionError) as error:
-        problem = f"it is torn or not JSON ({reason_of(error)})"
-        raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.", where) from None
+        problem = f"it is incomplete or not JSON ({reason_of(error)})"
+        raise BadFile(path, problem, f"Copy or record it again. {HOW_TO_RECORD}.", where) from None
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise BadFile(path, "it has no traceEvents, so it is not a trace of torch.profiler", f"{HOW_TO_RECORD}.", where)
     try:
         return _of_events(source, document, [event for event in events if isinstance(event, dict)])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        problem = f"an event of it has not the form that torch.profiler writes ({reason_of(error)})"
+        problem = f"one of its events is not in torch.profiler's format ({reason_of(error)})"
         raise BadFile(path, problem, f"{HOW_TO_RECORD}.", where) from None
 
 
@@ -253,7 +253,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
     gpu = _gpu(document.get("deviceProperties") or (), on_gpu, names, str(info.get("backend", "")))
     rank, world_size = int(info.get("rank", 0)), int(info.get("world_size", 1))
     if not 0 <= rank < world_size or RANGES["num_devices"].problem(world_size):
-        raise ValueError(f"rank {rank} of {world_size}")
+        raise ValueError(f"rank {rank} with a world size of {world_size}")
     return Trace(
         source=source,
         rank=rank,

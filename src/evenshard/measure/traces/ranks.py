@@ -156,7 +156,7 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
     steps = sorted(set.intersection(*({number for number, _, _ in one.trace.steps} for one in traced)))
     if not steps:
         raise BadInput(
-            "the ranks' traces have no training step (ProfilerStep#...) in common. Record all ranks with one schedule."
+            "the traces have no training step (ProfilerStep#...) in common. Record all ranks with the same schedule."
         )
     spans = {
         one.trace.rank: {number: (start, end) for number, start, end in one.trace.steps if number in {*steps}}
@@ -206,18 +206,18 @@ def training_ranks(paths: Sequence[Path]) -> list[TracedRank]:
             problem = "it has no training step (ProfilerStep#...)"
             raise BadFile(trace.source, problem, f"Call prof.step() after each step. {HOW_TO_RECORD}.")
         if trace.gpu and not trace.gpu_work:
-            problem = f"its training is on a GPU ({trace.gpu}), and it has no kernels"
+            problem = f"it is from a GPU ({trace.gpu}), but has no GPU kernels"
             what = "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], the default of torch.profiler"
             raise BadFile(trace.source, problem, f"{what}. {HOW_TO_RECORD}.")
         if trace.rank in by_rank:
-            problem = f"it is of rank {trace.rank}, as {by_rank[trace.rank].trace.source} is"
-            raise BadFile(trace.source, problem, "Give one trace of each rank of one training.")
+            problem = f"it is from rank {trace.rank}, like {by_rank[trace.rank].trace.source}"
+            raise BadFile(trace.source, problem, "Pass one trace per rank of one training.")
         without_events = replace(trace, ops=(), gpu_work=())
         by_rank[trace.rank] = TracedRank(without_events, fused_calls(trace), collectives(trace))
         first = next(iter(by_rank.values())).trace
         if trace.world_size != first.world_size:
-            problem = f"it is of {trace.world_size} ranks, {first.source} of {first.world_size}"
-            raise BadFile(trace.source, problem, "Give the traces of one training.")
+            problem = f"it is from a training on {trace.world_size} ranks, but {first.source} on {first.world_size}"
+            raise BadFile(trace.source, problem, "Pass the traces of one training.")
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
@@ -302,8 +302,8 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
     missing = sorted({*range(traces[0].world_size)} - {one.rank for one in ranks})
     if missing and len(ranks) == 1:
         notes.append(
-            f"One of {traces[0].world_size} ranks: its waiting for the others cannot be told apart from communication. "
-            f"{HOW_TO_RECORD}, and give all traces."
+            f"Only one of {traces[0].world_size} ranks has a trace, so communication includes waiting for other ranks. "
+            f"{HOW_TO_RECORD}, and pass all traces."
         )
     elif missing:
         some = f"{', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''}"
@@ -312,9 +312,9 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
             f"{HOW_TO_RECORD}."
         )
     elif len(ranks) > 1 and any(one.waiting_ms is None for one in ranks):
-        notes.append("The ranks have recorded different collectives, so that waiting cannot be told apart from them.")
+        notes.append("The ranks recorded different collectives, so communication includes waiting for other ranks.")
     if not all(trace.has_shapes for trace in traces):
-        notes.append(f"No sizes of tables, batches and dims: record_shapes=True is missing. {HOW_TO_RECORD}.")
+        notes.append(f"Batch size, number of tables and dims are unknown without record_shapes=True. {HOW_TO_RECORD}.")
     if not any(trace.gpu for trace in traces):
-        notes.append("A training on the CPU has no GPU kernels, so times are those of operators.")
+        notes.append("The training ran on CPUs, so times are those of operators instead of GPU kernels.")
     return notes
