@@ -28,7 +28,7 @@ import numpy as np
 
 import evenshard
 from evenshard.base.errors import EvenshardError
-from evenshard.measure.placements import simulated_cost
+from evenshard.measure.placements import simulate_cost
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -134,7 +134,7 @@ def true_ms(answer: PlacementAnswer) -> float:
     machine = request.nodes
     profile = gpu_profile(HardwareName.parse(request.hardware).device)
     links = Links(link(machine.intra or profile.link), link(machine.inter) if machine.num_domains > 1 else None)
-    cost = simulated_cost(answer.task, answer.parts, [profile] * request.num_devices, links)
+    cost = simulate_cost(answer.task, answer.parts, [profile] * request.num_devices, links)
     return cost.step_ms(request.training_pipeline)
 
 

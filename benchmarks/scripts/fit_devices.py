@@ -29,8 +29,8 @@ from evenshard.measure.calibrate.device import (
     Errors,
     MeasuredShards,
     fit_constants,
-    measured_times,
-    predicted_ms,
+    predict_times,
+    stack_times,
 )
 from evenshard.price.device_model import (
     BACKWARD_KERNELS,
@@ -229,7 +229,7 @@ def measured_points(profile: GpuProfile, points: Sequence[Point]) -> list[Measur
         for number, point in enumerate(own):
             columns.append(counter.columns(point.tables, point.batch_size))
             shards += [number] * len(point.tables)
-            times_NM.append(measured_times(1, **{point.time: np.array([point.ms])})[0])
+            times_NM.append(stack_times(1, **{point.time: np.array([point.ms])})[0])
             groups.append(configurations[point.configuration])
         work = counter.shard_work(np.concatenate(columns), np.array(shards), len(own))
         found.append(MeasuredShards(work, np.array(times_NM), np.array(groups), optimizer))
@@ -247,7 +247,7 @@ def shards_of_2080_ti(truth: Path, profile: GpuProfile) -> MeasuredShards:
     num_shards = len(columns)
     owners = np.repeat(np.arange(num_shards), [len(tables) for tables in measured.shards])
     work = counter.shard_work(np.concatenate(columns), owners, num_shards)
-    return MeasuredShards(work, measured_times(num_shards, both=measured.shard_ms), np.arange(num_shards))
+    return MeasuredShards(work, stack_times(num_shards, both=measured.shard_ms), np.arange(num_shards))
 
 
 # Fits ----------------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
 def _both_ms(profile: GpuProfile, shards: MeasuredShards) -> tuple[FloatArray, FloatArray]:
     """[N] forward and backward together, predicted and measured."""
     both = SHARD_TIMES.index("both")
-    return predicted_ms(profile, shards.work)[:, both], shards.times_ms_NM[:, both]
+    return predict_times(profile, shards.work)[:, both], shards.times_ms_NM[:, both]
 
 
 def _shard_line(label: str, predicted: FloatArray, measured_ms: FloatArray) -> list[str]:
@@ -360,7 +360,7 @@ def _fit(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
 
 def _predicted_ms(profile: GpuProfile, point: Point) -> float:
     (shard,) = measured_points(profile, [point])
-    return float(predicted_ms(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
+    return float(predict_times(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
 
 
 # Sequences -----------------------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
     MeasuredShards,
+    extract_shards,
     fit_constants,
-    measured_shards,
-    measured_times,
-    predicted_ms,
+    predict_times,
+    stack_times,
 )
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
@@ -123,7 +123,7 @@ def calls_of(profile: GpuProfile, lines: Iterable[dict[str, Any]], optimizers: S
             name: np.array([sum(line["kernels_us"].get(name, {}).values()) or np.nan for line in own]) / 1e3
             for name in KERNELS
         }
-        shards = MeasuredShards(work, measured_times(len(own), **times), np.arange(len(own)), optimizer)
+        shards = MeasuredShards(work, stack_times(len(own), **times), np.arange(len(own)), optimizer)
         found.append(Calls(shards, own))
     return found
 
@@ -149,7 +149,7 @@ def with_measured_memory(profile: GpuProfile, lines: Iterable[dict[str, Any]]) -
 def shards_of_costs(profile: GpuProfile, folder: Path) -> Calls:
     """The shards of a cost dataset, with the times of those passes that are long."""
     tables = load_tables(folder / "tables.parquet")
-    shards = measured_shards(profile, load_costs(folder / "costs.parquet", tables))
+    shards = extract_shards(profile, load_costs(folder / "costs.parquet", tables))
     times_NM = np.where(shards.times_ms_NM > LONG_PASS_MS, shards.times_ms_NM, np.nan)
     return Calls(replace(shards, times_ms_NM=times_NM), [{"kind": COSTS}] * len(shards))
 
@@ -157,7 +157,7 @@ def shards_of_costs(profile: GpuProfile, folder: Path) -> Calls:
 def times_us(profile: GpuProfile, calls: Calls, kernels: Sequence[str]) -> tuple[FloatArray, FloatArray]:
     """[N] and [N] these kernels together, predicted and measured."""
     columns = [SHARD_TIMES.index(name) for name in kernels]
-    predicted_N = 1e3 * predicted_ms(profile, calls.shards.work, calls.shards.optimizer)[:, columns].sum(axis=1)
+    predicted_N = 1e3 * predict_times(profile, calls.shards.work, calls.shards.optimizer)[:, columns].sum(axis=1)
     measured_N = 1e3 * calls.shards.times_ms_NM[:, columns].sum(axis=1)
     known_N = np.isfinite(measured_N)
     return predicted_N[known_N], measured_N[known_N]

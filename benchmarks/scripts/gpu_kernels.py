@@ -43,10 +43,10 @@ from evenshard.measure.fbgemm import (
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
-    call_batches,
+    join_batches,
     kernel_provenance,
 )
-from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, fused_calls
+from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, list_fused_calls
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.placement.memory import OPTIMIZERS as MODEL_OPTIMIZERS
 from evenshard.tables.reuse import power_law_reuse_bins
@@ -270,7 +270,7 @@ class Bench:
         drawn = [kernels.table_batches(table, shard.batch_size) for table in shard.tables]
         if shard.is_sorted:
             drawn = [[(_in_order(indices), lengths) for indices, lengths in of_table] for of_table in drawn]
-        batches = call_batches(drawn)
+        batches = join_batches(drawn)
         columns = sum(table.embedding_dim for table in shard.tables)
         shape = (shard.batch_size, columns)
         if shard.tables[0].pooling == SEQUENCE:
@@ -352,7 +352,7 @@ class Bench:
             recorder.export_chrome_trace(str(path))
             if not (self.folder / "first_trace.json").exists():
                 (self.folder / "first_trace.json").write_bytes(path.read_bytes())
-            return [call for trace in read_traces(path) for call in fused_calls(trace)]
+            return [call for trace in read_traces(path) for call in list_fused_calls(trace)]
 
     def _name(self, kernel: str) -> int:
         if kernel not in self._names:

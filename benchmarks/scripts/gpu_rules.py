@@ -29,7 +29,7 @@ from benchmarks.scripts.fit_devices import (
     shards_of_2080_ti,
 )
 from evenshard.base.messages import text_table
-from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predicted_ms
+from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predict_times
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of
 from evenshard.tables.reuse import FloatArray
@@ -105,7 +105,7 @@ def held_out(
         profile = profile_by_rules(name, speed)
         ratios: dict[str, list[FloatArray]] = defaultdict(list)
         for shards in measured.get(name, ()):
-            predicted_NM = predicted_ms(profile, shards.work, shards.optimizer)
+            predicted_NM = predict_times(profile, shards.work, shards.optimizer)
             for column, time in enumerate(SHARD_TIMES):
                 known_N = np.isfinite(shards.times_ms_NM[:, column])
                 ratios[time].append(predicted_NM[known_N, column] / shards.times_ms_NM[known_N, column])

@@ -36,7 +36,7 @@ from evenshard.measure.fbgemm import (
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
-    call_batches,
+    join_batches,
     kernel_provenance,
 )
 from evenshard.placement.memory import SGD
@@ -136,7 +136,7 @@ class Timer:
             operator = self._kernels.operator(call.held_tables, call.pooling, call.feature_tables())
             if self.device.type == "cuda":
                 operator.init_embedding_weights_uniform(-0.01, 0.01)
-        batches = call_batches([self._kernels.table_batches(*one) for one in call.drawn_tables()])
+        batches = join_batches([self._kernels.table_batches(*one) for one in call.drawn_tables()])
         outputs = len(batches[0][0]) if call.held_tables[0].is_sequence else call.batch_size
         gradient = 1e-3 * torch.randn(outputs, call.num_columns, device=self.device)
         return CallOnDevice(LoadedShard(operator, batches, gradient), optimizer)
@@ -187,7 +187,7 @@ def dense_error(device: torch.device) -> float:
     for pooling in (SUM, SEQUENCE):
         tables = [Table(f"t{at}", 1000 * (at + 1), 64, 5.0, pooling=pooling) for at in range(3)]
         operator = dense_operator(kernels, tables, pooling, [0, 1, 2])
-        batches = call_batches([kernels.table_batches(table, batch_size) for table in tables])
+        batches = join_batches([kernels.table_batches(table, batch_size) for table in tables])
         output = operator(*batches[0])
         loaded = LoadedShard(operator, batches, torch.randn_like(output))
         before = [one.detach().clone().double() for one in operator.split_embedding_weights()]

@@ -16,7 +16,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware, TimeShare
 from evenshard.measure.journal import Journal
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.noise import Noise, controls_of, noise_of
+from evenshard.measure.noise import Noise, estimate_noise, find_controls
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -83,7 +83,7 @@ class Meter:
         numbered = self._number(jobs)
         measured = self._measure_jobs(mix_controls(numbered, train_tasks, self._measure), self._measure)
         by_id = {one.measurement_id: one.cost for one in measured}
-        return [by_id[job.measurement_id] for job in numbered], noise_of([controls_of(measured)])
+        return [by_id[job.measurement_id] for job in numbered], estimate_noise([find_controls(measured)])
 
     def _number(self, jobs: Jobs) -> list[Job]:
         """Those of one task in one group: they are measured right after each other."""

@@ -26,7 +26,7 @@ from evenshard.measure.fbgemm import (
     device_name,
     driver_version,
     library_versions,
-    real_device,
+    resolve_device,
 )
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
@@ -382,7 +382,7 @@ def test_the_cpu_says_what_it_is() -> None:
 
 
 def device_of(hardware: str) -> torch.device:
-    return real_device(MeasureConfig(hardware))
+    return resolve_device(MeasureConfig(hardware))
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu_and_cuda_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:

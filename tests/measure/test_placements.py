@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure.placements import measured_parts
+from evenshard.measure.placements import open_measurer
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
@@ -17,6 +17,6 @@ def test_devices_of_several_kinds_are_not_measured_on_one_machine() -> None:
     request = PlacementRequest(some_tables(2), (2**30,) * 2, 64, machine=machine, hardware="cpu")
     with (
         pytest.raises(BadConfig, match="devices of several kinds cannot be measured"),
-        measured_parts(request, DeviceModel("simulated:h100"), visits=1),
+        open_measurer(request, DeviceModel("simulated:h100"), visits=1),
     ):
         pass

@@ -26,7 +26,7 @@ from evenshard.measure.torchrec_step import (
     MeasureParts,
     ShardedJob,
     TrainingStep,
-    _nodes_of,
+    _set_node_size,
     local_batch,
 )
 from evenshard.placement.nodes import Nodes
@@ -127,7 +127,7 @@ class CheckStep:
 
     def run(self, worker: Worker) -> list[float]:
         ranks = worker.ranks
-        with worker.kernels.watch_failures(self.job.tables), _nodes_of(2, ranks.rank):
+        with worker.kernels.watch_failures(self.job.tables), _set_node_size(2, ranks.rank):
             model, plan = self.job.plan("cpu")
             training = TrainingStep(worker, self.job, model, plan)
             whole = unsharded(self.job)
@@ -140,7 +140,7 @@ class CheckStep:
             expected, updated = expected_step(self.job, worker, whole)
             error = float((outputs.sum() - expected).abs() / (1 + expected.abs()))
             training.return_gradients([torch.full_like(one, 0.1 / LEARNING_RATE) for one in training.values()])
-            training.look_up_back()
+            training.compute_gradients()
             training.reduce_replicas()
             training.update_replicas()
             pairs = [

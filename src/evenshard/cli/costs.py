@@ -27,7 +27,7 @@ from evenshard.cli.arguments import (
 )
 from evenshard.loop.commands import ImportCostsConfig, ObserveInputs
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.local_hardware import hardware_here
+from evenshard.measure.local_hardware import identify_hardware
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
 
@@ -57,7 +57,7 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure.inventory import hardware_text, inventory, inventory_text, known_hardware
+    from evenshard.measure.inventory import find_hardware, format_hardware, format_inventory, inventory
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
         raise BadConfig(f"{ADD} and --spec need each other: `evenshard hardware {ADD} --spec gpu.yaml`.")
@@ -66,22 +66,22 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
     elif args.here is not None:
         _hardware_here(args)
     elif args.name is None:
-        print(json.dumps(inventory(), indent=1) if args.json else inventory_text())
+        print(json.dumps(inventory(), indent=1) if args.json else format_inventory())
     else:
-        hardware = known_hardware(args.name)
-        print(json.dumps(asdict(hardware), indent=1) if args.json else hardware_text(hardware))
+        hardware = find_hardware(args.name)
+        print(json.dumps(asdict(hardware), indent=1) if args.json else format_hardware(hardware))
     return {}
 
 
 def _add_hardware(sheet: Path, out: Path) -> None:
-    from evenshard.measure.inventory import add_hardware, confirmation_text
+    from evenshard.measure.inventory import add_hardware, format_confirmation
 
-    print(confirmation_text(add_hardware(sheet, out)))
+    print(format_confirmation(add_hardware(sheet, out)))
     print(f"saved: {out} (use it as hardware: simulated:{out})")
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    text = json.dumps(hardware_here(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
+    text = json.dumps(identify_hardware(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
     write_text(args.here, text + "\n")
 
 

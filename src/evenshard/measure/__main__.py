@@ -20,7 +20,7 @@ from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.plan import load_measure_plan
 from evenshard.price.hardware import CHOICES
 
-_LOG_EVERY_S = 10.0
+_LOG_EVERY_S = 10.0  # seconds between progress lines
 log = logging.getLogger("evenshard.measure")
 
 

@@ -34,43 +34,38 @@ from evenshard.price.hardware import DEFAULT_HARDWARE, KINDS, SHORT_NAMES, profi
 from evenshard.price.link import ALIASES, GPUS_OF_A_NODE, LINKS, link, link_name
 from evenshard.price.link_model import Curve, Link
 
+# Units by the ending of a constant's name, and "x per y" for names like bounds_ns_per_lookup.
 _SUFFIXES = {"_gb_s": "GB/s", "_gb": "GB", "_mb": "MB", "_us": "us", "_ns": "ns"}
 _PER = re.compile(r"(?:.*_)?([a-z]+)_per_([a-z]+)")
-_NARROWEST = 80
+_NARROWEST = 80  # least columns of output, also in a pipe
 _SMALL = 0.01  # smaller constants are printed with one digit less to keep their column narrow
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One number of a profile (None if infinite), with its source and the source's ``origin_of``."""
+    """One constant of a profile, with its source."""
 
-    value: float | None
+    value: float | None  # None if infinite
     unit: str
     source: str
-    origin: str
+    origin: str  # kind of the source, by ``origin_of``
 
     @property
     def provenance(self) -> str:
-        """Return the source, which begins with its kind."""
+        """Return the source as text that starts with the kind of source."""
         return self.source if self.source.startswith(self.origin) else f"{self.origin}: {self.source}"
 
 
 @dataclass(frozen=True)
-class KnownHardware:
-    """A simulated device, or a link, under its name in settings and flags.
+class HardwareEntry:
+    """A simulated device, or a link, of the inventory."""
 
-    Attributes:
-        link: name of the link between such devices; None for a link.
-        constants: all numbers, by name.
-        extrapolated_from: profile that supplies the missing evidence; empty if there is none.
-    """
-
-    name: str
-    link: str | None
-    constants: dict[str, Constant]
+    name: str  # in settings and flags
+    link: str | None  # name of the link between devices of this kind; None for a link
+    constants: dict[str, Constant]  # all numbers, by name
     evidence: tuple[Evidence, ...]
     error: DeviceError
-    extrapolated_from: str = ""
+    extrapolated_from: str = ""  # profile that supplies the missing evidence; empty if there is none
     curves: tuple[Curve, ...] = ()
 
     @property
@@ -80,17 +75,17 @@ class KnownHardware:
         return f"{of_other}{self.error}"
 
 
-def known_devices() -> tuple[KnownHardware, ...]:
+def list_devices() -> tuple[HardwareEntry, ...]:
     """Return the simulated devices of evenshard."""
     return tuple(map(_device, profile_names()))
 
 
-def known_links() -> tuple[KnownHardware, ...]:
+def list_links() -> tuple[HardwareEntry, ...]:
     """Return the links of evenshard."""
     return tuple(map(_link, LINKS))
 
 
-def known_hardware(name: str) -> KnownHardware:
+def find_hardware(name: str) -> HardwareEntry:
     """Return the simulated device or link of this name or YAML file.
 
     Raises:
@@ -111,21 +106,21 @@ def known_hardware(name: str) -> KnownHardware:
     )
 
 
-def _device(name: str) -> KnownHardware:
+def _device(name: str) -> HardwareEntry:
     profile, sources = gpu_profile(name), sources_of(profile_path(name))
     constants = _constants(profile, sources)
-    return KnownHardware(name, profile.link, constants, profile.evidence, profile.error, profile.extrapolated_from)
+    return HardwareEntry(name, profile.link, constants, profile.evidence, profile.error, profile.extrapolated_from)
 
 
-def _link(name: str) -> KnownHardware:
+def _link(name: str) -> HardwareEntry:
     found = link(name)
-    sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
+    sources = dict.fromkeys((field.name for field in fields(Link)), found.source)
     if latency := found.source.partition("; latency ")[2]:  # the rest is the bandwidths' source
         sources["latency_us"] = f"{GUESS}: latency {latency}"
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
     constants = _constants(found, sources)
-    return KnownHardware(name, None, constants, found.evidence, found.error, found.extrapolated_from, found.curves)
+    return HardwareEntry(name, None, constants, found.evidence, found.error, found.extrapolated_from, found.curves)
 
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
@@ -137,7 +132,7 @@ def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str,
     }
 
 
-def add_hardware(sheet: Path, out: Path) -> KnownHardware:
+def add_hardware(sheet: Path, out: Path) -> HardwareEntry:
     """Write a profile from a GPU's data sheet, whose format docs/measure.md describes.
 
     Raises:
@@ -147,7 +142,7 @@ def add_hardware(sheet: Path, out: Path) -> KnownHardware:
         if path.suffix not in (".yaml", ".yml"):
             raise BadFile(path, "its name does not end with .yaml", "Rename it.")
     if not is_data_sheet(sheet):
-        raise BadFile(sheet, "has no vendor, so it is not a data sheet", "See docs/measure.md. Copy complete profiles.")
+        raise BadFile(sheet, "has no vendor, so it is no data sheet", "See docs/measure.md. To use a profile, copy it.")
     profile = gpu_profile(str(sheet))
     try:
         link(profile.link)
@@ -171,32 +166,32 @@ def inventory() -> dict[str, Any]:
     return {
         "default": DEFAULT_HARDWARE,
         "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
-        "devices": [asdict(one) for one in known_devices()],
+        "devices": [asdict(device) for device in list_devices()],
         "links": [
             {
-                **asdict(one),
-                "tier": LINKS[one.name].tier,
-                "aliases": [other for other, own in ALIASES.items() if own == one.name],
+                **asdict(known),
+                "tier": LINKS[known.name].tier,
+                "aliases": [alias for alias, name in ALIASES.items() if name == known.name],
             }
-            for one in known_links()
+            for known in list_links()
         ],
     }
 
 
-def inventory_text() -> str:
+def format_inventory() -> str:
     """Format the whole inventory for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
     devices = [
         ("simulated device", "memory, GB", "link", *_LIST_HEADS),
         *(
             row
-            for one in known_devices()
-            for row in _rows((one.name, _number(one.constants["memory_gb"].value), one.link or ""), one)
+            for one in list_devices()
+            for row in _list_rows((one.name, _number(one.constants["memory_gb"].value), one.link or ""), one)
         ),
     ]
     links = [
         ("link", "tier", "GB/s", "GPUs", *_LIST_HEADS),
-        *(row for name, of in LINKS.items() for row in _rows((name, of.tier, *_speed_and_span(of)), _link(name))),
+        *(row for name, of in LINKS.items() for row in _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))),
     ]
     return "\n".join(
         [
@@ -219,7 +214,7 @@ def inventory_text() -> str:
     )
 
 
-def hardware_text(one: KnownHardware) -> str:
+def format_hardware(one: HardwareEntry) -> str:
     """Format a device or link with all its constants for a terminal."""
     sources = list(dict.fromkeys(constant.provenance for constant in one.constants.values()))
     of_all = printable(sources[0]) if len(sources) == 1 else ""
@@ -237,10 +232,10 @@ def hardware_text(one: KnownHardware) -> str:
         for seen in one.evidence:
             evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
         lines += [text_table(evidence, ">>>><", width=_width()), ""]
-    return "\n".join([*lines, confirmation_text(one)])
+    return "\n".join([*lines, format_confirmation(one)])
 
 
-def confirmation_text(one: KnownHardware) -> str:
+def format_confirmation(one: HardwareEntry) -> str:
     """Format the evidence of a device or link for a terminal."""
     return "\n".join(textwrap.wrap(f"{one.name}: {one.confirmation}.", _width()))
 
@@ -255,7 +250,7 @@ _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
 _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 
-def _rows(head: Sequence[str], one: KnownHardware) -> Iterator[tuple[str, ...]]:
+def _list_rows(head: Sequence[str], one: HardwareEntry) -> Iterator[tuple[str, ...]]:
     cells = (*head, f"{one.error.factor:.3g}")
     for evidence in one.evidence:
         yield (*cells, f"{evidence.fitted:,}", f"{evidence.held_out:,}", printable(evidence.points))
@@ -272,8 +267,8 @@ def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _curve_cells(curve: Curve) -> tuple[str, ...]:
-    sizes = 1e6 * np.array([0.25, 4, 64])
-    gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6
+    sizes = 1e6 * np.array([0.25, 4, 64])  # bytes, as in ``_CURVE_HEADS``
+    gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6  # from bytes per ms
     numbers = (curve.us[0], *gb_s.tolist(), curve.gb_s)
     return curve.collective, str(curve.num_devices), *map("{:.3g}".format, numbers)
 

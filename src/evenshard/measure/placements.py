@@ -22,7 +22,7 @@ from evenshard.price.step import PartCosts, predicted_phases
 from evenshard.sharders.model import Model
 
 
-def simulated_cost(
+def simulate_cost(
     task: ShardingTask, parts: Sequence[TablePart], profiles: Sequence[GpuProfile], links: Links
 ) -> PlacementCost:
     """Predict the cost of a placement of parts by the device model, without noise.
@@ -46,13 +46,13 @@ def simulated_cost(
 
 
 @contextmanager
-def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
+def open_measurer(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
     """Yield a function that measures placements on the request's hardware ``visits`` times, or simulates them."""
     links, names = links_of_request(request, model), hardware_of_devices(request)
     kinds = {HardwareName.parse(name) for name in names}
     if all(kind.kind.is_simulated for kind in kinds):
         profiles = [gpu_profile(HardwareName.parse(name).device) for name in names]
-        yield lambda task, placements: [simulated_cost(task, parts, profiles, links) for parts in placements]
+        yield lambda task, placements: [simulate_cost(task, parts, profiles, links) for parts in placements]
         return
     if len(kinds) > 1:
         raise BadConfig("placements on devices of several kinds cannot be measured. Remove num_measured.")

@@ -22,9 +22,9 @@ from evenshard.tracking.registry import (
     ModelVersion,
     champion,
     download_model,
+    find_by_weights,
     model_version,
     set_champion,
-    version_of_files,
 )
 from evenshard.tracking.run_files import BACKLOG, BACKLOG_NAME, log_backlog
 from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, stage_run, study_run
@@ -43,10 +43,10 @@ __all__ = [
     "champion",
     "download_model",
     "end_loop",
+    "find_by_weights",
     "log_backlog",
     "model_version",
     "set_champion",
     "stage_run",
     "study_run",
-    "version_of_files",
 ]

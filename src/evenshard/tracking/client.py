@@ -37,16 +37,24 @@ TIMEOUTS = {
     "AWS_MAX_ATTEMPTS": "2",  # boto3 uploads in threads, and Python waits for them at exit
 }
 # Codes of MLflow's answers to a wrong request.
-CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
+CALLER_ERRORS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 # Statuses below 500 that a retry may fix, and errors that no retry fixes.
-TRY_AGAIN = (408, 425, 429)
-_NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
+RETRYABLE_STATUSES = (408, 425, 429)
+_PERMANENT = (
+    EvenshardError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    FileNotFoundError,
+)
 # Most characters of a refusal message, which ends with the remedy.
 _LONGEST_REFUSAL = 800
 # Errors of SQLite that a retry does not fix.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # Pauses before each retry of a write, which is refused only if another process has written in the meantime.
-_AT_ONCE = (0.0,) * 4
+_NO_PAUSES = (0.0,) * 4
 
 
 def tracking_uri() -> str:
@@ -79,12 +87,12 @@ def connect() -> Any:
     for one in {uri, registry}:
         _check(one)
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        _try_database(with_time_limits(uri))
-    with usable_file(registry), usable_file(uri):
-        return MlflowClient(with_time_limits(uri), with_time_limits(registry))
+        _try_database(add_time_limits(uri))
+    with ensure_file(registry), ensure_file(uri):
+        return MlflowClient(add_time_limits(uri), add_time_limits(registry))
 
 
-def with_time_limits(uri: str) -> str:
+def add_time_limits(uri: str) -> str:
     """Add the driver's time limits to a database address if the user set none; others are unchanged.
 
     They detect a PostgreSQL whose machine is gone; libpq has no limit for a frozen one with an open connection.
@@ -171,7 +179,7 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
         yield
 
 
-def in_one_piece() -> AbstractContextManager[None]:
+def delay_sigterm() -> AbstractContextManager[None]:
     """Delay SIGTERM to the end of the block if the client uses a database directly, not a server.
 
     An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
@@ -183,21 +191,21 @@ def in_one_piece() -> AbstractContextManager[None]:
 @contextmanager
 def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
     """Drop a logger's records below a level within the block."""
-    talkative = logging.getLogger(logger)
-    before = talkative.level
-    talkative.setLevel(level)
+    source = logging.getLogger(logger)
+    before = source.level
+    source.setLevel(level)
     try:
         yield
     finally:
-        talkative.setLevel(before)
+        source.setLevel(before)
 
 
 def is_refusal(error: BaseException) -> bool:
     """Return True if a call was wrong, so that it would be refused again."""
-    if isinstance(error, _NEVER_MENDED):
+    if isinstance(error, _PERMANENT):
         return True
     status = _status_of(error)
-    return status is not None and status < 500 and status not in TRY_AGAIN
+    return status is not None and status < 500 and status not in RETRYABLE_STATUSES
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -257,7 +265,7 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of types
         where = f"{about}: MLflow" if about else "MLflow"
         said = f"{where} at {without_credentials(server)} {problem} ({first_line(error)})"
-        if getattr(error, "error_code", "") in CALLERS_FAULT:
+        if getattr(error, "error_code", "") in CALLER_ERRORS:
             raise BadConfig(f"{said}. {remedy}") from None
         raise TrackingFailed(f"{said}. Retry, or set MLFLOW_TRACKING_URI to a server that answers.") from None
 
@@ -279,16 +287,16 @@ def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
     MLflow adds the missing ones. If two processes add one at the same time, the database refuses the second, which
     finds it on a retry.
     """
-    with_retries(call, _AT_ONCE, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
+    with_retries(call, _NO_PAUSES, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
 
 
 @contextmanager
-def usable_file(uri: str) -> Iterator[None]:
+def ensure_file(uri: str) -> Iterator[None]:
     """Create the file of an address if it is missing, and raise TrackingFailed if the block finds it damaged."""
     path = sqlite_file(uri)
     try:
         if path is not None and not path.exists():
-            _make(path)
+            _create_file(path)
         yield
     except Exception as error:
         root = root_of(error)
@@ -307,7 +315,7 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(path) if is_file else None
 
 
-def _make(path: Path) -> None:
+def _create_file(path: Path) -> None:
     """Create the file. If several processes do so at once, the first to finish wins."""
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

@@ -29,7 +29,7 @@ from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
-from evenshard.tracking.pyfunc import output_rows, served_parameters
+from evenshard.tracking.pyfunc import list_parameters, output_rows
 
 # Knobs of a policy; its rollouts of a task are the same for every seed.
 _OF_POLICY = {
@@ -55,7 +55,7 @@ class ServedModel(PythonModel):
             BadInput: if a table or a parameter is invalid.
             InfeasibleTask: if the tables do not fit.
         """
-        arguments = {**served_parameters(), **(params or {})}
+        arguments = {**list_parameters(), **(params or {})}
         if self._model is not None:
             parts = place(model_input, model=self._model, **arguments).parts
         else:

@@ -42,13 +42,13 @@ NOT_SERVED = {
 }
 
 
-def served_code() -> ServedCode:
+def build_serving_code() -> ServedCode:
     """Return the script ``mlflow_model.py``, and its parameters."""
     kinds = {knob.name: knob.scalar or str for knob in _served_knobs()}
-    return ServedCode(Path(__file__).with_name("mlflow_model.py"), served_parameters(), kinds)
+    return ServedCode(Path(__file__).with_name("mlflow_model.py"), list_parameters(), kinds)
 
 
-def served_parameters() -> dict[str, Any]:
+def list_parameters() -> dict[str, Any]:
     """Return the knobs of a registered model with their defaults: plain values, or None."""
     defaults = {knob.name: knob.default for knob in _served_knobs()}
     return {**defaults, "num_devices": DEFAULT_DEVICES}

@@ -111,7 +111,7 @@ def ensure_models(
         made: dict[str, ModelVersion] = {}
         try:
             for logged in ready:
-                made[logged.name] = _ensured_version(client, logged, run_id)
+                made[logged.name] = _ensure_version(client, logged, run_id)
         except BaseException:
             for one in made.values():
                 with suppress(Exception):  # the server that rejected the other version may also fail here
@@ -122,7 +122,7 @@ def ensure_models(
 
 def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
     """Find the version with the weights of a model's folder, and make it an output of the run."""
-    known = _with_files(client, name, folder, run_id)
+    known = _find_by_weights(client, name, folder, run_id)
     if known is None:
         return None
     if run_id and known.run_id == run_id:
@@ -150,7 +150,7 @@ def _upload_model(
         copy_parts(folder, model, name)
         hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
         headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
-        logged = _logged_model(client, name, run_id, {**tags, **headline, **hashes})
+        logged = _ensure_logged_model(client, name, run_id, {**tags, **headline, **hashes})
         save_pyfunc(model, code, served, name, logged, run_id)
         try:
             client.log_model_artifacts(logged.model_id, str(served))
@@ -162,7 +162,7 @@ def _upload_model(
     return logged
 
 
-def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
+def _ensure_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
     """Return the version of a logged model; create it unless an unanswered call already did."""
     name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
     make_once(client.create_registered_model, name, description=model_description(name))
@@ -229,30 +229,30 @@ def set_champion(name: str, version: str) -> None:
         client.set_registered_model_alias(name, CHAMPION, version)
 
 
-def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
+def find_newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
     """Return the last registered version; None if there is none."""
     with _ask_for_model(name):
-        return _last(connect(), f"name = '{name}'")
+        return _find_last(connect(), f"name = '{name}'")
 
 
-def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
+def find_by_weights(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
     """Return the last version with the weights of a model's folder; None without one, or without the part.
 
     Args:
         run_id: id of a run whose version takes precedence.
     """
     with _ask_for_model(name):
-        return _with_files(connect(), name, folder, run_id)
+        return _find_by_weights(connect(), name, folder, run_id)
 
 
-def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
+def _find_by_weights(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
     with scratch_folder() as scratch:
         try:
             copy_parts(folder, scratch, name)
         except BadFile:
             return None
         weights = digest_of(scratch, weights_only=True)
-    return _last(client, f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{weights}'", run_id)
+    return _find_last(client, f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{weights}'", run_id)
 
 
 def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, ModelVersion | None]:
@@ -271,7 +271,7 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
     return version, policy[0] if policy else None
 
 
-def registered_model(uri: str, hardware: str | None = None) -> PlacementModel:
+def load_registered(uri: str, hardware: str | None = None) -> PlacementModel:
     """Load a registered model by the URI of ``model_version``, and the names of its policy if registered.
 
     Raises:
@@ -289,7 +289,7 @@ def registered_model(uri: str, hardware: str | None = None) -> PlacementModel:
             raise BadConfig(str(error).replace(str(folder), version.uri)) from None
         if (
             model.policy is not None
-            and (policy := version_of_files(REGISTERED_POLICY, folder, version.run_id)) is not None
+            and (policy := find_by_weights(REGISTERED_POLICY, folder, version.run_id)) is not None
         ):
             registered["policy"] = _names(policy)
     return replace(model, source=version.uri, registered=registered)
@@ -312,7 +312,7 @@ def download_model(uri: str) -> Iterator[Path]:
         yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a version may also be a plain folder
 
 
-def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
+def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
     """Return the last version in a search, of this run if there is one; searches omit aliases."""
     known = list(client.search_model_versions(wanted))
     if not known:
@@ -350,7 +350,7 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
     return name, alias, version
 
 
-def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
+def _ensure_logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
     """Return a logged model to upload into, as an output of its run if it has one.
 
     An unfinished one of this run with these weights is reused.

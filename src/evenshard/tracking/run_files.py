@@ -30,8 +30,8 @@ from evenshard.base.outputs import atomic_path
 from evenshard.tracking.client import (
     address,
     connect,
+    delay_sigterm,
     first_line,
-    in_one_piece,
     is_refusal,
     short_timeouts,
     write_together,
@@ -126,15 +126,15 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
         Exception: MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types.
     """
     with _lock_folder(folder):
-        told: dict[str, Any] = json.loads((folder / _RUN).read_text())
-        if told["uri"] != address():
+        content: dict[str, Any] = json.loads((folder / _RUN).read_text())
+        if content["uri"] != address():
             return False
-        of = told["record"]
+        of = content["record"]
         record = Record(**{**of, "parent": of["parent"] and Record(**of["parent"])})
         for path in (Path(one) for one in (*(path for path, _ in record.files), *record.model.values())):
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError("it names a file outside its folder")
-        with in_one_piece(), short_timeouts(max_retries):
+        with delay_sigterm(), short_timeouts(max_retries):
             client = connect()
             run_id = _open_run(client, record)
             if run_id and client.get_run(run_id).data.tags.get(LOGGED_TAG) != folder.name:
@@ -166,7 +166,7 @@ def start_run(record: Record) -> None:
     Raises:
         Exception: MLflow, SQLAlchemy and requests raise dozens of types.
     """
-    with in_one_piece(), short_timeouts(0):
+    with delay_sigterm(), short_timeouts(0):
         _open_run(connect(), record)
 
 
@@ -213,7 +213,7 @@ def _ensure_run(client: Any, experiment: str, record: Record) -> str:
         return found
     made = client.create_run(experiment, record.start_ms, {**record.tags, key[0]: key[1]}, record.name).info.run_id
     run_id = find_by_tag(client, experiment, *key) or made
-    for other in _with_tag(client, experiment, *key):
+    for other in _find_runs(client, experiment, *key):
         if other.info.run_id != run_id and other.info.start_time == record.start_ms:
             client.delete_run(other.info.run_id)
     return str(run_id)
@@ -221,12 +221,12 @@ def _ensure_run(client: Any, experiment: str, record: Record) -> str:
 
 def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
     """Return the id of the first run with this value of a tag; "" if there is none."""
-    runs = _with_tag(client, experiment, tag, value)
+    runs = _find_runs(client, experiment, tag, value)
     first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
     return "" if first is None else str(first.info.run_id)
 
 
-def _with_tag(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
+def _find_runs(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
     runs: Sequence[Any] = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
     return runs
 

@@ -53,7 +53,7 @@ MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
 # Retries of a stage's request, for MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
 # Messages about unreachable servers; a stage has several runs, but warns only once.
-_SAID: set[str] = set()
+_WARNED: set[str] = set()
 log = logging.getLogger(__name__)
 
 
@@ -73,13 +73,13 @@ class StageRun:
         try:
             if self._logs:
                 start_run(self._record)
-                _SAID.discard(tracking_uri())
+                _WARNED.discard(tracking_uri())
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
-            _say(describe_miss(error, "cannot be reached"), tracking_uri())
+            _warn_once(describe_miss(error, "cannot be reached"), tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log final metrics."""
-        self._record.points += _points(values)
+        self._record.points += _make_points(values)
 
     def series(self, name: str, values: Sequence[float]) -> None:
         """Log a curve, one value per step."""
@@ -106,7 +106,7 @@ class StageRun:
         """
         with path.open(newline="") as file:
             columns, *rows = csv.reader(file)
-        table = {"columns": columns, "data": [[_number(cell) for cell in row] for row in rows]}
+        table = {"columns": columns, "data": [[_parse_number(cell) for cell in row] for row in rows]}
         self._record.texts[name] = json.dumps(table)
         listed = [{"path": one, "type": "table"} for one in self._record.texts]
         self.tags({"mlflow.loggedArtifacts": json.dumps(listed)})  # MLflow's own log_table warns with pandas 3
@@ -126,7 +126,7 @@ class StageRun:
         if self._logs:
             self.tags({TABLES_SHA256: sha256_of(path)})
 
-    def learned_from(self, cost_net: Path) -> None:
+    def tag_training_data(self, cost_net: Path) -> None:
         """Tag the run of a policy with the data that its cost network was trained on."""
         if self._logs:
             self.tags(network_tags(cost_net))
@@ -151,7 +151,7 @@ class StageRun:
 
     def conclude(self, values: Mapping[str, float]) -> None:
         """Log the loop's headline metrics and its origin to the loop's run, so that loops can be compared."""
-        self._record.loop_points = _points(values)
+        self._record.loop_points = _make_points(values)
         self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
@@ -186,16 +186,16 @@ def log_record(record: Record, code: Callable[[], ServedCode], max_retries: int)
     try:
         folder = write_run(record)
     except OSError as error:
-        _say(f"A run cannot be logged: its file cannot be written to {kept_in} ({first_line(error)})", kept_in)
+        _warn_once(f"A run cannot be logged: its file cannot be written to {kept_in} ({first_line(error)})", kept_in)
         return False
     try:
         log_run(folder, code, max_retries)
-        _SAID.discard(tracking_uri())
+        _WARNED.discard(tracking_uri())
     except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
-        _say(describe_miss(error, "stopped answering"), tracking_uri())
+        _warn_once(describe_miss(error, "stopped answering"), tracking_uri())
         when = "the next stage that reaches MLflow logs them"
         when = f"a stage logs them once MLflow at {address()} accepts them" if is_refusal(error) else when
-        _say(f"Runs that MLflow missed are kept in {kept_in}; {when}", kept_in)
+        _warn_once(f"Runs that MLflow missed are kept in {kept_in}; {when}", kept_in)
         return False
     return True
 
@@ -264,14 +264,14 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
     return StageRun(Record(now_ms(), key, parent=parent, name=stage, about=about, tags=tags, params=values))
 
 
-def _say(what: str, about: str) -> None:
+def _warn_once(what: str, about: str) -> None:
     """Warn once about a server or a folder."""
-    if about not in _SAID:
-        _SAID.add(about)
+    if about not in _WARNED:
+        _WARNED.add(about)
         log.warning("%s", what)
 
 
-def _points(values: Mapping[str, float]) -> list[Point]:
+def _make_points(values: Mapping[str, float]) -> list[Point]:
     now = now_ms()
     return [(name, float(value), now, 0) for name, value in values.items()]
 
@@ -280,7 +280,7 @@ def _no_code() -> ServedCode:
     raise ValueError("a model needs the code that serves it")
 
 
-def _number(cell: str) -> float | str | None:
+def _parse_number(cell: str) -> float | str | None:
     if not cell:
         return None
     try:

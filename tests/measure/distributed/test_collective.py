@@ -42,7 +42,7 @@ from evenshard.measure.distributed.jobs import (
     decode_job,
     encode_job,
 )
-from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_of_ranks
+from evenshard.measure.distributed.ranks import Splits, compute_splits, split_samples
 from evenshard.measure.fbgemm import OutOfDeviceMemory
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
@@ -163,7 +163,7 @@ class UseKernels(AnyRanks):
 
     def run(self, worker: Worker) -> None:
         ranks_module.time = clock.time = Clock if self.by_clock else time  # type: ignore[assignment]
-        for name in ("meet", "all_to_all"):
+        for name in ("agree", "all_to_all"):
             worker.ranks.__dict__.pop(name, None)
             if self.by_clock:
                 setattr(worker.ranks, name, Clock.after(getattr(worker.ranks, name)))
@@ -220,10 +220,10 @@ def exchange_errors(worker: Worker, dims: Sequence[int]) -> tuple[float, float]:
     weights = [bag.weight for bag in bags]
     expected_gradient = torch.autograd.grad(everything, weights, upstream)[ranks.rank]
 
-    exchange = Exchange(ranks, pooled_splits(dims, BATCH_SIZE, ranks.rank))
+    exchange = Exchange(ranks, compute_splits(dims, BATCH_SIZE, ranks.rank))
     own = bags[ranks.rank](indices_B4[ranks.rank])
     exchange.send(own)
-    samples = samples_of_ranks(BATCH_SIZE, ranks.size)
+    samples = split_samples(BATCH_SIZE, ranks.size)
     first, count = sum(samples[: ranks.rank]), samples[ranks.rank]
     received = [part.view(count, -1) for part in exchange.received.split([count * dim for dim in dims])]
     forward_error = (torch.cat(received, dim=1) - everything[first : first + count]).abs().max()
@@ -620,14 +620,14 @@ def test_the_others_end_when_rank_0_leaves_without_closing(tmp_path: Path, scena
 
 def test_splits_by_hand() -> None:
     """7 samples on 3 ranks are 3, 2 and 2; the devices hold 10, 0 and 4 dims."""
-    assert samples_of_ranks(7, 3) == (3, 2, 2)
-    assert pooled_splits([10, 0, 4], 7, 0) == Splits(sent=(30, 20, 20), received=(30, 0, 12))
-    assert pooled_splits([10, 0, 4], 7, 1) == Splits(sent=(0, 0, 0), received=(20, 0, 8))
-    assert pooled_splits([10, 0, 4], 7, 2) == Splits(sent=(12, 8, 8), received=(20, 0, 8))
+    assert split_samples(7, 3) == (3, 2, 2)
+    assert compute_splits([10, 0, 4], 7, 0) == Splits(sent=(30, 20, 20), received=(30, 0, 12))
+    assert compute_splits([10, 0, 4], 7, 1) == Splits(sent=(0, 0, 0), received=(20, 0, 8))
+    assert compute_splits([10, 0, 4], 7, 2) == Splits(sent=(12, 8, 8), received=(20, 0, 8))
 
 
 def test_fewer_samples_than_ranks() -> None:
-    assert samples_of_ranks(1, 3) == (1, 0, 0)
+    assert split_samples(1, 3) == (1, 0, 0)
 
 
 def test_costs_by_hand() -> None:

@@ -35,10 +35,10 @@ from evenshard.base.units import seconds_to_ms
 from evenshard.measure.clock import Stopwatch
 from evenshard.price.costs import OUT_OF_MEMORY
 
-FINE = ""
+FINE = ""  # no problem
 INPUT_REFUSED = "bad_input"
 MEASURING_FAILED = "failed"
-# A meeting agrees on the last of these problems that any rank reports.
+# Problems by severity: ranks agree on the last of these that any rank reports.
 PROBLEMS = (FINE, OUT_OF_MEMORY, INPUT_REFUSED, MEASURING_FAILED)
 
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
@@ -48,15 +48,15 @@ _NETWORK = "NET/"
 
 
 class PeerLost(MeasurementFailed):
-    """Hang, death or broken connection of another process after some seconds; no communication is possible any more."""
+    """Hang, death or broken connection of another process; no further communication is possible."""
 
     def __init__(self, reason: str, waited_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.waited_s = waited_s
+        self.waited_s = waited_s  # until the loss was detected
 
 
-class OthersStopped(Exception):
-    """Failure of another rank with this placement, reported at a meeting; all ranks are in step."""
+class PeerStopped(Exception):
+    """Failure of another rank with this placement, reported at a barrier; all ranks are still in step."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -71,18 +71,18 @@ class Splits:
     received: tuple[int, ...]
 
 
-def samples_of_ranks(batch_size: int, num_ranks: int) -> tuple[int, ...]:
+def split_samples(batch_size: int, num_ranks: int) -> tuple[int, ...]:
     """Return the number of samples per rank, as even as possible; the first ranks take the remainder."""
     each, odd = divmod(batch_size, num_ranks)
     return tuple(each + (rank < odd) for rank in range(num_ranks))
 
 
-def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
+def compute_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
     """Return a rank's splits of the all-to-all of pooled embeddings; the gradients travel with both sides swapped.
 
     ``device_dims`` are the sums of the embedding dims of each device's tables.
     """
-    samples = samples_of_ranks(batch_size, len(device_dims))
+    samples = split_samples(batch_size, len(device_dims))
     return Splits(
         sent=tuple(count * device_dims[rank] for count in samples),
         received=tuple(samples[rank] * dims for dims in device_dims),
@@ -120,10 +120,10 @@ class Ranks:
             one for of_rank in self.gather(json.dumps(sorted(own)).encode()) for one in json.loads(of_rank)
         }
 
-    def meet(self, problem: str = FINE) -> str:
+    def agree(self, problem: str = FINE) -> str:
         """Wait at a barrier and return the worst problem that any rank reports.
 
-        A rank that cannot continue goes to the next barrier of the other ranks and reports its problem there.
+        A rank that cannot continue calls this instead of its next ``barrier``, where the other ranks wait.
         """
         if problem == FINE and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the host's barrier does not wait for queued work
@@ -132,25 +132,25 @@ class Ranks:
             dist.all_reduce(worst, dist.ReduceOp.MAX)
         return PROBLEMS[int(worst)]
 
-    def go_on_together(self) -> float:
-        """Wait at a barrier without a problem, and return the time spent there, ms.
+    def barrier(self) -> float:
+        """Wait at a barrier, report no problem, and return the time spent there, ms.
 
         Raises:
-            OthersStopped: if a rank reports a problem.
+            PeerStopped: if a rank reports a problem.
         """
         came = time.perf_counter()
-        worst = self.meet()
+        worst = self.agree()
         waited_ms = seconds_to_ms(time.perf_counter() - came)
         if worst != FINE:
-            raise OthersStopped(worst)
+            raise PeerStopped(worst)
         return waited_ms
 
-    def timed_ms(self, exchanges: Callable[[], None]) -> float:
+    def time_collectives(self, run: Callable[[], None]) -> float:
         """Run collectives in sequence and return their duration on this rank, ms."""
         watch = Stopwatch(self.device)
         with self._detect_lost_peer():
             watch.mark()
-            exchanges()
+            run()
             watch.mark()
             self._wait_for_device()
         return watch.laps_ms()[0]
@@ -159,7 +159,7 @@ class Ranks:
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
     ) -> float:
         """Run one all-to-all of flat tensors on the device and return its duration on this rank, ms."""
-        return self.timed_ms(lambda: self.all_to_all(received, sent, splits, group))
+        return self.time_collectives(lambda: self.all_to_all(received, sent, splits, group))
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
@@ -196,7 +196,7 @@ class Ranks:
         return self._nodes[devices_per_node]
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Return ``own`` of all ranks on rank 0, [] on others; bytes, because objects are sent as pickles."""
+        """Gather the bytes of all ranks on rank 0, [] on other ranks; bytes, so that nothing is unpickled."""
         with self._detect_lost_peer():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
@@ -205,7 +205,7 @@ class Ranks:
             padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
             everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
             dist.gather(padded, everyones)
-        return [bytes(one[:size].numpy()) for one, size in zip(everyones or [], lengths, strict=False)]
+        return [bytes(sent[:size].numpy()) for sent, size in zip(everyones or [], lengths, strict=False)]
 
     def _wait_for_device(self) -> None:
         """Wait with a deadline, because an event never completes if a rank is lost."""
