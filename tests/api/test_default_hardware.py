@@ -42,7 +42,7 @@ def test_one_default_for_every_way_to_ask() -> None:
     assert what_if(TABLES, devices=(2,)).options[0].hardware == DEFAULT_HARDWARE
     assert chosen_model(None, None, "cpu")[1] == DEFAULT_HARDWARE
     assert inventory()["default"] == DEFAULT_HARDWARE
-    assert f"without one, {DEFAULT_HARDWARE}" in " ".join(format_inventory().split())
+    assert f"without a model, {DEFAULT_HARDWARE}" in " ".join(format_inventory().split())
     assert inspect.signature(evenshard.place).parameters["hardware"].default is None
 
 

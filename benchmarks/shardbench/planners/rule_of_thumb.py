@@ -15,7 +15,7 @@ OWN_ORACLE = "device"
 
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> list[tuple[str, Sequence[TablePart]]]:
-    """The one plan, called as its rule."""
+    """Return the single plan, named after its rule."""
     baseline, parts = best_rule(part_costs(machine.request(tables), DeviceModel(machine.hardware)))
     assert parts is not None
     return [(baseline.setting, parts)]

@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 class CacheFlush:
-    """Flush of a GPU's L2 between passes, as the dense part of a training step evicts the tables.
+    """Flush of a GPU's L2 between passes, because the dense part of a training step evicts the tables.
 
     CPU caches are not flushed: between two repeats, the other batches pass through them.
     """

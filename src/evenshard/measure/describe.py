@@ -76,7 +76,7 @@ def _list_device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [field.name for field in fields(Provenance)]
     origins = {tuple(row[name] for name in names) for row in rows}
     provenances = [Provenance(**dict(zip(names, origin, strict=True))) for origin in origins]
-    return sorted({text for one in provenances if (text := device_text(one.hardware, one.device_error))})
+    return sorted({text for origin in provenances if (text := device_text(origin.hardware, origin.device_error))})
 
 
 def _describe_times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
@@ -113,25 +113,26 @@ def text(description: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
+def _dataset_lines(dataset: Mapping[str, Any]) -> list[str]:
     def counts(name: str) -> str:
-        return ", ".join(f"{count} x {value}" for value, count in one[name].items()) or "none"
+        return ", ".join(f"{count} x {value}" for value, count in dataset[name].items()) or "none"
 
     def list_values(name: str) -> str:
-        return ", ".join(one.get(name, [])) or "unknown"
+        return ", ".join(dataset.get(name, [])) or "unknown"
 
-    controls = one["controls"]
-    when = f"{one['measured_from']} to {one['measured_to']}" if one["measured_from"] else "at an unknown time"
+    controls = dataset["controls"]
+    start, end = dataset["measured_from"], dataset["measured_to"]
+    when = f"{start} to {end}" if start else "at an unknown time"
     return [
-        one["file"],
+        dataset["file"],
         f"  hardware       {list_values('hardware')}",
-        *(f"                 {text}" for text in one["device_error"]),
+        *(f"                 {text}" for text in dataset["device_error"]),
         f"  driver         {list_values('driver')}",
         f"  versions       {list_values('versions')}",
-        f"  git commit     {one.get('git_commit', 'unknown')}",
-        f"  params hash    {one.get('params_hash', 'unknown')}",
+        f"  git commit     {dataset.get('git_commit', 'unknown')}",
+        f"  params hash    {dataset.get('params_hash', 'unknown')}",
         f"  {measured_or_simulated(list_values('hardware')):<15}{when}",
-        f"  timings        {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
+        f"  timings        {dataset['measurements']} ({dataset['rows']} rows, one per device): {counts('proposed_by')}",
         f"  devices        {counts('num_devices')}",
         f"  batch size     {counts('batch_size')}",
         f"  optimizer      {counts('optimizer')}",
@@ -141,12 +142,12 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         text_table(
             [
                 ("shards that ran", "p10", "median", "p90"),
-                _percentile_cells("tables", one["tables_per_shard"], 0),
-                _percentile_cells("timed repeats", one["repeats"], 0),
-                *(_percentile_cells(name, one["ms"][name], 3) for name in one["ms"]),
+                _percentile_cells("tables", dataset["tables_per_shard"], 0),
+                _percentile_cells("timed repeats", dataset["repeats"], 0),
+                *(_percentile_cells(name, dataset["ms"][name], 3) for name in dataset["ms"]),
                 *(
                     _percentile_cells(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
-                    for name, spread in one["spread_of_repeats_pct"].items()
+                    for name, spread in dataset["spread_of_repeats_pct"].items()
                 ),
             ],
             "<>",

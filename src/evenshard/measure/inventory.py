@@ -185,8 +185,8 @@ def format_inventory() -> str:
         ("simulated device", "memory, GB", "link", *_LIST_HEADS),
         *(
             row
-            for one in list_devices()
-            for row in _list_rows((one.name, _number(one.constants["memory_gb"].value), one.link or ""), one)
+            for gpu in list_devices()
+            for row in _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
         ),
     ]
     links = [
@@ -214,30 +214,30 @@ def format_inventory() -> str:
     )
 
 
-def format_hardware(one: HardwareEntry) -> str:
+def format_hardware(entry: HardwareEntry) -> str:
     """Format a device or link with all its constants for a terminal."""
-    sources = list(dict.fromkeys(constant.provenance for constant in one.constants.values()))
+    sources = list(dict.fromkeys(constant.provenance for constant in entry.constants.values()))
     of_all = printable(sources[0]) if len(sources) == 1 else ""
     rows = [("constant", "value", "unit", "" if of_all else "source")]
     rows += [
         (name, _number(constant.value), constant.unit, "" if of_all else printable(constant.provenance))
-        for name, constant in one.constants.items()
+        for name, constant in entry.constants.items()
     ]
-    lines = [f"{one.name}: a link" if one.link is None else f"{one.name}: a simulated device, link {one.link}"]
+    lines = [f"{entry.name}: a link" if entry.link is None else f"{entry.name}: a simulated device, link {entry.link}"]
     lines += [*textwrap.wrap(of_all, _width()), "", text_table(rows, "<><<", width=_width()), ""]
-    if one.curves:
-        lines += [text_table([_CURVE_HEADS, *map(_curve_cells, one.curves)], "<>>>>>>"), ""]
-    if one.evidence:
+    if entry.curves:
+        lines += [text_table([_CURVE_HEADS, *map(_curve_cells, entry.curves)], "<>>>>>>"), ""]
+    if entry.evidence:
         evidence: list[tuple[str, ...]] = [_EVIDENCE_HEADS]
-        for seen in one.evidence:
+        for seen in entry.evidence:
             evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
         lines += [text_table(evidence, ">>>><", width=_width()), ""]
-    return "\n".join([*lines, format_confirmation(one)])
+    return "\n".join([*lines, format_confirmation(entry)])
 
 
-def format_confirmation(one: HardwareEntry) -> str:
+def format_confirmation(entry: HardwareEntry) -> str:
     """Format the evidence of a device or link for a terminal."""
-    return "\n".join(textwrap.wrap(f"{one.name}: {one.confirmation}.", _width()))
+    return "\n".join(textwrap.wrap(f"{entry.name}: {entry.confirmation}.", _width()))
 
 
 _DEFAULT = (
@@ -250,14 +250,14 @@ _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
 _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 
-def _list_rows(head: Sequence[str], one: HardwareEntry) -> Iterator[tuple[str, ...]]:
-    cells = (*head, f"{one.error.factor:.3g}")
-    for evidence in one.evidence:
+def _list_rows(head: Sequence[str], entry: HardwareEntry) -> Iterator[tuple[str, ...]]:
+    cells = (*head, f"{entry.error.factor:.3g}")
+    for evidence in entry.evidence:
         yield (*cells, f"{evidence.fitted:,}", f"{evidence.held_out:,}", printable(evidence.points))
         cells = ("",) * len(cells)
-    if not one.error.is_measured:
-        of_other = f"extrapolated from {one.extrapolated_from}: " if one.extrapolated_from else ""
-        yield (*cells, "", "", f"{of_other}{one.error.why}")
+    if not entry.error.is_measured:
+        of_other = f"extrapolated from {entry.extrapolated_from}: " if entry.extrapolated_from else ""
+        yield (*cells, "", "", f"{of_other}{entry.error.why}")
 
 
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class ControlCost:
 
 def find_controls(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
     """Return the feasible control placements of a run."""
-    return [found for one in measured if one.is_control for found in group_controls(rows_of(one))]
+    return [found for placement in measured if placement.is_control for found in group_controls(rows_of(placement))]
 
 
 def group_controls(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
@@ -126,7 +126,7 @@ def fit_drift(run: Sequence[ControlCost]) -> float | None:
     """
     times, deviations = [], []
     for placement, costs in _group_log_costs(run).items():
-        times += [one.measured_at for one in run if one.placement == placement]
+        times += [control.measured_at for control in run if control.placement == placement]
         deviations += [cost - fmean(costs) for cost in costs]
     if len(set(times)) < 3:  # a line fits two points exactly
         return None
@@ -136,8 +136,8 @@ def fit_drift(run: Sequence[ControlCost]) -> float | None:
 def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
     """Take logarithms of the costs, so that deviations are relative."""
     costs: dict[Hashable, list[float]] = {}
-    for one in run:
-        costs.setdefault(one.placement, []).append(math.log(one.cost_ms))
+    for control in run:
+        costs.setdefault(control.placement, []).append(math.log(control.cost_ms))
     return costs
 
 

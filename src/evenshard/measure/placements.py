@@ -40,7 +40,7 @@ def simulate_cost(
     devices = PartCosts(task, device_kinds, kind_of_D, links).predict(parts).devices
     phases = predicted_phases(devices)
     return sequential_cost(
-        [DeviceCost(one.predicted_fwd_compute_ms, 0.0, 0.0, one.predicted_bwd_compute_ms) for one in devices],
+        [DeviceCost(device.predicted_fwd_compute_ms, 0.0, 0.0, device.predicted_bwd_compute_ms) for device in devices],
         ExchangeTimes(phases.input_dist, phases.forward_exchange, phases.backward_exchange),
     )
 

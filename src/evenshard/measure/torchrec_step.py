@@ -177,7 +177,7 @@ class TrainingStep:
         self.modules = [sharded[path] for path in model]
         replicas = [weight for _, weight in in_backward_optimizer_filter(self._model.named_parameters())]
         # TorchRec shows each table of a dense call as a slice of one tensor.
-        whole = {id(one): one for one in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
+        whole = {id(weight): weight for weight in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
         self._replicas = list(whole.values())
         kind = getattr(torch.optim, OPTIMIZERS[worker.config.optimizer].torch_name)
         self._optimizer = kind(self._replicas, lr=LEARNING_RATE) if self._replicas else None

@@ -58,17 +58,17 @@ _NO_PAUSES = (0.0,) * 4
 
 
 def tracking_uri() -> str:
-    """Return the address for runs. An empty variable counts as unset, as with a ConfigMap that only has the key."""
+    """Return MLflow's tracking URI; an empty environment variable counts as unset, as from an empty ConfigMap."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
 def address() -> str:
-    """Return the address for runs without a password, for messages and files."""
+    """Return MLflow's tracking URI with its password removed, for messages and files."""
     return without_credentials(tracking_uri())
 
 
 def registry_uri() -> str:
-    """Return the address for registered models."""
+    """Return MLflow's registry URI."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri()
 
 
@@ -84,8 +84,8 @@ def connect() -> Any:
     from mlflow import MlflowClient
 
     uri, registry = tracking_uri(), registry_uri()
-    for one in {uri, registry}:
-        _check(one)
+    for server in {uri, registry}:
+        _check(server)
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
         _try_database(add_time_limits(uri))
     with ensure_file(registry), ensure_file(uri):
@@ -95,7 +95,7 @@ def connect() -> Any:
 def add_time_limits(uri: str) -> str:
     """Add the driver's time limits to a database address if the user set none; others are unchanged.
 
-    They detect a PostgreSQL whose machine is gone; libpq has no limit for a frozen one with an open connection.
+    They detect a PostgreSQL whose machine is gone; libpq has no limit for an open connection to a frozen server.
     """
     dialect, _, driver = uri.partition("://")[0].partition("+")
     limit_s = max(2, round(request_timeout_s()))  # libpq's minimum
@@ -124,7 +124,7 @@ def _try_database(uri: str) -> None:
 
 
 def _check(uri: str) -> None:
-    """Raise BadConfig for an address that requests would split inside the password and partly show."""
+    """Raise BadConfig for a URI that the requests library would misparse, showing part of the password."""
     scheme, _, rest = uri.partition("://")
     if scheme not in ("http", "https"):
         return
@@ -148,7 +148,7 @@ def experiment_name() -> str:
 
 
 def require_mlflow(what: str, instead: str = "") -> None:
-    """Raise BadConfig if there is no MLflow yet and the client would create an empty one.
+    """Raise BadConfig if there is no MLflow yet and the client would create an empty database.
 
     Args:
         what: subject of the search, for the message.
@@ -166,7 +166,7 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
     """Set short timeouts within the block, and log no retries.
 
     Args:
-        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 always applies.
+        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 takes precedence.
     """
     values = TIMEOUTS if max_retries is None else {**TIMEOUTS, RETRIES: str(max_retries)}
     chosen = os.environ.keys() - ({RETRIES} if max_retries == 0 else set())
@@ -201,7 +201,7 @@ def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if a call was wrong, so that it would be refused again."""
+    """Return True if MLflow rejected the call itself, so that a retry would fail, too."""
     if isinstance(error, _PERMANENT):
         return True
     status = _status_of(error)
@@ -238,7 +238,7 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_miss(error: BaseException, unreached: str) -> str:
-    """Describe a failed call to MLflow in a sentence; its verb is ``unreached`` unless MLflow refused the call."""
+    """Describe a failed MLflow call in a sentence; ``unreached`` is its verb phrase if MLflow did not respond."""
     what = "refuses to log" if is_refusal(error) else unreached
     return f"MLflow {what} at {address()} ({first_line(error)}). The stage continues"
 
@@ -284,8 +284,8 @@ def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
 def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
     """Write a tag or parameters that other processes may write at the same time.
 
-    MLflow adds the missing ones. If two processes add one at the same time, the database refuses the second, which
-    finds it on a retry.
+    MLflow inserts missing keys. If two processes insert the same key, the database rejects the second, whose retry
+    finds the key.
     """
     with_retries(call, _NO_PAUSES, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
 

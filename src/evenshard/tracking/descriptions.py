@@ -1,7 +1,7 @@
 """Descriptions of experiment, runs and models on MLflow's pages, written when each is made.
 
-The links begin with # and work at any address of the server. They open the pages for models: a browser that has not
-visited them shows those for chats ("GenAI"), which have no runs.
+The links begin with # and work at any address of the server. They open MLflow's view for model training; a new browser
+defaults to the view for GenAI, which lists no runs.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ def model_description(name: str) -> str:
 def version_description(client: Any, name: str, run_id: str, model_id: str, tags: Mapping[str, str]) -> str:
     """Return the description of a new version: its run and loop, its costs, and its files."""
     lines = [f"a version of {_link(name, f'#/models/{name}')}."]
-    costs = [one for one in tags.get(COSTS_SHA256, "").split(",") if one]
-    texts = [f"`{one[:12]}`" for one in costs]
+    costs = [sha256 for sha256 in tags.get(COSTS_SHA256, "").split(",") if sha256]
+    texts = [f"`{sha256[:12]}`" for sha256 in costs]
     if run_id:
         run = client.get_run(run_id)
         experiment, parent_id = run.info.experiment_id, run.data.tags.get(PARENT_TAG)
         made = f"- made by {_run_link(run.info.run_name, experiment, run_id)}"
         lines.append(made + (f" of {_run_link('its loop', experiment, parent_id)}" if parent_id else ""))
         lines.append(f"- files: {_link(model_id, f'#/experiments/{experiment}/models/{model_id}')}")
-        texts = [_costs_link(experiment, one) for one in costs]
+        texts = [_costs_link(experiment, sha256) for sha256 in costs]
     return _note([*lines, *([f"- trained on cost datasets: {', '.join(texts)}"] if texts else [])])
 
 

@@ -49,7 +49,7 @@ class ServedModel(PythonModel):
             self._policy = load_sharder(folder / COST_NET, folder / POLICY)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Return one row for each part of a table and each device that has it; see ``output_rows``.
+        """Return a row for each table part and device; see ``output_rows``.
 
         Raises:
             BadInput: if a table or a parameter is invalid.

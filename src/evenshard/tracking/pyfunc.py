@@ -1,4 +1,4 @@
-"""Registered model in the form that MLflow serves: a pyfunc from code, tables in, placement out."""
+"""Registered model as an MLflow pyfunc: tables are its input, a placement is its output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def list_parameters() -> dict[str, Any]:
 
 
 def _served_knobs() -> tuple[Knob, ...]:
-    return tuple(one for one in place_knobs() if one.scalar is not None and one.name not in NOT_SERVED)
+    return tuple(knob for knob in place_knobs() if knob.scalar is not None and knob.name not in NOT_SERVED)
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:

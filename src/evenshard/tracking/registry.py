@@ -46,18 +46,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A version of a registered model.
-
-    Attributes:
-        run_id: id of the run that created it; empty if there was none.
-        tags: its lineage and headline metrics; see ``evenshard.tracking.tags``.
-    """
+    """A version of a registered model."""
 
     name: str
     version: str
-    run_id: str
+    run_id: str  # id of the run that created it; empty if there was none
     aliases: tuple[str, ...]
-    tags: Mapping[str, str]
+    tags: Mapping[str, str]  # lineage and headline metrics; see ``evenshard.tracking.tags``
 
     @property
     def model_id(self) -> str:
@@ -113,9 +108,9 @@ def ensure_models(
             for logged in ready:
                 made[logged.name] = _ensure_version(client, logged, run_id)
         except BaseException:
-            for one in made.values():
+            for version in made.values():
                 with suppress(Exception):  # the server that rejected the other version may also fail here
-                    client.delete_model_version(one.name, one.version)
+                    client.delete_model_version(version.name, version.version)
             raise
     return tuple(known[name] or made[name] for name in names)
 
@@ -142,7 +137,7 @@ def _upload_model(
     metrics: Mapping[str, float],
     run_id: str,
 ) -> Any:
-    """Return a logged model with all of its files; complete an unfinished one of this run."""
+    """Upload a model's files as a logged model and return it; an unfinished upload of this run is completed."""
     from mlflow.entities import LoggedModelStatus
 
     with scratch_folder() as scratch:
@@ -216,7 +211,7 @@ def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
     """Return the version with the alias ``champion``, or None if there is none yet."""
     with _ask_for_model(f"models:/{name}@{CHAMPION}"):
         client = connect()
-        known = [one for one in client.search_registered_models(f"name = '{name}'") if one.name == name]
+        known = [model for model in client.search_registered_models(f"name = '{name}'") if model.name == name]
         version = known[0].aliases.get(CHAMPION) if known else None
         return None if version is None else _version(client.get_model_version(name, str(version)))
 
@@ -236,7 +231,7 @@ def find_newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
 
 
 def find_by_weights(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """Return the last version with the weights of a model's folder; None without one, or without the part.
+    """Return the last version with the weights of a model's folder; None if there is none, or the part is missing.
 
     Args:
         run_id: id of a run whose version takes precedence.
@@ -272,7 +267,7 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
 
 def load_registered(uri: str, hardware: str | None = None) -> PlacementModel:
-    """Load a registered model by the URI of ``model_version``, and the names of its policy if registered.
+    """Load a registered model (URI: ``model_version``); its ``registered`` names the versions of model and policy.
 
     Raises:
         BadInput: if there is none, or it is for other hardware.
@@ -317,8 +312,8 @@ def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | Non
     known = list(client.search_model_versions(wanted))
     if not known:
         return None
-    of_run = [one for one in known if run_id and one.run_id == run_id] or known
-    last = max(of_run, key=lambda one: int(one.version))
+    of_run = [version for version in known if run_id and version.run_id == run_id] or known
+    last = max(of_run, key=lambda version: int(version.version))
     return _version(client.get_model_version(last.name, str(last.version)))
 
 
@@ -353,12 +348,12 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
 def _ensure_logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
     """Return a logged model to upload into, as an output of its run if it has one.
 
-    An unfinished one of this run with these weights is reused.
+    An unfinished logged model of this run with these weights is reused.
     """
     experiment = str(client.get_run(run_id).info.experiment_id) if run_id else experiment_id(client)
     wanted = f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{tags[WEIGHTS_SHA256]}'"
     known = client.search_logged_models([experiment], wanted) if run_id else ()
-    logged = next((one for one in known if one.source_run_id == run_id), None) or client.create_logged_model(
+    logged = next((model for model in known if model.source_run_id == run_id), None) or client.create_logged_model(
         experiment, name, run_id or None, dict(tags), model_type="evenshard"
     )
     if run_id:
@@ -371,9 +366,9 @@ def log_output(client: Any, run_id: str, model_id: str) -> None:
     from mlflow.entities import LoggedModelOutput
 
     outputs = client.get_run(run_id).outputs
-    if model_id not in {one.model_id for one in (outputs.model_outputs if outputs else ())}:
+    if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
         client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
 
 
-def _version(one: Any) -> ModelVersion:
-    return ModelVersion(one.name, str(one.version), one.run_id or "", tuple(one.aliases or ()), dict(one.tags))
+def _version(own: Any) -> ModelVersion:
+    return ModelVersion(own.name, str(own.version), own.run_id or "", tuple(own.aliases or ()), dict(own.tags))

@@ -87,7 +87,7 @@ class StageRun:
         self._record.points += [(name, float(value), now, step) for step, value in enumerate(values)]
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run, which are also set on the models that it registers."""
+        """Set tags of the run and of the models that it registers."""
         self._record.tags |= {key: str(value) for key, value in tags.items()}
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
@@ -108,7 +108,7 @@ class StageRun:
             columns, *rows = csv.reader(file)
         table = {"columns": columns, "data": [[_parse_number(cell) for cell in row] for row in rows]}
         self._record.texts[name] = json.dumps(table)
-        listed = [{"path": one, "type": "table"} for one in self._record.texts]
+        listed = [{"path": text, "type": "table"} for text in self._record.texts]
         self.tags({"mlflow.loggedArtifacts": json.dumps(listed)})  # MLflow's own log_table warns with pandas 3
 
     def costs(self, paths: Sequence[Path], context: str) -> None:
@@ -168,7 +168,7 @@ class StageRun:
         if status == "KILLED" and record.parent is not None and record.parent.has_exit_handler:
             return
         record.status, record.end_ms = status, now_ms()
-        # no one waits for a killed run
+        # A killed run has no time for retries.
         self.is_kept = not log_record(record, self._code, 0 if status == "KILLED" else MOST_RETRIES)
         if self.is_kept and record.model and os.environ.get(MUST_REGISTER):
             raise TrackingFailed(
@@ -259,7 +259,7 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
     tags |= {ROUND: number[1]} if number else {}
     tags |= {HARDWARE: str(hardware)} if hardware else {}
     parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
-    values = {name: str(value)[:6000] for name, value in settings.items()}
+    values = {name: str(value)[:6000] for name, value in settings.items()}  # MLflow's limit for parameters
     key = secrets.token_hex(8)
     return StageRun(Record(now_ms(), key, parent=parent, name=stage, about=about, tags=tags, params=values))
 

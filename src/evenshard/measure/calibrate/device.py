@@ -78,7 +78,7 @@ class Calibration:
         )
 
     def save(self, template: str, path: Path) -> None:
-        """Write the fitted profile as YAML; atomically.
+        """Write the fitted profile as YAML, atomically.
 
         ``template`` is the starting profile: a name or a YAML file. Constants that were not fitted keep their sources.
 
@@ -131,9 +131,9 @@ def fit_constants(
     free: Sequence[str] = FREE_CONSTANTS,
     prior_weight: float = PRIOR_WEIGHT,
 ) -> tuple[GpuProfile, tuple[str, ...]]:
-    """Return the profile with the best-fitting constants, and those of them that hit one of their ``BOUNDS``.
+    """Return the profile with the best-fitting constants, and the names of constants at one of their ``BOUNDS``.
 
-    The fit starts from ``profile`` and stays close to it where the data is not informative (``prior_weight``).
+    The fit starts from ``profile``, and ``prior_weight`` keeps constants close to it that the data does not determine.
     """
     from scipy.optimize import least_squares
 
@@ -185,7 +185,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     Raises:
         BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
     """
-    origins = sorted({(one.provenance.hardware, one.provenance.versions) for one in measured})
+    origins = sorted({(placement.provenance.hardware, placement.provenance.versions) for placement in measured})
     if len(origins) > 1:
         names = "; ".join(f"{hardware}, {versions}" for hardware, versions in origins)
         raise BadInput(f"The costs come from different hardware or libraries ({names}). Use the costs of one of them.")
@@ -201,7 +201,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
 
     result, at_bound = fit_constants(profile, [fitted])
-    latest = max(one.measured_at for one in measured)
+    latest = max(placement.measured_at for placement in measured)
     measured_on = datetime.fromtimestamp(latest, UTC) if latest > 0 else datetime.now(UTC)
     (hardware, versions), *_ = origins
     return Calibration(
@@ -221,13 +221,13 @@ def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -
     """Return every nonempty shard with finite times, and its work as input of the device model."""
     groups: dict[tuple[frozenset[Table], int], int] = {}
     shards, times, group_of = [], [], []
-    for one in measured:
-        for tables, device in zip(one.shards, one.cost.devices, strict=True):
+    for placement in measured:
+        for tables, device in zip(placement.shards, placement.cost.devices, strict=True):
             if not tables or not _has_times(device):
                 continue
-            shards.append((tables, one.task.batch_size))
+            shards.append((tables, placement.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
-            group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
+            group_of.append(groups.setdefault((frozenset(tables), placement.task.batch_size), len(groups)))
     if not shards:
         raise BadInput("No nonempty shard has measured times. Measure more placements.")
     forward_N, backward_N, both_N = np.array(times).T

@@ -241,7 +241,7 @@ def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...]:
-    """Return the values that each rank sends to each peer; the largest sender sends ``size`` bytes in all."""
+    """Return the number of values that each rank sends to each peer; the largest sender sends ``size`` bytes."""
     return tuple(max(1, round(share * size / (BYTES_PER_VALUE * num_peers))) for share in shape)
 
 
@@ -341,7 +341,7 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
 
 
 class _Fit:
-    """Time increments from point to point; the last is the slope beyond, us per byte."""
+    """Curve as time increments from point to point, us; the last is the slope beyond, us per byte."""
 
     def __init__(self, points_K: FloatArray, steps_K: FloatArray, residual: float, ratio_P: FloatArray) -> None:
         self.points_K, self.steps_K, self.residual, self.ratio_P = points_K, steps_K, residual, ratio_P

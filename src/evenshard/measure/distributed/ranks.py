@@ -117,7 +117,7 @@ class Ranks:
             self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
             own = networks_in(log) if self.backend == "nccl" else set()
         self.networks = {
-            one for of_rank in self.gather(json.dumps(sorted(own)).encode()) for one in json.loads(of_rank)
+            network for of_rank in self.gather(json.dumps(sorted(own)).encode()) for network in json.loads(of_rank)
         }
 
     def agree(self, problem: str = FINE) -> str:
@@ -259,8 +259,8 @@ def networks_in(log: Path | None) -> set[str]:
     if log is None:
         return {UNKNOWN}
     text = log.read_text(errors="replace")
-    found = {f"{_NETWORK}{one['network']}{one['direct'] or ''}" for one in _CONNECTION.finditer(text)}
-    return found | {one["transport"] for one in _IN_NODE.finditer(text)}
+    found = {f"{_NETWORK}{match['network']}{match['direct'] or ''}" for match in _CONNECTION.finditer(text)}
+    return found | {match["transport"] for match in _IN_NODE.finditer(text)}
 
 
 def link_of(backend: str, networks: Iterable[str]) -> str:
@@ -271,8 +271,8 @@ def link_of(backend: str, networks: Iterable[str]) -> str:
 
 def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> str | None:
     """Explain why not all connections use the expected network, such as ib or socket; None if they do."""
-    found = {one for one in networks if one.startswith(_NETWORK) or one == UNKNOWN}
-    if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
+    found = {network for network in networks if network.startswith(_NETWORK) or network == UNKNOWN}
+    if not expected or (found and all(network.split("/")[1:2] == [expected] for network in map(str.lower, found))):
         return None
     if backend != "nccl":
         return f"CPUs communicate through {backend}, not NET/{expected}. Remove --expect-transport."

@@ -56,7 +56,7 @@ def collectives(trace: Trace) -> list[Collective]:
         for kernel in trace.gpu_work
         if kernel.name.startswith("nccl")
     ]
-    return sorted(found or _find_gloo_collectives(trace), key=lambda one: one.queued_us)
+    return sorted(found or _find_gloo_collectives(trace), key=lambda collective: collective.queued_us)
 
 
 def _collective(trace: Trace, queued: Op, start_us: float, duration_us: float) -> Collective:
@@ -118,21 +118,21 @@ def split_waiting(
     """
     groups: dict[tuple[int, int, CollectiveKind], list[Collective]] = defaultdict(list)
     for rank, found in of_ranks.items():
-        for one in found:
-            if one.step is not None:
-                groups[rank, one.step, one.kind].append(one)
+        for collective in found:
+            if collective.step is not None:
+                groups[rank, collective.step, collective.kind].append(collective)
     result: dict[int, dict[int, StepCollectives]] = {rank: {} for rank in of_ranks}
     of_steps = product(next(iter(steps.values())), COLLECTIVES)
     least = {(step, kind): _find_shortest([groups[rank, step, kind] for rank in of_ranks]) for step, kind in of_steps}
     for rank in of_ranks:
         waits = sorted(
-            (one.started_us, one.started_us + one.duration_us - own_us)
+            (collective.started_us, collective.started_us + collective.duration_us - own_us)
             for (step, kind), known in least.items()
             if known is not None
-            for one, own_us in zip(groups[rank, step, kind], known, strict=True)
+            for collective, own_us in zip(groups[rank, step, kind], known, strict=True)
         )
         for step, span in steps[rank].items():
-            total = {kind: sum(one.duration_us for one in groups[rank, step, kind]) for kind in COLLECTIVES}
+            total = {kind: sum(found.duration_us for found in groups[rank, step, kind]) for kind in COLLECTIVES}
             apart = len(of_ranks) > 1 and all(least[step, kind] is not None for kind in COLLECTIVES)
             own = {kind: total[kind] if (times := least[step, kind]) is None else sum(times) for kind in COLLECTIVES}
             waiting = {kind: total[kind] - own[kind] for kind in COLLECTIVES}
@@ -145,7 +145,7 @@ def _find_shortest(of_ranks: Sequence[Sequence[Collective]]) -> list[float] | No
     """Return the shortest time of each collective; None if the ranks recorded different numbers of them."""
     if len({*map(len, of_ranks)}) != 1:
         return None
-    return [min(one.duration_us for one in same) for same in zip(*of_ranks, strict=True)]
+    return [min(collective.duration_us for collective in same) for same in zip(*of_ranks, strict=True)]
 
 
 def _covered_us(ordered: Sequence[tuple[float, float]], start_us: float, end_us: float) -> float:

@@ -112,14 +112,15 @@ def _call(
     looking_up = work.get(id(lookup), ())
     updating = work.get(id(backward), ()) if backward else ()
     kernels: dict[str, dict[str, float]] = {}
+    # The other kernel of the bounds check fills its counter.
     by_class: list[tuple[str, GpuWork]] = [
-        *(("bounds_check", one) for one in checking if "bounds_check" in one.name),  # skip the fill of its counter
-        *(("lookup", one) for one in looking_up),
-        *((_class_of(one.name), one) for one in updating),
+        *(("bounds_check", kernel) for kernel in checking if "bounds_check" in kernel.name),
+        *(("lookup", kernel) for kernel in looking_up),
+        *((_class_of(kernel.name), kernel) for kernel in updating),
     ]
-    for kind, one in by_class:
+    for kind, kernel in by_class:
         times = kernels.setdefault(kind, {})
-        times[one.name] = times.get(one.name, 0.0) + one.duration_us
+        times[kernel.name] = times.get(kernel.name, 0.0) + kernel.duration_us
     found = _FORWARD.fullmatch(lookup.name)
     assert found is not None  # checked by the search
     tables, batch, dims, lookups, weighted = _sizes(lookup, backward)
@@ -147,7 +148,7 @@ def _class_of(kernel: str) -> str:
 
 
 def _span(work: Sequence[GpuWork]) -> float:
-    return max(one.end_us for one in work) - min(one.start_us for one in work) if work else 0.0
+    return max(kernel.end_us for kernel in work) - min(kernel.start_us for kernel in work) if work else 0.0
 
 
 def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int | None, int | None, bool | None]:
@@ -161,7 +162,7 @@ def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int
     if first is None or len(types) != len(dims) or first + 7 >= len(dims):
         return None, None, None, None, None
     numbers = [dims[first + offset][:1] for offset in (-1, 4, 5)]  # offsets of the dims, indices, offsets
-    if not all(one and isinstance(one[0], int) for one in numbers) or numbers[0][0] < 2:
+    if not all(number and isinstance(number[0], int) for number in numbers) or numbers[0][0] < 2:
         return None, None, None, None, None
     (num_dims,), (num_lookups,), (num_offsets,) = numbers
     batch, remainder = divmod(num_offsets - 1, num_dims - 1)  # there is one offset more than bags, and than tables

@@ -95,28 +95,28 @@ class ObservedTraining:
     @property
     def batch_size(self) -> int | None:
         """Return the global batch size, samples; None if unknown."""
-        return next((one.batch_size for one in self.ranks if one.batch_size is not None), None)
+        return next((rank.batch_size for rank in self.ranks if rank.batch_size is not None), None)
 
     @property
     def phases(self) -> Phases:
         """Return the known times of each rank's embedding work in a step, ms."""
-        return Phases(*np.array([[time_ms or 0.0 for time_ms in one.phases_ms] for one in self.ranks]).T)
+        return Phases(*np.array([[time_ms or 0.0 for time_ms in rank.phases_ms] for rank in self.ranks]).T)
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """List the predicted times that a rank's trace lacks, such as "rank 0's backward"."""
         found = []
-        for one in self.ranks:
-            times = [("forward", one.forward_ms), ("backward", one.backward_ms)]
+        for rank in self.ranks:
+            times = [("forward", rank.forward_ms), ("backward", rank.backward_ms)]
             if self.world_size > 1:
-                times += [(f"{kind} communication", one.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
-            found += [f"rank {one.rank}'s {name}" for name, time_ms in times if time_ms is None]
+                times += [(f"{kind} communication", rank.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
+            found += [f"rank {rank.rank}'s {name}" for name, time_ms in times if time_ms is None]
         return tuple(found)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Return the ranks without a trace."""
-        return tuple(sorted({*range(self.world_size)} - {one.rank for one in self.ranks}))
+        return tuple(sorted({*range(self.world_size)} - {rank.rank for rank in self.ranks}))
 
 
 def observe(paths: Sequence[Path]) -> ObservedTraining:
@@ -275,7 +275,7 @@ def _balance(ranks: Sequence[RankTimes], traced: Sequence[TracedRank], steps: Se
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
     notes = []
-    missing = sorted({*range(traces[0].world_size)} - {one.rank for one in ranks})
+    missing = sorted({*range(traces[0].world_size)} - {rank.rank for rank in ranks})
     if missing and len(ranks) == 1:
         notes.append(
             f"Only one of {traces[0].world_size} ranks has a trace, so communication includes waiting for other ranks. "
@@ -287,7 +287,7 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
             f"Ranks without a trace: {some} of {traces[0].world_size}. The step may wait for one of them. "
             f"{HOW_TO_RECORD}."
         )
-    elif len(ranks) > 1 and any(one.waiting_ms is None for one in ranks):
+    elif len(ranks) > 1 and any(rank.waiting_ms is None for rank in ranks):
         notes.append("The ranks recorded different collectives, so communication includes waiting for other ranks.")
     if not all(trace.has_shapes for trace in traces):
         notes.append(f"Batch size, number of tables and dims are unknown without record_shapes=True. {HOW_TO_RECORD}.")
