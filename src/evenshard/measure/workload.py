@@ -41,7 +41,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
     num_lookups = round(table.pooling_factor * batch_size)
     name_seed = zlib.crc32(table.name.encode())
     rng = np.random.default_rng([seed, name_seed, batch_number])
-    torch_rng = torch.Generator(device).manual_seed(int(rng.integers(2**62)))  # torch takes 64-bit signed seeds
+    torch_rng = torch.Generator(device).manual_seed(int(rng.integers(2**62)))  # within torch's 64-bit seeds
 
     lengths = torch.full((batch_size,), num_lookups // batch_size, dtype=torch.int64, device=device)
     longer = torch.randperm(batch_size, generator=torch_rng, device=device)[: num_lookups % batch_size]

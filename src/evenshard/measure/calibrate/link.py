@@ -163,7 +163,8 @@ def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
     for size in [*(size for size in (2, 4, 8, 16, 32) if size < near and near % size == 0), near]:
         own = points if size == near else measure_all_to_all(hardware, max_bytes, IN_NODE, size)
         own_P, slowest_P, all_P = np.array([point.counts for point in own], dtype=np.float64).T
-        moved = np.asarray(fit.link.even_bytes(own_P, slowest_P, all_P, size))  # of an even all-to-all as long
+        # Bytes of the even all-to-all that takes as long.
+        moved = np.asarray(fit.link.even_bytes(own_P, slowest_P, all_P, size))
         curves.append(fit_curve(ALL_TO_ALL, size, moved, 1e3 * np.array([point.ms for point in own])))  # us
         curves += _measure_curves(hardware, max_bytes, size)
     ordered = tuple(sorted(curves, key=lambda curve: COLLECTIVES.index(curve.collective)))
@@ -171,7 +172,7 @@ def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
 
 
 def _measure_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
-    # Values of each rank's part of the buffer: size - 1 parts have ``max_bytes``.
+    # Values per part of the buffer, which has one part per rank: all parts but one add up to the bytes of a size.
     values = tuple(max(1, num_bytes // BYTES_PER_VALUE // (size - 1)) for num_bytes in _sizes(max_bytes))
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))

@@ -119,7 +119,7 @@ def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> F
     waiting times of 0.
     """
     finding = Finding()
-    for _ in range(2):  # memory of earlier shards may cause the first try_steps to fail
+    for _ in range(2):  # memory of earlier shards may cause the first attempt to fail
         finding, worst = run_together(worker, lambda: _run_steps(worker, task, placement, together=True))
         if worst != OUT_OF_MEMORY:
             return finding

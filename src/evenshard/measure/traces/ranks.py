@@ -47,9 +47,9 @@ class RankTimes:
     exchange_ms: Mapping[CollectiveKind, float | None]  # communication by kind, without the wait if it is known
     waiting_ms: Mapping[CollectiveKind, float | None] | None  # wait for the last rank to arrive; None if unknown
     all_waiting_ms: float | None  # time in which any of its collectives waits; None if unknown
-    num_tables: int | None  # total of its fused modules, as the next two; None in a trace without shapes
-    batch_size: int | None
-    sum_of_dims: int | None
+    num_tables: int | None  # of all its fused modules; None in a trace without shapes
+    batch_size: int | None  # global batch, samples
+    sum_of_dims: int | None  # of all its tables
 
     @property
     def phases_ms(self) -> tuple[float | None, ...]:
