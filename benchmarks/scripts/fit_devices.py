@@ -104,7 +104,7 @@ class Point:
     Attributes:
         gpu: the GPU, as its source names it.
         source: where it is published.
-        tables, batch_size, optimizer: what was measured.
+        tables, batch_size, optimizer: the measured call.
         time: one of ``SHARD_TIMES``.
         ms: how long it took.
     """
@@ -275,7 +275,7 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
         & (work.num_tables <= last)
         for first, last in ((1, 1), (2, 3), (4, 7), (8, 11), (12, 15))
     }
-    parts |= {f"below {FEW_LOOKUPS} lookups a sample": low, "all": np.ones(len(held_out), dtype=bool)}
+    parts |= {f"below {FEW_LOOKUPS} lookups per sample": low, "all": np.ones(len(held_out), dtype=bool)}
     lines = [SHARD_HEADER] + [_shard_line(label, predicted[some], measured_ms[some]) for label, some in parts.items()]
     numbers = [{int(table.name) for table in tables} for tables in others_measurements.read(truth).shards]
     unseen_N = np.array([any(number % UNSEEN_OF == 1 for number in own) for own in numbers])

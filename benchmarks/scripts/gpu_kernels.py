@@ -71,7 +71,7 @@ class Shard:
     Attributes:
         kind: family of the random shard.
         tables: tables with the same pooling and precision.
-        alphas: exponent of each table's power law of lookups; 0 for even ones.
+        alphas: exponent of each table's power law of lookups; 0 for uniform lookups.
         batch_size: samples.
         optimizer: of the backward pass.
         is_sorted: True if a table's rows lie in the order of their lookups; else they are scattered.

@@ -69,7 +69,7 @@ def commands(folder: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
         "mlperf, 128": (*EVENSHARD, *MLPERF, "--devices", "128", *NODES, *out),
         "what-if": (*EVENSHARD, "what-if", "mlperf_dlrm_v2", *TWELVE_MACHINES),
     }
-    # Drawn in a process of its own: a child's peak memory begins with what this process has.
+    # Drawn in a separate process, because a child's peak memory starts with the memory of this process.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         for name, sizes in (("large", LARGE), ("huge", HUGE)):
             if name in only or (not only and name == "large"):

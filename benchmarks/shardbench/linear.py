@@ -45,11 +45,11 @@ from evenshard.tables.table import Table
 
 CONSTANTS = Path(__file__).with_name("linear.yaml")
 FITTED_TO = "rtx_2080_ti"
-# Counts of a kernel call: ``ShardWork`` says what each is; ``hottest`` is the largest of the call's tables. All shards
-# have one batch size, which does not tell tables from bags; on an H100 ten tables take as long as one of as many bags.
+# Counts of a kernel call, explained in ``ShardWork``; ``hottest`` is the largest of the call's tables. No count is
+# that of tables, as all shards have one batch size; on an H100 ten tables take as long as one table with as many bags.
 SUMS = ("bags", "lookups", "uniques", "row_bytes", "output_bytes")
 COUNTS = ("calls", *SUMS, "hottest")
-# One shard in so many is held out of the fit, to judge it.
+# One of this many shards is held out of the fit.
 HELD_OUT = 5
 # Times that a weight of a replica moves through memory: its gradient is cleared, written and read, the weight updated.
 DENSE_PASSES = 4
@@ -134,9 +134,8 @@ def fit(truth: Path) -> dict[str, Any]:
     }
 
 
-# Names in the files of points and of collectives, by the profile's: what stands for a GPU without collectives of its
-# own, and by how much its links are faster; and the network adapters' bus bandwidth between nodes, GB/s, of
-# gpu_points.csv (32 x A100 and 32 x H100).
+# By profile: names in the file of points; name in the file of collectives, or a similar GPU's; bandwidth
+# relative to that GPU's links; bus bandwidth of the network adapters, GB/s, from gpu_points.csv (32 x A100, 32 x H100).
 GPUS = {
     "v100": (("V100-16GB", "V100-32GB"), "a100_sxm", 150 / 300, 24.0),
     "a100_80gb": (("A100-40GB PG509", "A100-80GB"), "a100_sxm", 1.0, 24.0),

@@ -118,7 +118,7 @@ class Timer:
                 spin_ms = SPIN_MS + SPIN_MS_PER_CALL * len(calls)
                 return repeats_in_time(lambda number, spin_ms: self._step(calls, number, spin_ms), spin_ms)
         except OutOfDeviceMemory:
-            pass  # inside this block the exception's frames would still hold what was allocated so far
+            pass  # inside this block the exception's frames would keep the allocated memory alive
         self._kernels.free()
         return None
 

@@ -50,7 +50,7 @@ class DreamShardConfig:
         num_rounds: rounds of measuring and training.
         placements_per_round: placements measured in each.
         cost_updates, minibatch_size: gradient steps of the cost network per round.
-        policy_updates, num_episodes: gradient steps of the policy per round, each on so many episodes of one task.
+        policy_updates, num_episodes: gradient steps of the policy per round, and episodes of one task in each step.
         learning_rate: learning rate of both networks; falls linearly to 0 over the rounds.
         entropy_weight: weight of the policy's entropy bonus.
     """

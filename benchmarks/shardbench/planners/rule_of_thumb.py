@@ -1,4 +1,4 @@
-"""The best rule of thumb by the device model: small tables replicated, the costliest ones cut, the rest dealt out."""
+"""The best rule of thumb by the device model: replicates small tables, splits the costliest, distributes the rest."""
 
 from __future__ import annotations
 
