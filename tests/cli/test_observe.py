@@ -15,7 +15,7 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
-from evenshard.measure.traces.collectives import collectives
+from evenshard.measure.traces.collectives import find_collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
@@ -147,7 +147,7 @@ def test_every_sharding_type_is_compared_with_the_prediction_of_the_same_tables(
     save_plan(answer, tmp_path / PLAN, compute_device="cpu")
     record(tmp_path)
     found = observed(capsys, *traces(tmp_path), "--placement", str(tmp_path / "placement.json"))
-    kinds = [[one.kind for one in collectives(next(read_traces(Path(path))))] for path in traces(tmp_path)]
+    kinds = [[one.kind for one in find_collectives(next(read_traces(Path(path))))] for path in traces(tmp_path)]
     for one, of_rank in zip(found["ranks"], kinds, strict=True):
         assert (one["num_tables"], one["sum_of_dims"]) == (2, 8 + 12)
         assert (of_rank.count("forward"), of_rank.count("backward")) == (6, 6)  # of rows and of columns, in three steps

@@ -98,7 +98,7 @@ def _compute_percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
 
 
-def text(description: Mapping[str, Any]) -> str:
+def format_description(description: Mapping[str, Any]) -> str:
     """Format the description for a terminal."""
     lines: list[str] = []
     for dataset in description["datasets"]:

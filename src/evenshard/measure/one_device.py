@@ -15,7 +15,7 @@ from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.sequential import whole_tables_cost
+from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, PlacementCost, interquartile_range
@@ -43,7 +43,7 @@ class SequentialHardware:
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measure each device's shard; the all-to-all times come from the link model."""
         computes = [self._measure_shard(shard, task.batch_size) for shard in placement.shards_of(task.tables)]
-        return whole_tables_cost(task, placement, computes, self._link)
+        return combine_whole_tables(task, placement, computes, self._link)
 
     def close(self) -> None:
         """Free the device."""

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.sequential import parts_cost, sequential_cost
+from evenshard.measure.sequential import measure_parts, sequential_cost
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import PartsMeasurer, hardware_of_devices, links_of_request
@@ -59,7 +59,7 @@ def open_measurer(request: PlacementRequest, model: Model, visits: int) -> Itera
     with closing(open_hardware(MeasureConfig(request.hardware, optimizer=request.optimizer))) as opened:
 
         def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
-            rounds = [[parts_cost(opened, task, parts, links) for parts in placements] for _ in range(visits)]
+            rounds = [[measure_parts(opened, task, parts, links) for parts in placements] for _ in range(visits)]
             return [combine_visits(of_one) for of_one in zip(*rounds, strict=True)]
 
         yield measure

@@ -30,7 +30,7 @@ def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) ->
 
     ``computes`` are the costs of devices without communication; a device that is out of memory stays so.
     """
-    waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
+    waits_ms = compute_skew_ms([compute.split_ms[0] for compute in computes])
     times = (ms_D.tolist() for ms_D in (exchanges.input_dist, exchanges.forward, exchanges.backward))
     devices = (
         compute.with_exchange(out, back, wait, inputs) if compute.status == OK else compute
@@ -39,7 +39,7 @@ def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) ->
     return PlacementCost(tuple(devices), all_to_all="modelled")
 
 
-def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
+def compute_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
     """Return the wait of each device, after its own forward, until the slowest joins the all-to-all, ms.
 
     The whole wait counts. On 4 x RTX 2080 Ti an all-to-all ends only 0.91 to 0.98 ms later for each ms of wait, as
@@ -51,7 +51,7 @@ def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
     return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
 
 
-def whole_tables_cost(
+def combine_whole_tables(
     task: ShardingTask, placement: Placement, computes: Sequence[DeviceCost], link: Link
 ) -> PlacementCost:
     """Return the cost of whole tables, each pooled once per sample, without the input dist."""
@@ -63,7 +63,7 @@ def whole_tables_cost(
     return sequential_cost(computes, ExchangeTimes(np.zeros(len(dims)), link.forward_share * backward_D, backward_D))
 
 
-def parts_cost(hardware: Hardware, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> PlacementCost:
+def measure_parts(hardware: Hardware, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> PlacementCost:
     """Measure the cost of a placement of parts on hardware that measures whole tables.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.sequential import whole_tables_cost
+from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.price.costs import DeviceCost, PlacementCost, Provenance
@@ -136,7 +136,7 @@ class SimulatedHardware:
             DeviceCost(fwd, 0.0, 0.0, bwd, fwd * spread, bwd * spread) if fit else DeviceCost.out_of_memory()
             for (fwd, bwd), fit in zip(times, fits, strict=True)
         ]
-        return whole_tables_cost(task, placement, computes, self.link)
+        return combine_whole_tables(task, placement, computes, self.link)
 
     def _draw_noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
         where = np.array(placement.device_of_table, dtype=np.int64).tobytes()

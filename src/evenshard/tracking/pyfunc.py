@@ -44,17 +44,17 @@ NOT_SERVED = {
 
 def build_serving_code() -> ServedCode:
     """Return the script ``mlflow_model.py``, and its parameters."""
-    kinds = {knob.name: knob.scalar or str for knob in _served_knobs()}
+    kinds = {knob.name: knob.scalar or str for knob in _list_knobs()}
     return ServedCode(Path(__file__).with_name("mlflow_model.py"), list_parameters(), kinds)
 
 
 def list_parameters() -> dict[str, Any]:
     """Return the knobs of a registered model with their defaults: plain values, or None."""
-    defaults = {knob.name: knob.default for knob in _served_knobs()}
+    defaults = {knob.name: knob.default for knob in _list_knobs()}
     return {**defaults, "num_devices": DEFAULT_DEVICES}
 
 
-def _served_knobs() -> tuple[Knob, ...]:
+def _list_knobs() -> tuple[Knob, ...]:
     return tuple(knob for knob in place_knobs() if knob.scalar is not None and knob.name not in NOT_SERVED)
 
 

@@ -303,7 +303,7 @@ def intrude(hardware: CollectiveHardware, out: Path) -> None:
     """A session in which another process writes the next job."""
     assert hardware.run_on_all(RankOf(), "asking") == [0, 1]
     store = dist.PrefixStore("evenshard", next(rendezvous("env://"))[0])
-    hardware._hand_out = lambda job: store.set("job/1", pickle.dumps(Intruder(out / "intruder")))  # type: ignore
+    hardware._publish_job = lambda job: store.set("job/1", pickle.dumps(Intruder(out / "intruder")))  # type: ignore
     hardware.run_on_all(RankOf(), "asking")
 
 
@@ -424,8 +424,8 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
     assert all(len(times) == 3 * 2 and min(times) > 0 for times in notes["collective_times"])
     assert type(notes["unanswerable"]) is MeasurementFailed
     assert "answer is invalid while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
-    assert type(notes["no_groups"]) is BadInput and "ranks do not fill groups of" in str(notes["no_groups"])
-    assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks sends" in str(notes["unevenly"])
+    assert type(notes["no_groups"]) is BadInput and "ranks cannot be divided into groups of" in str(notes["no_groups"])
+    assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks" in str(notes["unevenly"])
 
 
 @pytest.mark.slow
@@ -543,7 +543,7 @@ def test_two_devices_may_run_out_of_memory_one_after_the_other(notes: dict[str, 
 @pytest.mark.slow
 def test_a_failing_kernel_names_its_rank(notes: dict[str, Any]) -> None:
     assert type(notes["failed"]) is MeasurementFailed
-    assert str(notes["failed"]) == "rank 1, measuring task: a bad kernel"
+    assert str(notes["failed"]) == "rank 1 cannot measure task: a bad kernel"
     assert type(notes["bad_input"]) is BadInput and "mixed weight_bits" in str(notes["bad_input"])
 
 

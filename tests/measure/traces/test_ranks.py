@@ -10,7 +10,7 @@ import pytest
 
 from evenshard.base.errors import BadFile, BadInput
 from evenshard.loop.observe import observation_text
-from evenshard.measure.traces.collectives import CollectiveKind, collectives
+from evenshard.measure.traces.collectives import CollectiveKind, find_collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.measure.traces.ranks import observe
 from evenshard.price.step_time import step_ms
@@ -210,7 +210,7 @@ def test_each_all_to_all_is_known_by_what_started_it(tmp_path: Path) -> None:
     trace.kernel("gemm", 900, 6100, 9, MAIN)
     trace.op("aten::mm", 895, 20)
     (read,) = read_traces(trace.save(tmp_path / "trace.json"))
-    assert [one.kind for one in collectives(read)] == [*KIND_OF_OPERATOR.values(), "input", "other", "other"]
+    assert [one.kind for one in find_collectives(read)] == [*KIND_OF_OPERATOR.values(), "input", "other", "other"]
 
 
 def test_gloo_works_off_the_exchanges_of_rows_and_columns_in_order(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_gloo_works_off_the_exchanges_of_rows_and_columns_in_order(tmp_path: Pat
     document["distributedInfo"]["backend"] = "gloo"
     (tmp_path / "trace.json").write_text(json.dumps(document))
     (read,) = read_traces(tmp_path / "trace.json")
-    found = [(one.kind, one.duration_us) for one in collectives(read)]
+    found = [(one.kind, one.duration_us) for one in find_collectives(read)]
     assert found == [("input", 1), ("forward", 2), ("forward", 3), ("backward", 4), ("backward", 5), ("other", 6)]
 
 
@@ -268,7 +268,7 @@ def test_the_exchanges_of_eight_ranks_take_what_others_read() -> None:
 def test_rows_that_gpus_reduce_and_scatter_are_communication_of_embeddings() -> None:
     """In each of 5 steps, 2 reduce-scatters and 2 all-to-alls, and the same backward."""
     (read,) = read_traces(truth_file("traces/a100_80gb_16ranks.json.gz"))
-    kinds = [one.kind for one in collectives(read)]
+    kinds = [one.kind for one in find_collectives(read)]
     assert {kind: kinds.count(kind) for kind in kinds} == {"input": 25, "forward": 20, "backward": 20, "other": 10}
 
 

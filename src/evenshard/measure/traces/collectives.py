@@ -49,7 +49,7 @@ class Collective:
     duration_us: float
 
 
-def collectives(trace: Trace) -> list[Collective]:
+def find_collectives(trace: Trace) -> list[Collective]:
     """Return the collectives of a trace, of NCCL on GPUs or gloo on CPUs, in the order of queueing."""
     found = [
         _collective(trace, kernel.op, kernel.start_us, kernel.duration_us)

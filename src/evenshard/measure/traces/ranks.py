@@ -15,7 +15,7 @@ from evenshard.measure.traces.collectives import (
     Collective,
     CollectiveKind,
     StepCollectives,
-    collectives,
+    find_collectives,
     split_waiting,
 )
 from evenshard.measure.traces.fused_calls import DENSE, FusedCall, list_fused_calls, missing_calls_error
@@ -188,7 +188,7 @@ def read_ranks(paths: Sequence[Path]) -> list[TracedRank]:
             problem = f"it is from rank {trace.rank}, like {by_rank[trace.rank].trace.source}"
             raise BadFile(trace.source, problem, "Pass one trace per rank of one training.")
         without_events = replace(trace, ops=(), gpu_work=())
-        by_rank[trace.rank] = TracedRank(without_events, list_fused_calls(trace), collectives(trace))
+        by_rank[trace.rank] = TracedRank(without_events, list_fused_calls(trace), find_collectives(trace))
         first = next(iter(by_rank.values())).trace
         if trace.world_size != first.world_size:
             problem = f"it is from a training on {trace.world_size} ranks, but {first.source} on {first.world_size}"
