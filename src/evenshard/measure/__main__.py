@@ -1,4 +1,4 @@
-"""Measurement of a plan on a machine with only torch, NumPy and FBGEMM, under torchrun on all GPUs; see ``plan.py``."""
+"""Measurement of a plan on a machine with only torch, NumPy and FBGEMM; under torchrun, on all of its GPUs."""
 
 from __future__ import annotations
 

@@ -203,11 +203,11 @@ def format_inventory() -> str:
             text_table(links, "<<>>>>><", width=_width()),
             "",
             *textwrap.wrap(
-                "factor: 90 % of times are within this factor of the model; without held-out measurements it is "
-                "assumed. Every answer's interval uses the device's factor for kernels and the link's factor for "
-                "communication. held out: measurements that the fit did not use. GB/s: NCCL's bus bandwidth of an even "
-                f"all-to-all on {GPUS_OF_A_NODE} GPUs, or on as many as the link connects; for links between nodes "
-                "(tier inter), per GPU. Links also have aliases, such as h100_nvlink and ib_400g.",
+                "90 % of measured times are within the factor of the model; without measurements the factor is "
+                "assumed. Intervals use the device's factor for kernels and the link's factor for communication. The "
+                "fit did not use held-out measurements. GB/s is NCCL's bus bandwidth of an even all-to-all on "
+                f"{GPUS_OF_A_NODE} GPUs, or on as many as the link connects; for links between nodes (inter) it is the "
+                "bandwidth per GPU between nodes. Links also have aliases, such as h100_nvlink and ib_400g.",
                 _width(),
             ),
         ]
