@@ -273,7 +273,7 @@ def test_where_one_device_is_out_of_memory_none_runs(notes: dict[str, Any]) -> N
     [
         ("bits", "one of 16 and 32"),
         ("odd", "batch_size is 25, which "),
-        ("devices", "processes. Start --nproc-per-node"),
+        ("devices", "Start it with --nproc-per-node"),
         ("bf16", "Quantized communication"),
         ("holes", "has shards with the rows"),
     ],

@@ -85,7 +85,7 @@ class MeasureParts(PlacementJob):
         """Check the job; see ``RankJob``."""
         super().check(num_ranks)
         if self.batch_size % num_ranks:
-            raise ValueError(f"batch_size is {self.batch_size}, which is not a multiple of {num_ranks} ranks")
+            raise ValueError(f"batch_size is {self.batch_size}, which is not divisible by {num_ranks} ranks")
 
     def run(self, worker: Worker) -> Finding:
         """Run this rank's part; see ``RankJob``. If a rank runs out of memory, all ranks report it."""
