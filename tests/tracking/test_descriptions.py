@@ -108,7 +108,7 @@ def test_the_same_weights_are_registered_once(client: Any, workdir: Path, caplog
     (first,) = client.search_model_versions("name = 'evenshard-cost'")
     with caplog.at_level(logging.INFO, "evenshard"):
         evaluated(workdir, commit="def")
-    assert "models:/evenshard-cost/1 has these weights already" in caplog.text
+    assert "models:/evenshard-cost/1 already has these weights" in caplog.text
     assert [str(one.version) for one in client.search_model_versions("name = 'evenshard-cost'")] == ["1"]
     assert [str(one.version) for one in client.search_model_versions("name = 'evenshard-policy'")] == ["1"]
     experiment = client.get_experiment_by_name("evenshard").experiment_id

@@ -168,7 +168,7 @@ class CollectiveHardware:
     def _check_size(self, num_devices: int, what: str) -> None:
         if num_devices != self._size:
             raise BadInput(
-                f"task {what} has {num_devices} devices, but torchrun started {self._size} processes. Start it with "
+                f"{what} has {num_devices} devices, but torchrun started {self._size} processes. Start it with "
                 f"--nproc-per-node {num_devices}."
             )
 
