@@ -23,7 +23,7 @@ from evenshard.base.errors import TrackingFailed
 from evenshard.base.process import on_sigterm, terminate
 from evenshard.base.provenance import params_hash
 from evenshard.tracking import run_files
-from evenshard.tracking.client import add_time_limits, delay_sigterm, first_line
+from evenshard.tracking.client import add_time_limits, first_line, protect_database
 from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop, flatten
@@ -205,7 +205,7 @@ def test_an_order_to_end_waits_for_a_database_but_not_for_a_server(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     done: list[str] = []
-    with on_sigterm(terminate), pytest.raises(SystemExit), delay_sigterm():
+    with on_sigterm(terminate), pytest.raises(SystemExit), protect_database():
         signal.raise_signal(signal.SIGTERM)
         done.append("the block")
     assert bool(done) == waits

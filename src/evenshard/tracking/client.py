@@ -179,7 +179,7 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
         yield
 
 
-def delay_sigterm() -> AbstractContextManager[None]:
+def protect_database() -> AbstractContextManager[None]:
     """Delay SIGTERM to the end of the block if the client uses a database directly, not a server.
 
     An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for

@@ -30,9 +30,9 @@ from evenshard.base.outputs import atomic_path
 from evenshard.tracking.client import (
     address,
     connect,
-    delay_sigterm,
     first_line,
     is_refusal,
+    protect_database,
     short_timeouts,
     write_together,
 )
@@ -134,7 +134,7 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
         for path in map(Path, (*(source for source, _ in record.files), *record.model.values())):
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError("it names a file outside its folder")
-        with delay_sigterm(), short_timeouts(max_retries):
+        with protect_database(), short_timeouts(max_retries):
             client = connect()
             run_id = _open_run(client, record)
             if run_id and client.get_run(run_id).data.tags.get(LOGGED_TAG) != folder.name:
@@ -166,7 +166,7 @@ def start_run(record: Record) -> None:
     Raises:
         Exception: MLflow, SQLAlchemy and requests raise dozens of types.
     """
-    with delay_sigterm(), short_timeouts(0):
+    with protect_database(), short_timeouts(0):
         _open_run(connect(), record)
 
 
