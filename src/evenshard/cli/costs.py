@@ -36,7 +36,7 @@ ADD = "add"  # `evenshard hardware add`, in place of the name of hardware
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.cli.describe import describe_file, file_text
-    from evenshard.measure.describe import describe, format_description
+    from evenshard.measure.describe import describe
 
     costs = [path for path in args.files if path.suffix == ".parquet"]
     others = [describe_file(path) for path in args.files if path not in costs]
@@ -46,7 +46,7 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.json:
         print(json.dumps({**description, "files": others}, indent=1))
     else:
-        print("\n\n".join([*map(file_text, others), *([text(description)] if costs else [])]))
+        print("\n\n".join([*map(file_text, others), *([format_description(description)] if costs else [])]))
     spread_pct = description["noise"]["within_run_pct"] if costs else None  # None without repeated measurements
     if args.max_noise is not None and (spread_pct or 0.0) > args.max_noise:
         raise DatasetRefused(
