@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, SUFFIX, TRANSFERRED
-from evenshard.loop.sharder_comparison import Interval, common_tasks, fastest
+from evenshard.loop.sharder_comparison import Interval, common_tasks, find_fastest
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.sharders.simple import SINGLE_COST
 
@@ -53,7 +53,7 @@ def comparison(measured: Mapping[str, Measured], balance: bool = False) -> dict[
     ms_of = {name: one.task_ms for name, one in measured.items()}
     common = common_tasks(ms_of)
     costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
-    best = fastest(costs, [name for name in HEURISTICS if name != "random"])
+    best = find_fastest(costs, [name for name in HEURISTICS if name != "random"])
     sharders = {}
     for name, one in measured.items():
         row = _row(name, costs, best) | {

@@ -36,7 +36,7 @@ ADD = "add"  # `evenshard hardware add`, in place of the name of hardware
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.cli.describe import describe_file, file_text
-    from evenshard.measure.describe import describe
+    from evenshard.measure.describe import describe, format_description
 
     costs = [path for path in args.files if path.suffix == ".parquet"]
     others = [describe_file(path) for path in args.files if path not in costs]
