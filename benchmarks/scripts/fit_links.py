@@ -29,7 +29,7 @@ from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link,
 from evenshard.price.evidence import Evidence
 from evenshard.price.hardware import link_profile_path
 from evenshard.price.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
-from evenshard.price.link_model import ALL_TO_ALL, Curve, Link, curve_at, moved_share
+from evenshard.price.link_model import ALL_TO_ALL, Curve, Link, bus_factor, curve_at
 from evenshard.tables.reuse import FloatArray
 
 FILE = "nccl.csv"
@@ -85,7 +85,7 @@ def read_truth(folder: Path) -> tuple[Truth, int]:
             if is_noise([one for _, one in ordered], at):
                 noise += 1
             else:
-                found[link][collective, num].append((moved_share(collective, num) * size, us))
+                found[link][collective, num].append((bus_factor(collective, num) * size, us))
     return {
         link: {kind: Rows(*np.array(sorted(rows)).T) for kind, rows in of_kind.items()}
         for link, of_kind in found.items()

@@ -30,14 +30,14 @@ from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import (
     GRADIENT_BYTES,
-    all_reduced_bytes,
+    all_reduce_bytes,
     all_to_all_bytes,
-    node_reduced_bytes,
-    reduced_bytes,
+    node_reduce_scatter_bytes,
+    reduce_scatter_bytes,
     volumes_of,
 )
 from evenshard.price.gpu_profile import gpu_profile
-from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, list_held_parts
 from evenshard.price.link_model import BYTES_PER_VALUE
 from evenshard.price.shard_work import WorkCounter
 from evenshard.tables.reuse import FloatArray
@@ -84,7 +84,7 @@ class LinearModel:
         """Predict a training step, ms: the slowest device's kernels and bytes, and the latencies of all collectives."""
         by_table = parts_by_table(task, parts)
         calls: dict[tuple[KernelCall, int], list[Lookup]] = {}
-        for held in held_parts(task, by_table):
+        for held in list_held_parts(task, by_table):
             calls.setdefault((held.call, held.device), []).extend(held.lookups)
         compute_D = np.zeros(task.num_devices)
         for (_, device), lookups in calls.items():
@@ -96,14 +96,14 @@ class LinearModel:
         machine, batch = task.machine, task.batch_size * BYTES_PER_VALUE
         outputs = (
             all_to_all_bytes(machine, volumes.sent * batch / task.num_devices),
-            reduced_bytes(machine, volumes.summed * batch),
-            *node_reduced_bytes(machine, volumes.summed_in_node * batch),
+            reduce_scatter_bytes(machine, volumes.summed * batch),
+            *node_reduce_scatter_bytes(machine, volumes.summed_in_node * batch),
         )
         moved = [
             all_to_all_bytes(machine, volumes.input_bytes * task.local_batch),
             *outputs,
             *(one.back for one in outputs),
-            all_reduced_bytes(machine, np.full(task.num_devices, replicated_bytes)),
+            all_reduce_bytes(machine, np.full(task.num_devices, replicated_bytes)),
         ]
         link = self._link
         bytes_ms_D = sum(one.intra / link["intra_gb_s"] + one.inter / link["inter_gb_s"] for one in moved)

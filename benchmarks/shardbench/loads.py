@@ -19,7 +19,7 @@ from typing import Any
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
-from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, list_held_parts
 from evenshard.tables.table import Table
 
 
@@ -103,7 +103,7 @@ def _order(value: Any) -> str:
 def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:
     """Return the kernel calls of each device in a step, in the order of the devices."""
     calls: dict[tuple[int, KernelCall, int], list[Sequence[Lookup]]] = defaultdict(list)
-    for held in held_parts(task, parts_by_table(task, parts)):
+    for held in list_held_parts(task, parts_by_table(task, parts)):
         table = held.lookups[0].table
         width = table.embedding_dim if table.is_sequence else 0  # outputs of a call for sequences have one width
         for device in range(task.num_devices) if held.device == EVERY_DEVICE else (held.device,):

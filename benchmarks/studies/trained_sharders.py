@@ -175,7 +175,7 @@ def _predictions(
         return {"dreamshard": [], "convex": [], "convex_low": [], "convex_high": []}
     predicted = predict_whole(model, [(task, placement) for placement in placements])
     return {
-        "dreamshard": [dreamshard.predicted_ms(task, placement) for placement in placements],
+        "dreamshard": [dreamshard.predict_ms(task, placement) for placement in placements],
         "convex": [one.predicted_ms for one in predicted],
         "convex_low": [one.low_ms for one in predicted],
         "convex_high": [one.high_ms for one in predicted],

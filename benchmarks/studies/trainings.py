@@ -105,7 +105,7 @@ def train_dreamshard(
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"round{number}-{len(measured):05d}"
             measured.append(MeasuredPlacement(name, number, who, task, placement.parts(task.tables), cost, provenance))
-        this_round, known = Round(number, config.num_rounds), dreamshard_fit.whole_placements(measured)
+        this_round, known = Round(number, config.num_rounds), dreamshard_fit.select_placements(measured)
         cost_net = dreamshard_fit.cost_net_round(cost_net, known, fit, this_round, generator).checkpoint
         policy, _ = reinforce.policy_round(policy, cost_net.net, tasks, learn, this_round, generator)
     return TrainedDreamShard(cost_net.net, policy.net, normalizer, tuple(measured))

@@ -95,5 +95,5 @@ def test_a_model_of_another_kind_than_the_first_hosts_of_a_file_is_refused(tmp_p
     path = tmp_path / "hosts.yaml"
     hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
     path.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
-    with pytest.raises(BadConfig, match="simulated:a100_80gb is no model of simulated:h100"):
+    with pytest.raises(BadConfig, match="simulated:a100_80gb is not a model of simulated:h100"):
         evenshard.place(TABLES, hosts=path, model="simulated:a100_80gb")

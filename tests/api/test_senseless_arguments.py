@@ -28,7 +28,7 @@ def test_a_batch_that_devices_share_within_a_hundredth(batch: int, devices: int)
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "ok.csv").write_text("name\n")
-    with pytest.raises(BadFile, match=r"ok\.csv: is a file, and a model is a folder\. Name the folder of a round"):
+    with pytest.raises(BadFile, match=r"ok\.csv: is a file, but a model is a folder\. Name the folder of a round"):
         evenshard.place(TABLES, 2, model=tmp_path / "ok.csv")
 
 

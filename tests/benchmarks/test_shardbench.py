@@ -205,9 +205,9 @@ def test_the_linear_model_is_that_of_its_constants() -> None:
     task = BenchMachine.of("h100", 2, 1000).task(both)
     parts = [whole_part(one, (at,)) for at, one in enumerate(both)]
     # The values of 500 samples there and back, and indices of 8 bytes with lengths of 4.
-    moved_ms = 500 * (16 + 16 + 8 + 4) / gpu["intra_gb_s"] * 1e-6
+    transfer_ms = 500 * (16 + 16 + 8 + 4) / gpu["intra_gb_s"] * 1e-6
     latency_ms = 4 * gpu["latency_us"] / 1000
-    assert linear.LinearModel("h100").step_ms(task, parts) == pytest.approx(kernels_ms + moved_ms + latency_ms)
+    assert linear.LinearModel("h100").step_ms(task, parts) == pytest.approx(kernels_ms + transfer_ms + latency_ms)
     # A replica of as many rows again: gradients of 4,000,000 values more, through memory four times and exchanged.
     times = []
     for one in (table, replace(table, num_rows=2 * table.num_rows)):

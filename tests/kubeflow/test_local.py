@@ -22,7 +22,7 @@ from evenshard.cli import main
 from evenshard.kubeflow import local
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
-from evenshard.sharders.checkpoint import kind_in
+from evenshard.sharders.checkpoint import read_kind
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.torchrec.plan.file import load_plan_parts
@@ -87,7 +87,7 @@ def test_the_pipeline_trains_the_method_of_the_settings(workdir: Path) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(one_round))
     assert main(["pipeline", "run", "--num-parts", "1"]) == 0
     folder = the_run(workdir, "train")
-    assert kind_in(folder / "train-cost/cost_net") == "autoshard_cost_net"
+    assert read_kind(folder / "train-cost/cost_net") == "autoshard_cost_net"
     model = load_model(folder / "evaluate/model")
     assert model.policy is not None and model.policy.name == "autoshard"
     metrics = json.loads((folder / "evaluate/report/metrics.json").read_text())

@@ -449,3 +449,17 @@ def test_nothing_waits_in_a_queue_or_on_a_volume_unasked(packages: dict[str, Pat
     for task in pods(packages[name]):
         assert "pvcMount" not in task.platform
         assert not any("kueue" in key for key in task.platform["podMetadata"]["labels"])
+
+
+@pytest.mark.parametrize(("command", "runs_now"), [("submit", True), ("compile", False)])
+def test_only_a_submitted_pipeline_runs_now(command: str, runs_now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables on S3 are hashed only if the run starts immediately."""
+    seen: list[bool] = []
+
+    def build(*_: object, runs_now: bool) -> None:
+        seen.append(runs_now)
+        raise BadConfig("stop here.")
+
+    monkeypatch.setattr("evenshard_pipelines.build.build", build)
+    flags = ["--endpoint", "http://127.0.0.1:9", "--namespace", "n"] if command == "submit" else ["-o", "out.yaml"]
+    assert main(["pipeline", command, *flags]) == 2 and seen == [runs_now]

@@ -18,8 +18,8 @@ from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
-from evenshard.sharders.checkpoint import kind_in, load_checkpoint
-from evenshard.sharders.learned import LEARNED, learned_in, load_learned_sharder, load_sharder
+from evenshard.sharders.checkpoint import load_checkpoint, read_kind
+from evenshard.sharders.learned import LEARNED, identify_sharder, load_learned_sharder, load_sharder
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking import StageRun
@@ -116,9 +116,9 @@ def test_the_command_says_which_cost_network_is_fitted(loop: Path, monkeypatch: 
     monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
     words = ["train-cost", "--tables", "work/tables.parquet", "--tasks", "work/tasks.json"]
     words += ["--costs", "work/round_1/costs.parquet", "--out"]
-    assert main([*words, "of_settings"]) == 0 and kind_in(Path("of_settings")) == "autoshard_cost_net"
+    assert main([*words, "of_settings"]) == 0 and read_kind(Path("of_settings")) == "autoshard_cost_net"
     assert main([*words, "of_flag", "--method", "dreamshard"]) == 0
-    assert kind_in(Path("of_flag")) == "dreamshard_cost_net"
+    assert read_kind(Path("of_flag")) == "dreamshard_cost_net"
 
 
 def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
@@ -144,10 +144,10 @@ def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) ->
         path = tmp_path / name / "config.json"
         content = json.loads(path.read_text())
         assert content == {"kind": f"dreamshard_{name}", "round": 3, "normalizer": content["normalizer"]}
-    assert learned_in(tmp_path / "policy").name == load_sharder(tmp_path / "cost_net", tmp_path / "policy").name
+    assert identify_sharder(tmp_path / "policy").name == load_sharder(tmp_path / "cost_net", tmp_path / "policy").name
     assert load_sharder(tmp_path / "cost_net", tmp_path / "policy").name == "dreamshard"
     with pytest.raises(BadFile, match="holds a 'dreamshard_cost_net', not the policy of a sharder"):
-        learned_in(tmp_path / "cost_net")
+        identify_sharder(tmp_path / "cost_net")
 
 
 @pytest.mark.slow

@@ -157,8 +157,8 @@ def test_simulated_times_are_not_called_measured() -> None:
 
 def test_the_table_says_what_confirms_a_simulated_device() -> None:
     said = standings_text(STANDINGS, 48, NOISE, H200, DeviceError(12.0, 40)).splitlines()[-1]
-    assert said == "simulated h200: 90 % of times within a factor of 1.13, by 40 held-out measurements"
-    assert "no measurement confirms it" in standings_text(STANDINGS, 48, NOISE, H200, DeviceError())
+    assert said == "Device model h200: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)"
+    assert "(unverified)" in standings_text(STANDINGS, 48, NOISE, H200, DeviceError())
 
 
 def test_simulated_pictures_are_not_those_of_measured_times(tmp_path: Path) -> None:

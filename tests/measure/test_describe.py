@@ -109,9 +109,9 @@ def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path)
     for provenance, said in (
         (
             PROVENANCE,
-            ["simulated adds up: 90 % of times taken to be within a factor of 3.49, since no measurement confirms it"],
+            ["Device model adds up: assumed accurate to a factor of 3.49 (unverified)"],
         ),
-        (confirmed, ["simulated adds up: 90 % of times within a factor of 1.13, by 40 held-out measurements"]),
+        (confirmed, ["Device model adds up: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)"]),
         (replace(PROVENANCE, hardware="cpu: a core"), []),
     ):
         save_costs([replace(one, provenance=provenance)], tmp_path / "costs.parquet")

@@ -195,5 +195,5 @@ def test_a_profile_without_a_source_is_refused(tmp_path: Path) -> None:
     content["num_sms"] = {"value": 80}
     torn = tmp_path / "torn.yaml"
     torn.write_text(yaml.safe_dump(content))
-    with pytest.raises(BadFile, match="num_sms needs value and source"):
+    with pytest.raises(BadFile, match="num_sms needs a value and a source"):
         simulated(str(torn))

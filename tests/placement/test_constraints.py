@@ -21,12 +21,12 @@ from evenshard.placement.placement import (
     separation_groups,
 )
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import no_room, reason
-from evenshard.search.items import PackedItems, Room
+from evenshard.search.infeasibility import find_reason, no_device_error
+from evenshard.search.items import FreeMemory, PackedItems
 from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
-from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, drop_duplicates
+from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, legal_mask_BTD, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
@@ -71,7 +71,7 @@ def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task:
     items = PackedItems.of(of_task.as_whole)
     both = any(len({*item.positions} & {*group}) > 1 for item in items.items for group in of_task.apart)
     for placement in every_placement(of_task):
-        room, devices = Room(items), placement.device_of_table
+        room, devices = FreeMemory(items), placement.device_of_table
         fits = not both and all(len({devices[at] for at in item.positions}) == 1 for item in items.items)
         for item in items.items:
             device = devices[item.positions[0]]
@@ -92,7 +92,7 @@ def test_items_join_groups_that_share_a_table_and_add_up_what_they_take() -> Non
     assert [item.positions for item in items.items] == [(0,), (1, 3, 4), (2,)]
     assert [item.size_bytes for item in items.items] == [8, 8 * 11, 24]
     assert [item.apart for item in items.items] == [(0,), (0, 1), (1,)]
-    room = Room(items)
+    room = FreeMemory(items)
     room.take(items.items[1], {1: 88})
     assert [room.of(item).tolist() for item in items.items] == [[100, -1], [100, -1], [100, -1]]
     assert room.left_D.tolist() == [100, 12]
@@ -165,7 +165,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Sharding
 def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
     if legal:
-        assert reason(of_task.as_whole) is None
+        assert find_reason(of_task.as_whole) is None
         assert any_placement(of_task) in legal
     else:
         with pytest.raises(InfeasibleTask):
@@ -182,14 +182,16 @@ def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
 
 def test_greedy_leaves_room_to_nobody_but_says_who_found_none() -> None:
     of_task = limited(task(sized(3, 3, 2), 2, cap=4 * 4), allowed=(None, None, only(0, 1)))
-    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*; the freest device has"):
+    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*, but no device has more than"):
         GreedySharder("greedy", weight).place(of_task)
 
 
 def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
     of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
-    assert "the freest device of those allowed (devices 0, 2) has" in str(no_room(of_task, [0], [20, 0, 18]))
-    assert "the devices with room hold tables that must stay apart" in str(no_room(of_task, [1], [4, 4, 20]))
+    assert "no device of those allowed (devices 0, 2) has more than" in str(no_device_error(of_task, [0], [20, 0, 18]))
+    assert "all devices with enough memory hold tables that must stay apart" in str(
+        no_device_error(of_task, [1], [4, 4, 20])
+    )
 
 
 def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:
@@ -262,10 +264,10 @@ def test_the_search_brings_no_table_where_it_must_not_live() -> None:
 
 def test_like_placements_on_unlike_devices_are_two() -> None:
     swapped = [Placement((0, 1), 2), Placement((1, 0), 2)]
-    assert distinct(swapped) == distinct(swapped, [0, 0]) == swapped[:1]
-    assert distinct(swapped, [0, 1]) == swapped
+    assert drop_duplicates(swapped) == drop_duplicates(swapped, [0, 0]) == swapped[:1]
+    assert drop_duplicates(swapped, [0, 1]) == swapped
     three = [Placement((0, 1), 3), Placement((0, 2), 3), Placement((1, 2), 3), Placement((2, 0), 3)]
-    assert distinct(three, [0, 1, 1]) == [three[0], three[2], three[3]]
+    assert drop_duplicates(three, [0, 1, 1]) == [three[0], three[2], three[3]]
 
 
 def test_the_search_keeps_like_placements_on_unlike_devices() -> None:
@@ -319,7 +321,7 @@ def test_episodes_are_acted_and_learned_within_each_devices_own_cap() -> None:
     unlike = limited(task(tables, 2), room_bytes=(24, 48))
     batch = EpisodeBatch.of([unlike], NORMALIZER).repeat(16)
     episodes = rollout(batch, builders.cost_net(), builders.policy(), choose_sampled(torch.Generator().manual_seed(0)))
-    mask_BTD = acting_mask_BTD(batch, episodes)
+    mask_BTD = legal_mask_BTD(batch, episodes)
     for episode in range(16):
         assert sorted(episodes.placement(episode, unlike).device_of_table) == [0, 1, 1]
         held = [0, 0]

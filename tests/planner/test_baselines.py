@@ -182,7 +182,7 @@ def test_the_best_rule_of_thumb_may_replicate_and_cut_where_the_request_allows_i
     """As the search prices it; its name says the rule. Whole tables alone have other baselines."""
     tables = (table("costly", 2**20, 128, 100.0), *(table(name, 2**8, 64, 8.0) for name in "abc"))
     (one,) = found(asked(tables=tables), RULE)
-    assert "1 in rows" in one.setting.split(", ") and one.predicted_ms is not None
+    assert "1 row-wise" in one.setting.split(", ") and one.predicted_ms is not None
     (whole,) = found(asked(tables=tables), "lookup_greedy")
     assert whole.predicted_ms is not None and one.predicted_ms < 0.9 * whole.predicted_ms
     assert found(asked(sharding_types=(TABLE_WISE,)), RULE) == ()

@@ -23,7 +23,7 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.search.infeasibility import MORE_ROOM
+from evenshard.search.infeasibility import MORE_CAPACITY
 from evenshard.search.legal_parts import legal_parts
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
@@ -230,9 +230,9 @@ def test_what_tables_need_at_least_has_the_state_of_the_fewest_parts() -> None:
 def test_room_that_is_enough_in_numbers_only_is_a_proof_as_well() -> None:
     asked = adagrad(20_000_000, gb=0.88)
     assert refused(asked).startswith(
-        "table 'a' does not fit the devices that it may live on, however it may be sharded (table_wise, column_wise): "
-        "they have room for 60 of its 64 columns, in parts of at least 4 (cap 0.88 GB each). Raise memory_cap_gb to "
-        "0.97 or num_devices to 4, or allow it more types."
+        "table 'a' does not fit on its allowed devices, however it is sharded (table_wise, column_wise): "
+        "they can hold 60 of its 64 columns, in shards of at least 4 (cap 0.88 GB each). Raise memory_cap_gb to "
+        "0.97 or num_devices to 4, or allow more sharding types."
     )
 
 
@@ -294,7 +294,7 @@ def test_the_memory_of_hosts_that_would_do_is_more_than_the_smallest_host_has() 
     )
     assert "or host_memory_gb to 3" in refused(small)
     assert refused(large) == ""
-    gave_up = refusal(large, InfeasibleTask("nothing was found.", f"{MORE_ROOM}."))
+    gave_up = refusal(large, InfeasibleTask("nothing was found.", f"{MORE_CAPACITY}."))
     assert "host_memory_gb" not in str(gave_up)  # the smallest host has the 3 GB that do
 
 
@@ -310,7 +310,7 @@ def test_the_search_knows_the_types_that_rules_leave() -> None:
     asked = request(8, 8, rules=Rules.of(table_types={"a": "table_row_wise"}))
     assert place_request(asked, untrained(), PlaceConfig()).type_of_table["a"] == ROW_WISE
     nothing = request(8, 8, rules=Rules.of(pinned={"a": 0}, table_types={"a": "row_wise"}))
-    with pytest.raises(InfeasibleTask, match="'a' may only be sharded row_wise, but a rule allows only the devices"):
+    with pytest.raises(InfeasibleTask, match="'a' allows only row_wise sharding, but a rule allows only the devices"):
         place_request(nothing, untrained(), PlaceConfig())
 
 
@@ -375,7 +375,7 @@ def whole_gb(*sizes: float, devices: int, gb: float, **more: Any) -> PlacementRe
 
 def test_what_does_is_named_where_tables_fit_in_numbers_and_not_in_pieces() -> None:
     assert refused(whole_gb(3, 3, 3, devices=2, gb=5)).endswith(
-        "the largest (t0) 3.00 GB. Raise memory_cap_gb to 6.00 or num_devices to 3. Sharded in every way "
+        "the largest (t0) needs 3.00 GB. Raise memory_cap_gb to 6.00 or num_devices to 3. Sharded in every way "
         "(sharding_types left out), the tables fit."
     )
 

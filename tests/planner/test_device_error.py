@@ -23,7 +23,7 @@ from evenshard.planner.explain import explain
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.price.costs import MeasuredPlacement
-from evenshard.price.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
+from evenshard.price.evidence import DeviceError, Evidence, device_text, error_factors, widen_interval
 from evenshard.price.gpu_profile import write_profile
 from evenshard.price.hardware import profile_path
 from evenshard.price.link import link
@@ -40,8 +40,8 @@ from support.request_builders import request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
-    CONFIRMED: "simulated h100: 90 % of times within a factor of 1.13, by 40 held-out measurements",
-    UNCONFIRMED: "simulated h100: 90 % of times taken to be within a factor of 3.49, since no measurement confirms it",
+    CONFIRMED: "Device model h100: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)",
+    UNCONFIRMED: "Device model h100: assumed accurate to a factor of 3.49 (unverified)",
 }
 TABLES = """tables:
 - {name: clicks, num_rows: 2000000, embedding_dim: 128, pooling_factor: 20}
@@ -56,23 +56,23 @@ TABLES = """tables:
 
 def test_two_independent_errors_add_up_as_squares() -> None:
     own, device = 0.3, 0.4
-    low, high = with_device_error(DeviceError(40.0, 40), 10.0, 10 * math.exp(-own), 10 * math.exp(own))
+    low, high = widen_interval(DeviceError(40.0, 40), 10.0, 10 * math.exp(-own), 10 * math.exp(own))
     assert (low, high) == (pytest.approx(10 * math.exp(-0.5)), pytest.approx(10 * math.exp(math.hypot(own, device))))
 
 
 def test_each_end_is_widened_by_its_own_width() -> None:
-    low, high = with_device_error(DeviceError(40.0, 40), 10.0, 10.0, 10 * math.exp(0.3))
+    low, high = widen_interval(DeviceError(40.0, 40), 10.0, 10.0, 10 * math.exp(0.3))
     assert (low, high) == (pytest.approx(10 * math.exp(-0.4)), pytest.approx(10 * math.exp(0.5)))
 
 
 def test_without_a_device_error_the_interval_is_the_models() -> None:
-    assert with_device_error(None, 10.0, 9.0, 12.0) == (9.0, 12.0)
-    assert with_device_error(DeviceError(0.0, 40), 10.0, 9.0, 12.0) == (9.0, 12.0)
+    assert widen_interval(None, 10.0, 9.0, 12.0) == (9.0, 12.0)
+    assert widen_interval(DeviceError(0.0, 40), 10.0, 9.0, 12.0) == (9.0, 12.0)
 
 
 @pytest.mark.parametrize("ends", [(0.0, 0.0, 0.0), (10.0, 0.0, 12.0), (1e-300, 1e-308, 1e300)])
 def test_extreme_intervals_stay_intervals(ends: tuple[float, float, float]) -> None:
-    low, high = with_device_error(UNCONFIRMED, *ends)
+    low, high = widen_interval(UNCONFIRMED, *ends)
     assert 0 <= low <= ends[1] and ends[2] <= high < math.inf
 
 
@@ -109,8 +109,8 @@ def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_pa
     assert one.device_error == CONFIRMED
     assert one.link_error == link(one.link).error
     assert device_error_text(one) == (
-        "simulated mine: 90 % of times within a factor of 1.13, by 40 held-out measurements; exchanges: 90 % of times "
-        "within a factor of 1.78, by 1,099 held-out measurements"
+        "Device model mine: 90 % of kernel times within a factor of 1.13 (40 held-out measurements); communication: "
+        "within 1.78 (1,099)"
     )
 
 
@@ -138,7 +138,7 @@ def test_terminal_and_page_say_it_once(monkeypatch: pytest.MonkeyPatch, error: D
     print_answer(one, file)
     for text in (file.getvalue(), page(one)):
         assert text.count(WORDS[error]) == 1
-    assert ('class="box warn">simulated' in page(one)) == (error == UNCONFIRMED)
+    assert ('class="box warn">Device model' in page(one)) == (error == UNCONFIRMED)
 
 
 def test_real_hardware_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:

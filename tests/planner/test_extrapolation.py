@@ -65,8 +65,8 @@ def test_inside_nothing_is_wider() -> None:
 
 
 def test_only_an_end_that_moves_is_named() -> None:
-    assert (widening_note(1.0, 6.61) or "").endswith("than the model's own (upper end multiplied by 6.61).")
-    both = "(upper end multiplied by 6.61, lower end divided by 2)."
+    assert (widening_note(1.0, 6.61) or "").endswith("range: the upper bound is 6.61x wider.")
+    both = ": the upper bound is 6.61x wider and the lower bound is 2x wider."
     assert (widening_note(2.0, 6.61) or "").endswith(both)
 
 

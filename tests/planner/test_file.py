@@ -191,7 +191,7 @@ def test_more_devices_than_the_models_link_connects_are_noted() -> None:
     for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
         one = place_request(request(*[8] * 9, caps=caps, **whole), of_h200, PlaceConfig(LITTLE))
         assert (one.link, len(one.notes)) == ("nvlink_h200", count)
-    assert one.notes[0].startswith("9 devices are priced as if one node held them all")
+    assert one.notes[0].startswith("9 devices are priced as one node")
     assert place_request(request(*[8] * 9, caps=(ROOM,) * 9, **whole), untrained(), PlaceConfig(LITTLE)).notes == ()
 
 

@@ -240,8 +240,8 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
         "16 x simulated:h100 (a device model, not a GPU), link nvlink_h100 (modelled), batch 65,536, pipeline "
     )
     assert "optimizer rowwise_adagrad. 2.00 GB of each device reserved, for what is not counted: CUDA context" in head
-    assert " simulated h100: " in head
-    assert " 16 devices are priced as if one node held them all" in head
+    assert "Device model h100: " in head
+    assert " 16 devices are priced as one node" in head
     record = json.loads(out.read_text())
     assert record["link"] == "nvlink_h100" and len(record["notes"]) == 1
     assert main(["place", str(table_file), "--devices", "8", "--allow-column-split"]) == 0

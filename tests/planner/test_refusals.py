@@ -104,14 +104,16 @@ def test_tables_that_stay_together_have_a_kernel_in_common() -> None:
     kernels = {"a": (FUSED,), "b": ("fused_uvm",)}
     machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
     asked = request(8, 8, machine=machine, rules=Rules(together=(("a", "b"),), table_kernels=kernels))
-    with pytest.raises(InfeasibleTask, match="tables 'a, b' stay together, and no kernel is allowed for all of them"):
+    with pytest.raises(
+        InfeasibleTask, match="tables 'a, b' must stay together, but no kernel is allowed for all of them"
+    ):
         answer(asked)
 
 
 def test_replicas_are_in_device_memory_or_nowhere() -> None:
     machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
     rules = Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)})
-    with pytest.raises(InfeasibleTask, match="'a' may only be sharded data_parallel, and only be kept fused_uvm"):
+    with pytest.raises(InfeasibleTask, match="'a' allows only data_parallel sharding, but replicas need device memory"):
         answer(request(8, 8, machine=machine, rules=rules))
 
 

@@ -67,12 +67,12 @@ def test_cpus_train_tables_of_any_width() -> None:
 def test_tables_that_no_sharding_type_makes_narrow_enough_are_refused(table: Table, asked: dict[str, Any]) -> None:
     task = request(table, NARROW, **asked).task()
     assert not task.types[0] and task.types[1]
-    with pytest.raises(InfeasibleTask, match=r"columns are more than the 2,048 .* Cut it by columns over \d+ devices"):
+    with pytest.raises(InfeasibleTask, match=r"more than the 2,048 .* Shard it column_wise over \d+ devices"):
         legal_parts(task)
 
 
 def test_one_device_refuses_in_one_line() -> None:
-    with pytest.raises(InfeasibleTask, match=f"^table 'wide' cannot be placed, but {LIMIT}. Cut it by columns over 2"):
+    with pytest.raises(InfeasibleTask, match=f"^table 'wide' cannot be placed because {LIMIT}. Shard it"):
         evenshard.place([WIDE], num_devices=1, hardware="h100")
 
 

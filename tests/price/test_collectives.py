@@ -29,9 +29,9 @@ from evenshard.price.collectives import (
     all_to_all_ms,
     distinct_share,
     exchange_times,
-    node_reduced_bytes,
+    node_reduce_scatter_bytes,
     part_volume,
-    reduced_bytes,
+    reduce_scatter_bytes,
     volumes_of,
 )
 from evenshard.price.link import LINKS
@@ -88,22 +88,27 @@ def test_all_to_all_bytes_by_hand() -> None:
 
 def test_reduce_scatter_bytes_by_hand() -> None:
     """Half of the buffer to the neighbour; of the other half, half to the other node. A device without rows joins."""
-    moved = reduced_bytes(MACHINE, numbers(80, 80, 80, 0))
+    moved = reduce_scatter_bytes(MACHINE, numbers(80, 80, 80, 0))
     assert moved.intra.tolist() == [40] * 4 and moved.inter.tolist() == [20] * 4
 
 
 def test_node_reduce_bytes_by_hand() -> None:
     """In the first node half of the buffer; the sums of half of the samples are for two devices, one over there."""
-    in_node, between = node_reduced_bytes(MACHINE, numbers(80, 80, 0, 0))
+    in_node, between = node_reduce_scatter_bytes(MACHINE, numbers(80, 80, 0, 0))
     assert in_node.intra.tolist() == [40, 40, 0, 0] and not in_node.inter.any()
     assert between.inter.tolist() == [20, 20, 20, 20]  # the other node receives what this one sends
     assert between.inter_sent.tolist() == [20, 20, 0, 0] and not between.intra.any()
-    assert node_reduced_bytes(MACHINE, numbers(80, 0, 0, 0))[0].intra.tolist() == [40, 40, 0, 0]  # one has no rows
+    assert node_reduce_scatter_bytes(MACHINE, numbers(80, 0, 0, 0))[0].intra.tolist() == [
+        40,
+        40,
+        0,
+        0,
+    ]  # one has no rows
 
 
 def test_in_a_domain_of_two_nodes_sums_go_over_the_fast_link() -> None:
     pods = Nodes(8, 2, nodes_per_domain=2, inter="slow")
-    in_node, between = node_reduced_bytes(pods, numbers(80, 80, 0, 0, 0, 0, 0, 0))
+    in_node, between = node_reduce_scatter_bytes(pods, numbers(80, 80, 0, 0, 0, 0, 0, 0))
     assert in_node.intra.tolist() == [40, 40, 0, 0, 0, 0, 0, 0]
     assert between.intra.tolist() == [10, 10, 10, 10, 0, 0, 0, 0]  # to the domain's other node
     assert between.inter.tolist() == [20, 20, 0, 0, 10, 10, 10, 10]  # 10 to each of two nodes

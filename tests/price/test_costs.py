@@ -71,10 +71,10 @@ def test_of_a_shard_timed_as_a_whole_the_sum_is_known_and_no_part() -> None:
         ({"fwd_bwd_compute_ms": math.nan}, "fwd_bwd_compute_ms is nan, not a time"),
         ({"fwd_bwd_compute_ms": -1.0}, "fwd_bwd_compute_ms is -1.0, not a time"),
         ({"fwd_bwd_compute_ms": None}, "fwd_compute_ms is None, not a time"),
-        ({"fwd_compute_ms": 1.0}, "fwd_bwd_compute_ms is given beside its parts"),
-        ({"bwd_compute_ms": 1.0}, "fwd_bwd_compute_ms is given beside its parts"),
-        ({"bwd_all_to_all_ms": 1.0}, "timed as a whole has other times"),
-        ({"fwd_wait_ms": 1.0}, "timed as a whole has other times"),
+        ({"fwd_compute_ms": 1.0}, "fwd_bwd_compute_ms is given together with its parts"),
+        ({"bwd_compute_ms": 1.0}, "fwd_bwd_compute_ms is given together with its parts"),
+        ({"bwd_all_to_all_ms": 1.0}, "given together with communication or wait times"),
+        ({"fwd_wait_ms": 1.0}, "given together with communication or wait times"),
     ],
 )
 def test_a_whole_and_its_parts_are_not_both_given(change: dict[str, Any], why: str) -> None:
@@ -93,7 +93,7 @@ def test_times_at_the_limits_are_costs() -> None:
     assert time_problem("it", 0) is time_problem("it", MOST_MS) is time_problem("it", 0.5) is None
     assert moment_problem("it", 0.0) is moment_problem("it", LAST_MOMENT) is None
     more = math.nextafter(LAST_MOMENT, math.inf)
-    assert moment_problem("it", more) == f"it is {more}, not a moment in seconds from 1970 to the year 9999"
+    assert moment_problem("it", more) == f"it is {more}, not a Unix timestamp up to the year 9999"
 
 
 def test_the_times_of_a_cost_without_a_problem_are_not_gone_through_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_the_times_of_a_cost_without_a_problem_are_not_gone_through_one_by_one(m
     [
         (replace(FULL, status="tired"), "status is 'tired'"),
         (replace(FULL, status=None), "status is None"),  # type: ignore[arg-type]
-        (DeviceCost(1.0, 1.0, 1.0, 1.0, status=OUT_OF_MEMORY), "out_of_memory has times"),
+        (DeviceCost(1.0, 1.0, 1.0, 1.0, status=OUT_OF_MEMORY), "out_of_memory, but times are given"),
         (replace(FULL, status="ok"), "fwd_compute_ms is inf, not a time"),
     ],
 )
@@ -120,7 +120,7 @@ def test_status_and_times_belong_together(device: DeviceCost, why: str) -> None:
 def test_a_placement_has_devices_and_a_measurement_hardware() -> None:
     with pytest.raises(MeasurementFailed, match="at least one device"):
         PlacementCost((), "modelled")
-    with pytest.raises(MeasurementFailed, match="hardware is 'abacus', which is none of cpu, cuda, simulated"):
+    with pytest.raises(MeasurementFailed, match="hardware is 'abacus', not one of cpu, cuda, simulated"):
         replace(PROVENANCE, hardware="abacus")
 
 

@@ -22,7 +22,7 @@ from evenshard.price.device_model import (
     overlap,
     pass_ms,
     sort_passes,
-    updated_state_bytes,
+    state_update_bytes,
 )
 from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.price.hardware import profile_names
@@ -330,7 +330,7 @@ def test_gradients_rows_and_states_from_the_l2_and_from_memory_by_hand(
     of_16_rows = Table("t", 16, 64, 4.0, all_in_bin(2), 16)
     updated = 2 * 16 * (128 + state_bytes_per_row)
     l2_ns, memory_ns = (64 * 256 + updated) / 2, (16 * 256 + updated) / 1.5
-    assert updated_state_bytes(work_of(of_16_rows, batch_size=16), optimizer)[0] == 16 * state_bytes_per_row
+    assert state_update_bytes(work_of(of_16_rows, batch_size=16), optimizer)[0] == 16 * state_bytes_per_row
     for constants, expected in (
         ({"l2_gb_s": 2.0}, l2_ns),
         ({"hbm_gb_s": 3.0}, memory_ns),

@@ -177,7 +177,7 @@ def test_the_profile_goes_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"l1_kb": None}, "gpu.yaml: l1_kb is missing. A data sheet says vendor, link, num_sms, clock_ghz"),
+        ({"l1_kb": None}, "gpu.yaml: l1_kb is missing. A data sheet needs vendor, link, num_sms, clock_ghz"),
         ({"clock_ghz": 1740}, "clock_ghz is 1740, not a number from 0.1 to 20"),
         ({"hbm_gb_s": 0.696}, "hbm_gb_s is 0.696, not a number from 20"),
         ({"num_sms": "many"}, "num_sms is 'many', not a number"),

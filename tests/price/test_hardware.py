@@ -89,7 +89,7 @@ def test_measurements_are_of_a_known_kind() -> None:
     for known in ("cpu", "cuda: NVIDIA H200 x 8", "simulated: h200"):
         assert provenance_problem(known) is None
     for unknown in ("auto", "abacus", "", "h200"):
-        assert provenance_problem(unknown) == f"hardware is '{unknown}', which is none of cpu, cuda, simulated"
+        assert provenance_problem(unknown) == f"hardware is '{unknown}', not one of cpu, cuda, simulated"
 
 
 def test_a_name_opens_as_its_kind_says() -> None:

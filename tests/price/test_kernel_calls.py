@@ -10,7 +10,14 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Span, Storage, TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
-from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts, lookups_of, part_lookups
+from evenshard.price.kernel_calls import (
+    EVERY_DEVICE,
+    KernelCall,
+    Lookup,
+    list_held_parts,
+    part_lookups,
+    split_features,
+)
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, ROOMY, table
 
@@ -36,12 +43,12 @@ def part(whole: Table, devices: tuple[int, ...], rows: Span | None = None, colum
 
 
 def test_a_plain_table_is_looked_up_as_it_is() -> None:
-    assert lookups_of(PLAIN, 64) == (Lookup(PLAIN, 64),)
+    assert split_features(PLAIN, 64) == (Lookup(PLAIN, 64),)
 
 
 def test_each_feature_is_a_table_with_bags_of_its_own() -> None:
     plain = replace(SHARED, feature_names=(), feature_pooling_factors=())
-    assert lookups_of(SHARED, 64) == (
+    assert split_features(SHARED, 64) == (
         Lookup(replace(plain, name="shared#0", pooling_factor=1.0), 64),
         Lookup(replace(plain, name="shared#1", pooling_factor=4.0), 64),
     )
@@ -49,12 +56,12 @@ def test_each_feature_is_a_table_with_bags_of_its_own() -> None:
 
 def test_bags_of_a_sequence_are_samples_and_a_model_of_pooled_lookups_sees_bags_of_one() -> None:
     """64 samples with 3.25 lookups each: 208 bags of one; where lookups are no whole number, the bags hold the rest."""
-    (found,) = lookups_of(SEQUENCE, 64)
+    (found,) = split_features(SEQUENCE, 64)
     assert found == Lookup(SEQUENCE, 64)
     assert found.pooled == Lookup(replace(SEQUENCE, pooling="sum", pooling_factor=1.0), 208)
-    (odd,) = lookups_of(replace(SEQUENCE, pooling_factor=0.03), 50)  # 1.5 lookups
+    (odd,) = split_features(replace(SEQUENCE, pooling_factor=0.03), 50)  # 1.5 lookups
     assert (odd.pooled.bags, odd.pooled.table.pooling_factor) == (2, 0.75)
-    (empty,) = lookups_of(replace(SEQUENCE, pooling_factor=0.0), 50)
+    (empty,) = split_features(replace(SEQUENCE, pooling_factor=0.0), 50)
     assert (empty.pooled.bags, empty.pooled.table.pooling_factor) == (1, 0.0)
     assert Lookup(PLAIN, 64).pooled == Lookup(PLAIN, 64)
 
@@ -62,8 +69,8 @@ def test_bags_of_a_sequence_are_samples_and_a_model_of_pooled_lookups_sees_bags_
 def test_sequences_of_several_features_are_one_table_of_the_samples_of_each() -> None:
     """Whose rows they share: what is distinct is so among all their lookups."""
     both = replace(SEQUENCE, feature_pooling_factors=(3.0, 0.25))
-    assert lookups_of(both, 64) == (Lookup(replace(SEQUENCE, pooling_factor=1.625), 128),)
-    assert lookups_of(both, 64)[0].pooled == lookups_of(SEQUENCE, 64)[0].pooled
+    assert split_features(both, 64) == (Lookup(replace(SEQUENCE, pooling_factor=1.625), 128),)
+    assert split_features(both, 64)[0].pooled == split_features(SEQUENCE, 64)[0].pooled
 
 
 def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
@@ -78,10 +85,10 @@ def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
 
 def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
     named = replace(PLAIN, feature_names=("x",))
-    assert lookups_of(named, 64) == lookups_of(PLAIN, 64)
-    assert lookups_of(replace(PLAIN, miss_ratios=(0.5,) * 14 + (0.0,)), 64) == lookups_of(PLAIN, 64)
+    assert split_features(named, 64) == split_features(PLAIN, 64)
+    assert split_features(replace(PLAIN, miss_ratios=(0.5,) * 14 + (0.0,)), 64) == split_features(PLAIN, 64)
     hot = replace(PLAIN, row_shares=(0.9, 0.1))  # where it reads rows, it does see
-    assert [one.table for one in lookups_of(hot, 64)] == [hot]
+    assert [one.table for one in split_features(hot, 64)] == [hot]
 
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:
@@ -94,7 +101,7 @@ def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> N
 def test_replicas_are_looked_up_for_the_samples_of_one_device() -> None:
     task = task_of(PLAIN, SHARED)
     placed = parts_by_table(task, [part(PLAIN, (0, 1, 2, 3)), part(SHARED, (1,))])
-    replica, whole = held_parts(task, placed)
+    replica, whole = list_held_parts(task, placed)
     assert (replica.device, replica.call.is_dense, replica.lookups) == (EVERY_DEVICE, True, (Lookup(PLAIN, 16),))
     assert (whole.device, whole.call.is_dense) == (1, False)
     assert [one.bags for one in whole.lookups] == [64, 64]
@@ -103,7 +110,7 @@ def test_replicas_are_looked_up_for_the_samples_of_one_device() -> None:
 def test_replicas_repeat_less_than_the_whole_batch_does() -> None:
     twice = replace(PLAIN, reuse_bins=(0.0, 1.0) + (0.0,) * 15)
     task = task_of(twice, devices=2)
-    (replica,) = held_parts(task, parts_by_table(task, [part(twice, (0, 1))]))
+    (replica,) = list_held_parts(task, parts_by_table(task, [part(twice, (0, 1))]))
     ((seen, *_),) = replica.lookups
     # Two lookups fall on one device together as often as not: of those that it sees, 1 in 3 twice.
     assert seen.reuse_bins is not None and seen.reuse_bins[:2] == (pytest.approx(2 / 3), pytest.approx(1 / 3))
@@ -118,7 +125,7 @@ def test_deduplicated_sequences_are_looked_up_once_for_each_device_that_sends_th
     assert sent.pooling_factor == pytest.approx(4 * 4 * (1 - 0.75**mean_count) / mean_count)
     assert sent.reuse_bins == (0.0, 1.0) + (0.0,) * 15  # 2.45 devices, taken for two
     task = task_of(four)
-    (replica,) = held_parts(task, parts_by_table(task, [part(four, (0, 1, 2, 3))]))
+    (replica,) = list_held_parts(task, parts_by_table(task, [part(four, (0, 1, 2, 3))]))
     assert replica.lookups[0].table.reuse_bins == pytest.approx(READ_ONCE)
 
 
@@ -141,7 +148,7 @@ def test_a_call_is_of_one_module_type_precision_pooling_and_weighting(
 ) -> None:
     one = replace(PLAIN, **change)
     task = task_of(one)
-    (held,) = held_parts(task, parts_by_table(task, [part(one, (2,))]))
+    (held,) = list_held_parts(task, parts_by_table(task, [part(one, (2,))]))
     assert held.call == KernelCall("", "column_wise", "fp32", "sum", False)._replace(**expected)
 
 
@@ -157,7 +164,7 @@ def test_parts_of_unlike_types_share_no_call() -> None:
         part(columns, (1,), columns=Span(4, 8)),
         part(replica, (0, 1, 2, 3)),
     ]
-    held = list(held_parts(task, parts_by_table(task, parts)))
+    held = list(list_held_parts(task, parts_by_table(task, parts)))
     assert [one.call.sharding_type for one in held] == [
         *["column_wise"] * 2,
         *["row_wise"] * 4,

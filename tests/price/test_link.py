@@ -16,7 +16,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, Volumes, all_to_all_ms, exchange_times
-from evenshard.price.link import ALIASES, LINKS, beyond_span, is_modelled, link, link_name, link_or_own
+from evenshard.price.link import ALIASES, LINKS, is_modelled, link, link_name, resolve_link, warn_beyond_span
 from evenshard.price.link_model import Link
 from support.truth import truth_file
 
@@ -144,13 +144,15 @@ def test_other_names_are_of_links_and_of_no_other() -> None:
 
 
 def test_a_misspelt_link_is_refused_with_the_nearest_ones() -> None:
-    with pytest.raises(BadConfig, match=r"^link is 'nvlink_h10'\. Did you mean nvlink_h100 or nvlink_\w+\? Known are "):
+    with pytest.raises(
+        BadConfig, match=r"^link is 'nvlink_h10'\. Did you mean nvlink_h100 or nvlink_\w+\? Use one of "
+    ):
         link("nvlink_h10")
 
 
 def test_auto_is_an_affordable_network() -> None:
-    assert link_or_own("auto") == "ethernet_25g" and link_or_own("auto", "nvlink_a100") == "nvlink_a100"
-    assert link_or_own("pcie3_host", "nvlink_a100") == "pcie3_host"
+    assert resolve_link("auto") == "ethernet_25g" and resolve_link("auto", "nvlink_a100") == "nvlink_a100"
+    assert resolve_link("pcie3_host", "nvlink_a100") == "pcie3_host"
 
 
 # Links of one's own --------------------------------------------------------------------------------------------------
@@ -184,11 +186,11 @@ def test_a_file_that_is_no_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_more_devices_than_a_link_connects_are_told() -> None:
-    said = beyond_span("nvlink_h200", 16)
+    said = warn_beyond_span("nvlink_h200", 16)
     assert said is not None
-    assert said.startswith("16 devices are priced as if one node held them all, each with 309 GB/s a direction, ")
-    assert "but nvlink_h200 connects 8. Across nodes the exchange is slower" in said
-    assert beyond_span("nvlink_h200", 8) is None and beyond_span("nvlink_h200", 9) is not None
+    assert said.startswith("16 devices are priced as one node, with 309 GB/s per device and direction, ")
+    assert "but nvlink_h200 connects only 8. Communication between nodes is slower" in said
+    assert warn_beyond_span("nvlink_h200", 8) is None and warn_beyond_span("nvlink_h200", 9) is not None
 
 
 def test_links_inside_of_a_node_span_it_and_networks_any_number() -> None:
@@ -198,11 +200,15 @@ def test_links_inside_of_a_node_span_it_and_networks_any_number() -> None:
         "infinity_fabric_mi300x", "infinity_fabric_mi350x",
     }  # fmt: skip
     assert (spans["nvlink_v100_dgx1"], spans["nvlink_v100"]) == (4, 16)  # half a DGX-1; a DGX-2
-    assert beyond_span("ethernet_25g", 10**6) is None
+    assert warn_beyond_span("ethernet_25g", 10**6) is None
 
 
 def test_of_other_links_nothing_is_said() -> None:
-    assert beyond_span("mine.yaml", 1000) is None and beyond_span("nccl", 1000) is None and beyond_span("", 9) is None
+    assert (
+        warn_beyond_span("mine.yaml", 1000) is None
+        and warn_beyond_span("nccl", 1000) is None
+        and warn_beyond_span("", 9) is None
+    )
 
 
 def test_what_really_exchanged_is_not_modelled() -> None:
@@ -224,7 +230,7 @@ def test_a_link_that_carries_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="bandwidth_gb_s is 0"):
         link(str(path))
     path.write_text("latency_us: {value: 10, source: by hand}\nsource: by hand\n")
-    with pytest.raises(BadFile, match="names none of bandwidth_gb_s, slowest_gb_s, shared_gb_s"):
+    with pytest.raises(BadFile, match="sets none of bandwidth_gb_s, slowest_gb_s, shared_gb_s"):
         link(str(path))
 
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from evenshard.price.device_model import backward_ms, beside_kernels_ms, forward_ms
+from evenshard.price.device_model import backward_ms, forward_ms, outside_kernels_ms
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import Lookup, alone_ms
 from evenshard.price.loads import CellChanges, Loads, LookupColumns
@@ -79,7 +79,7 @@ def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
     rows = [columns.row((one,)) for one in lookups]
     columns.update()
     loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), [1] * calls, 1)
-    loads.fill(cells_of([(0, row % calls, row, 0, 1) for row in rows]))
+    loads.recompute(cells_of([(0, row % calls, row, 0, 1) for row in rows]))
     return loads
 
 
@@ -91,12 +91,12 @@ def cells_of(rows: list[tuple[int, ...]]) -> CellChanges:
 def test_removals_leave_the_sums_of_the_other_lookups() -> None:
     lookups = drawn(12)
     loads = loaded(lookups, 2)
-    loads.make(
+    loads.apply(
         cells_of([(0, row % 2, row, 0, -1) for row in range(7, 12)]),
         cells_of([(0, row % 2, row, 0, 1) for row in range(7)]),
     )
     assert loads.compute_2ND == pytest.approx(loaded(lookups[:7], 2).compute_2ND, rel=1e-12)
-    loads.make(cells_of([(0, row % 2, row, 0, -1) for row in range(7)]), cells_of([]))
+    loads.apply(cells_of([(0, row % 2, row, 0, -1) for row in range(7)]), cells_of([]))
     assert (loads.compute_2ND == 0).all()
 
 
@@ -115,7 +115,7 @@ def test_times_after_changes_are_those_of_making_them() -> None:
     for change, own in enumerate(changed):
         made = loaded(lookups, 3)
         changes = cells_of([(0, *row[1:]) for row in rows if row[0] == change])
-        made.make(changes, cells_of([(0, row % 3, row, int(row in own), 1) for row in range(9)]))
+        made.apply(changes, cells_of([(0, row % 3, row, int(row in own), 1) for row in range(9)]))
         assert found_2MD[:, change] == pytest.approx(made.compute_2ND[:, 0], rel=1e-9)
     assert loads.compute_2ND == pytest.approx(loaded(lookups, 3).compute_2ND, rel=1e-12)
 
@@ -130,7 +130,7 @@ def test_the_maximum_of_a_call_counts_until_all_lookups_that_have_it_are_gone() 
 
     def of(held: Collection[int]) -> Loads:
         loads = Loads(columns, [PRICE], np.zeros(2, dtype=np.int64), [1], 1)
-        loads.fill(cells_of([(0, 0, rows[at], 0, 1) for at in held]))
+        loads.recompute(cells_of([(0, 0, rows[at], 0, 1) for at in held]))
         return loads
 
     changes = [
@@ -164,7 +164,7 @@ def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None
         some = np.flatnonzero(rng.random(40) < rng.random())
         if len(some):
             took_2 = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_2ND[:, 0, 0]
-            gaps.append(took_2 - line.at_0_2 - (line.works(columns_PH[some]) + steps_2P[:, some]).sum(axis=1))
+            gaps.append(took_2 - line.at_0_2 - (line.compute_work(columns_PH[some]) + steps_2P[:, some]).sum(axis=1))
     assert np.min(gaps) > -1e-9 and np.sum(gaps, axis=1).min() < 1.0
 
 
@@ -175,12 +175,12 @@ def test_a_call_takes_what_any_of_its_tables_needs_once(seed: int) -> None:
     columns_PH = PRICE.columns(lookups)
     once_2P = BOUNDS.least_call_ms(columns_PH)
     line = BOUNDS.line_at(columns_PH.sum(axis=0))
-    works_2P = line.works(columns_PH) + BOUNDS.own_steps_ms(columns_PH)
+    works_2P = line.compute_work(columns_PH) + BOUNDS.own_steps_ms(columns_PH)
     took_2 = loaded(lookups, 1).compute_2ND[:, 0, 0]
     assert (took_2 >= line.at_0_2 + works_2P.sum(axis=1) + once_2P.max(axis=1)).all()
     for at in range(len(lookups)):
         own = BOUNDS.line_at(columns_PH[at])
-        least_2 = own.at_0_2 + own.works(columns_PH[at : at + 1])[:, 0] + BOUNDS.own_steps_ms(columns_PH)[:, at]
+        least_2 = own.at_0_2 + own.compute_work(columns_PH[at : at + 1])[:, 0] + BOUNDS.own_steps_ms(columns_PH)[:, at]
         kernels_2 = PRICE.call_ms(columns_PH[at : at + 1])[:2, 0] + PRICE.overhead_ms_2
         assert (kernels_2 >= least_2 + once_2P[:, at] - 1e-9).all()
         assert kernels_2[1] == pytest.approx(least_2[1] + once_2P[1, at], rel=0.02)
@@ -213,7 +213,7 @@ def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() ->
     def loads_of(placements: Sequence[dict[int, int]]) -> Loads:
         """Placements that have rows on devices."""
         loads = Loads(columns, prices, kind_of_D, spans, len(placements))
-        loads.fill(
+        loads.recompute(
             cells_of([(at, row % 3, row, on, 1) for at, own in enumerate(placements) for row, on in own.items()])
         )
         return loads
@@ -244,7 +244,7 @@ def test_what_calls_take_beside_their_kernels_counts_once_and_backward() -> None
     profile = replace(PROFILE, short_call_us=50.0, medium_call_us=50.0)
     columns_PH, one_2 = PRICE.columns(drawn(2)), np.ones(2, dtype=np.int64)
     calls_QP = DeviceModelPrice(profile).call_ms(columns_PH)
-    beside_P = beside_kernels_ms(profile, columns_PH[:, LOOKUPS])
+    beside_P = outside_kernels_ms(profile, columns_PH[:, LOOKUPS])
     assert (calls_QP[2] == beside_P).all() and beside_P.all() and beside_P[0] != beside_P[1]
     times_QGN = np.stack([calls_QP, calls_QP[:, ::-1]], axis=1)  # both calls on each of two devices
     more_2N = DeviceModelPrice(profile).device_ms(times_QGN, 2 * one_2) - PRICE.device_ms(

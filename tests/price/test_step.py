@@ -12,7 +12,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
-from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.simulated_price import build_device_kind
 from evenshard.price.step import PartCosts
 from evenshard.price.step_time import LARGEST_SUM, PIPELINES
 from evenshard.tables.table import Table
@@ -26,7 +26,7 @@ def test_devices_wait_for_what_is_left_of_the_step(pipeline: str) -> None:
     """Device 3 holds nothing. Where sums are compared, the slowest device does not wait."""
     machine = Nodes.one_node(4)
     task = ShardingTask(TABLES, machine, (2**33,) * 4, 65_536)
-    kind = simulated_kind(gpu_profile("h100"), machine)
+    kind = build_device_kind(gpu_profile("h100"), machine)
     costs = PartCosts(task, [kind], [0] * 4, Links(link("nvlink_h100"), None), pipeline)
     found = costs.predict([whole_part(table, (device,)) for table, device in zip(TABLES, (0, 1, 2), strict=True)])
     for device in found.devices:
@@ -39,7 +39,7 @@ def test_devices_wait_for_what_is_left_of_the_step(pipeline: str) -> None:
 def test_parts_take_the_compute_time_that_devices_have_alone_and_save_without_them() -> None:
     """Two tables on device 0, and a replica on both devices, which are of two kinds. Exchanges count in both times."""
     machine = Nodes.one_node(2)
-    kinds = [simulated_kind(gpu_profile(name), machine) for name in ("h100", "a100_80gb")]
+    kinds = [build_device_kind(gpu_profile(name), machine) for name in ("h100", "a100_80gb")]
     parts = [whole_part(table, devices) for table, devices in zip(TABLES, ((0,), (0,), (0, 1)), strict=True)]
 
     def costs_of(tables: Sequence[Table]) -> PartCosts:

@@ -15,8 +15,8 @@ from evenshard.price.step_time import (
     device_ms,
     hidden_ms,
     kernels_ms,
+    round_for_sorting,
     step_ms,
-    without_last_digits,
 )
 
 # Two devices: indices, forward, forward exchange, backward exchange, backward.
@@ -99,5 +99,5 @@ def test_a_shard_that_was_timed_as_one_takes_its_time() -> None:
 def test_last_digits_decide_nothing(nudges: tuple[float, ...]) -> None:
     """Equal times keep their order."""
     times = np.array([3.1, *(np.nextafter(2.7, end) for end in nudges), np.inf])
-    named = sorted(enumerate(times), key=lambda one: without_last_digits(float(one[1])))
+    named = sorted(enumerate(times), key=lambda one: round_for_sorting(float(one[1])))
     assert [number for number, _ in named] == [1, 2, 3, 0, 4]

@@ -98,7 +98,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     tables = (Table("cut", 10**6, 128, 40.0), Table("whole", 10**6, 128, 40.0))
     of = starts_of(costs_of(tables, Nodes.one_node(3), limits=of_types(tables, COLUMN_WISE)))
     thirds = of.table.count_O == 3
-    option_NG = np.array([of.options(frozenset({COLUMN_WISE}))] * 2)
+    option_NG = np.array([of.choose_options(frozenset({COLUMN_WISE}))] * 2)
     option_NG[1, 0] = np.flatnonzero(thirds & (of.table.group_O == 0))[0]
     chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(2, dtype=bool)))
     assert chains.unusual_N.tolist() == [0, 0.5]
@@ -112,13 +112,14 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_that_are_made_at_once_touch_other_devices_and_groups(seed: int) -> None:
     of, rng = starts_of(costs_of(some_tables(8, seed), Nodes.one_node(8))), np.random.default_rng(seed)
-    option_NG = np.stack([of.options(frozenset({name})) for name in ("table_wise", "column_wise", "data_parallel")])
+    names = ("table_wise", "column_wise", "data_parallel")
+    option_NG = np.stack([of.choose_options(frozenset({name})) for name in names])
     chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(3, dtype=bool)))
     chain_M, edits = Proposals(of.placer, rng).draw(chains, 32)
-    pieces = chains.changed_pieces(chain_M, edits)
-    passes_M = np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
-    chosen_M = _keep_apart(chains, chain_M, edits, pieces, passes_M)
-    each = chains.on_each(pieces)
+    shards = chains.list_changed_shards(chain_M, edits)
+    passes_M = np.bincount(shards.change_F, minlength=len(chain_M)) > 0
+    chosen_M = _keep_apart(chains, chain_M, edits, shards, passes_M)
+    each = chains.expand_to_devices(shards)
     for number in range(3):
         own = [change for change in chosen_M.tolist() if chain_M[change] == number]
         assert own[0] == np.flatnonzero(passes_M & (chain_M == number))[0]

@@ -59,8 +59,8 @@ def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) 
 
 def test_the_message_says_what_is_needed_and_there() -> None:
     assert refusal(gb_task([3, 3, 3], devices=2, cap_gb=5)) == (
-        "no placement fits: the tables need 9.00 GB of the 2 devices' 10.00 GB (cap 5.00 GB each), the largest "
-        "(t0) 3.00 GB. Raise memory_cap_gb or num_devices."
+        "no placement fits: the tables need 9.00 GB of the 10.00 GB on 2 devices (cap 5.00 GB each), the largest "
+        "(t0) needs 3.00 GB. Raise memory_cap_gb or num_devices."
     )
 
 
@@ -68,9 +68,9 @@ def test_giving_up_is_not_called_a_proof(monkeypatch: pytest.MonkeyPatch) -> Non
     rng = np.random.default_rng(0)
     hard = task(sized(*rng.integers(10**5, 2 * 10**5, 60).tolist()), 20)
     hard = capped(hard, -(-sum(one.size_bytes for one in hard.tables) // 20) + 40)
-    assert "no placement was found in 0.01 s of the solver: " in refusal(hard, time_limit_s=0.01)
+    assert "the solver found no placement in 0.01 s: " in refusal(hard, time_limit_s=0.01)
     monkeypatch.setattr(packing, "MAX_PAIRS", 60 * 20 - 1)
-    assert "no placement was found by packing (the task is too large to solve exactly): " in refusal(hard)
+    assert "packing found no placement, and the task is too large for the solver: " in refusal(hard)
 
 
 def test_the_same_task_gets_the_same_placement() -> None:

@@ -108,9 +108,9 @@ def test_what_a_device_saves_backward_is_common_only_where_the_forward_exchange_
 
 def test_a_turned_line_says_no_more_of_its_range() -> None:
     line = ExchangeLine(1.0, 0.5, 0.0, 0.0, least=10.0, most=20.0)
-    assert line.turned_against(15.0) is line
+    assert line.tilt_toward(15.0) is line
     for volume in (2.0, 40.0):
-        turned = line.turned_against(volume)
+        turned = line.tilt_toward(volume)
         says = [one.at_0 + one.slope * volume for one in (line, turned)]
         assert says[1] > says[0]
         for inside in (10.0, 15.0, 20.0):

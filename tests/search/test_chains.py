@@ -16,7 +16,7 @@ from evenshard.placement.task import ShardingTask, used_bytes, used_host_bytes
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
-from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.simulated_price import build_device_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.chains import Chains, Outcome, chains_of
@@ -39,7 +39,7 @@ def costs_of(kinds: Sequence[str], nodes: int = 1, pipeline: str = "", room_byte
     of_kinds = [
         DeviceKind(LearnedPrice(random_model()), 100.0)
         if kind == LEARNED
-        else simulated_kind(gpu_profile(kind), machine)
+        else build_device_kind(gpu_profile(kind), machine)
         for kind in kinds
     ]
     return PartCosts(task, of_kinds, [at % len(kinds) for at in range(DEVICES)], links, pipeline or None)
@@ -49,7 +49,7 @@ def random_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> C
     """Any option, anywhere."""
     number = int(rng.integers(space.table.num_options_G[group]))
     option = space.option(group, number)
-    return Choice(number, tuple(rng.permutation(DEVICES // option.span)[: len(option.pieces)].tolist()))
+    return Choice(number, tuple(rng.permutation(DEVICES // option.span)[: len(option.shards)].tolist()))
 
 
 def random_placements(space: SearchSpace, count: int, rng: np.random.Generator) -> list[list[Choice]]:
@@ -73,7 +73,7 @@ def tried_out(
 ) -> tuple[Edits, Outcome, Chains]:
     """The edits of changes, their outcome, and chains that begin with what they lead to."""
     edits, before = edits_of(chains.table, changes), placements_of(chains)
-    outcome = chains.try_out(chain_M, chains.changed_pieces(chain_M, edits))
+    outcome = chains.try_out(chain_M, chains.list_changed_shards(chain_M, edits))
     placements = [
         [change.get(group, choice) for group, choice in enumerate(before[number])]
         for number, change in zip(chain_M.tolist(), changes, strict=True)
@@ -102,7 +102,7 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(
             assert (outcome.used_3MD == expected.used_3ND).all()
             assert outcome.overflow_M == pytest.approx(expected.overflow_N)
             _, chosen_M = np.unique(chain_M, return_index=True)
-            chains.make(chain_M, edits, chains.changed_pieces(chain_M, edits), chosen_M)
+            chains.apply(chain_M, edits, chains.list_changed_shards(chain_M, edits), chosen_M)
             assert placements_of(chains) == [placements_of(expected)[at] for at in chosen_M]
             again = chains_of(space, placements_of(chains))
             assert chains.windows_BND == pytest.approx(again.windows_BND, rel=1e-9)
@@ -117,8 +117,8 @@ def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> Non
     changes = [{0: Choice(whole[0], (2,))}, {1: Choice(whole[1], (3,))}, {2: Choice(whole[2], (3,))}]
     chain_M = np.array([1, 1, 0])
     edits = edits_of(chains.table, changes)
-    pieces = chains.changed_pieces(chain_M, edits)
-    chains.make(chain_M, edits, pieces, np.array([0, 1]))
+    shards = chains.list_changed_shards(chain_M, edits)
+    chains.apply(chain_M, edits, shards, np.array([0, 1]))
     first, second = placements_of(chains)
     assert [one.places for one in first] == [(0,), (1,)] * 3
     assert [one.places for one in second] == [(2,), (3,), *[(0,), (1,)] * 2]
@@ -143,9 +143,9 @@ def test_a_part_that_stays_is_no_change() -> None:
     space, rng = SearchSpace(costs_of((H200,))), np.random.default_rng(0)
     (placement,) = random_placements(space, 1, rng)
     chains, chain_M = chains_of(space, [placement]), np.zeros(1, dtype=np.int64)
-    pieces = chains.changed_pieces(chain_M, edits_of(chains.table, [dict(enumerate(placement))]))
-    assert len(pieces.piece_F) == 0
-    outcome = chains.try_out(chain_M, pieces)
+    shards = chains.list_changed_shards(chain_M, edits_of(chains.table, [dict(enumerate(placement))]))
+    assert len(shards.shard_F) == 0
+    outcome = chains.try_out(chain_M, shards)
     assert (outcome.windows_BMD == chains.windows_BND).all() and (outcome.used_3MD == chains.used_3ND).all()
 
 
@@ -182,7 +182,7 @@ def test_memory_is_exceeded_by_devices_and_by_hosts(host_bytes: int, fits: bool)
     outside = next(
         number
         for number, option in enumerate(space.options(0))
-        if space.piece_arrays.host_P[[*option.pieces]].sum() >= 2**30
+        if space.shard_arrays.host_P[[*option.shards]].sum() >= 2**30
     )
     chains = chains_of(space, [[Choice(0)] * 2])
     assert chains.overflow_N == pytest.approx([2 / 1.2 - 1], abs=0.05)

@@ -1,4 +1,4 @@
-"""Pieces that cannot be shared out: bounds of tasks whose best placement is known, or enumerated."""
+"""Shards that cannot be shared out: bounds of tasks whose best placement is known, or enumerated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whole_tables(weights: list[float], devices: int) -> Additive:
 
 def test_the_host_launches_the_calls_of_a_device_one_after_the_other() -> None:
     profile = gpu_profile("h100")
-    launched_2 = price_bounds(DeviceModelPrice(profile)).launched_ms_2(3)
+    launched_2 = price_bounds(DeviceModelPrice(profile)).least_launch_ms_2(3)
     forward_us = profile.fwd_overhead_us + 3 * profile.fwd_host_us
     backward_us = profile.bwd_overhead_us + 3 * profile.bwd_host_us
     assert launched_2.tolist() == pytest.approx([forward_us / 1e3, backward_us / 1e3])
@@ -53,7 +53,7 @@ def test_the_host_launches_the_calls_of_a_device_one_after_the_other() -> None:
         ([5.0, 5.0, 4.0, 4.0, 3.0], 3, 8.0),
     ],
 )
-def test_pieces_are_not_shared_out(weights: list[float], devices: int, least: float) -> None:
+def test_shards_are_not_shared_out(weights: list[float], devices: int, least: float) -> None:
     bound_ms = lower_bound_ms(SearchSpace(whole_tables(weights, devices).costs))
     assert bound_ms == pytest.approx(least + 0.5, rel=0.01)
     assert bound_ms <= least + 0.5
@@ -103,7 +103,7 @@ price_bounds.register(OncePrice, OnceBounds)
         ([6.0, 6.0], [2.0, 2.0], 8.4, 8.5),
     ],
 )
-def test_a_device_takes_once_what_one_of_its_pieces_does(
+def test_a_device_takes_once_what_one_of_its_shards_does(
     weights: list[float], once: list[float], least: float, best: float
 ) -> None:
     task = whole_tables(weights, 2).task
@@ -114,7 +114,7 @@ def test_a_device_takes_once_what_one_of_its_pieces_does(
 
 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
-def test_pieces_that_fit_together_have_at_most_one(number: int) -> None:
+def test_shards_that_fit_together_have_at_most_one(number: int) -> None:
     """Drawn shares of a room that they fill, or nearly, small ones and equal ones among them."""
     rng = np.random.default_rng(number)
     for _ in range(500):

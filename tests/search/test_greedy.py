@@ -20,7 +20,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.search.greedy import BY_COLUMNS, EIGHTHS, SHARES_OF_MEMORY, GreedyStarts, Placed, Start, greedy_starts
+from evenshard.search.greedy import BY_COLUMNS, EIGHTHS, SHARES_OF_MEMORY, GreedyStarts, Placed, Start, select_starts
 from evenshard.tables.table import Table
 from support.additive_price import Additive
 from support.builders import sized, task
@@ -53,12 +53,12 @@ def placed(starts: GreedyStarts, option_G: np.ndarray, by_width: bool = False) -
 
 
 def whole(starts: GreedyStarts) -> np.ndarray:
-    return starts.options(frozenset({TABLE_WISE}))
+    return starts.choose_options(frozenset({TABLE_WISE}))
 
 
 def loads(starts: GreedyStarts, one: Placed) -> np.ndarray:
     """The work of whole tables on each device, as the placer counts it."""
-    works_G = starts.works.total_O[one.start.option_G]
+    works_G = starts.times.total_O[one.start.option_G]
     return np.bincount(one.place_GS[:, 0], works_G, starts.space.task.num_devices)
 
 
@@ -67,7 +67,7 @@ def loads(starts: GreedyStarts, one: Placed) -> np.ndarray:
 
 def test_whole_tables_go_longest_first_to_the_lightest_device() -> None:
     starts = starts_of(costs_of(EIGHT))
-    works_ms = starts.works.total_O[whole(starts)]
+    works_ms = starts.times.total_O[whole(starts)]
     expected = np.zeros(4)
     for work_ms in sorted(works_ms, reverse=True):
         expected[expected.argmin()] += work_ms
@@ -81,7 +81,7 @@ def test_every_start_keeps_the_rules_of_tables(machine: Nodes) -> None:
     limits[0], limits[2] = TableLimits(devices=only(2)), TableLimits(devices=only(0, 1))
     limits[1] = TableLimits(frozenset({TABLE_ROW_WISE}))
     starts = starts_of(costs_of(tables, machine, limits=tuple(limits), together=((3, 4),), apart=((5, 6, 7),)))
-    found = starts.all()
+    found = starts.make_all()
     assert len(found) > 20
     for one in found:
         assert one.overflow == 0
@@ -93,7 +93,7 @@ def test_every_start_keeps_the_rules_of_tables(machine: Nodes) -> None:
 def test_starts_of_whole_tables_are_legal_where_memory_suffices(of_task: ShardingTask) -> None:
     assume(legal_placements(of_task))
     starts = starts_of(Additive.drawn(of_task).costs)
-    for one in starts.all():
+    for one in starts.make_all():
         if not one.overflow:
             assert is_legal(of_task, Placement.of(of_task, parts_of_start(starts, one)))
 
@@ -105,7 +105,7 @@ def test_a_start_that_breaks_a_rule_is_none() -> None:
     quarters = np.array([np.flatnonzero(starts.table.count_O[: len(starts.table.group_O)] == 4)[0]] * 2)
     quarters[1] += starts.table.first_option_G[1]
     assert np.isinf(placed(starts, quarters).overflow)
-    options = [one.start.option_G.tolist() for one in starts.all()]
+    options = [one.start.option_G.tolist() for one in starts.make_all()]
     assert options and quarters.tolist() not in options
 
 
@@ -135,13 +135,13 @@ def test_each_class_of_widths_has_devices_of_its_own() -> None:
     assert loads(starts, one).max() < 2 * loads(starts, one).mean()
 
 
-def test_wide_tables_are_cut_as_far_as_devices_with_wide_pieces_have_no_memory() -> None:
-    """Most bytes are of wide tables and most work is of narrow ones: devices that all are full have pieces alike."""
+def test_wide_tables_are_cut_as_far_as_devices_with_wide_shards_have_no_memory() -> None:
+    """Most bytes are of wide tables and most work is of narrow ones: devices that all are full have shards alike."""
     tables = [Table(f"wide{at}", 10**5, 128, 1.0) for at in range(12)]
     tables += [Table(f"narrow{at}", 10**5, 16, 8.0) for at in range(24)]
     starts = starts_of(costs_of(tables, room_bytes=int(0.3 * sum(one.size_bytes for one in tables)), profile="h100"))
     found = []
-    for one in starts.all():
+    for one in starts.make_all():
         if one.start.by_width and not one.overflow:
             widths = [0] * 4
             for part in parts_of_start(starts, one):
@@ -158,14 +158,14 @@ def test_wide_tables_are_cut_as_far_as_devices_with_wide_pieces_have_no_memory()
 # Options --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_on_the_work_of_a_piece_cuts_what_is_longer() -> None:
+def test_a_limit_on_the_work_of_a_shard_cuts_what_is_longer() -> None:
     starts = starts_of(costs_of(some_tables(8)))
-    works, table = starts.works, starts.table
-    least_G = np.minimum.reduceat(works.longest_O, table.first_option_G)
+    times, table = starts.times, starts.table
+    least_G = np.minimum.reduceat(times.longest_O, table.first_option_G)
     counts = []
     for limit in (2.0, 0.5, 0.1):
-        option_G = starts.options(frozenset(SHARDING_TYPES), limit * works.even_ms)
-        assert (works.longest_O[option_G] <= np.maximum(limit * works.even_ms, least_G) * (1 + 1e-9)).all()
+        option_G = starts.choose_options(frozenset(SHARDING_TYPES), limit * times.even_ms)
+        assert (times.longest_O[option_G] <= np.maximum(limit * times.even_ms, least_G) * (1 + 1e-9)).all()
         counts.append(int(table.count_O[option_G].sum()))
     assert counts == sorted(counts)
 
@@ -176,7 +176,7 @@ def test_memory_at_a_price_keeps_on_devices_what_is_looked_up_most(share: float)
     tables = tuple(Table(f"t{at}", 2**21, 128, 0.5 * 4**at) for at in range(8))
     machine = Nodes(4, 4, host_bytes=(64 * GB,))
     starts = starts_of(costs_of(tables, machine, GB + GB // 16, kernels=USUAL_KERNELS))
-    option_G = starts._priced(frozenset(SHARDING_TYPES), np.inf, share)
+    option_G = starts._choose_by_price(frozenset(SHARDING_TYPES), np.inf, share)
     used = (starts.table.bytes_O * starts.table.count_O * starts.table.span_O)[option_G].sum()
     assert (share - 0.3) * 4 * GB < used <= share * 4 * (GB + GB // 16)
     kernels = [starts.table.option(at).storage.kernel for at in option_G]
@@ -187,7 +187,7 @@ def test_the_best_start_leaves_devices_where_tables_do_not_fit() -> None:
     hot, cold = Table("hot", 2**21, 128, 40.0), Table("cold", 2**21, 128, 0.5)
     machine = Nodes(1, 1, host_bytes=(64 * GB,))
     starts = starts_of(costs_of((hot, cold), machine, int(1.2 * GB), kernels=USUAL_KERNELS))
-    best = starts.all()[0]
+    best = starts.make_all()[0]
     kept = {part.table: part.storage.kernel for part in parts_of_start(starts, best)}
     assert not best.overflow and kept["hot"] == FUSED and kept["cold"] != FUSED
 
@@ -196,7 +196,7 @@ def test_the_best_start_leaves_devices_where_tables_do_not_fit() -> None:
 
 
 def rules_of(starts: GreedyStarts) -> dict[str, Placed]:
-    return {one.start.rule: one for one in starts.rules()}
+    return {one.start.rule: one for one in starts.make_rules()}
 
 
 def test_rules_of_thumb_are_what_they_say() -> None:
@@ -207,21 +207,21 @@ def test_rules_of_thumb_are_what_they_say() -> None:
     def types(rule: str) -> list[str]:
         return list(types_of(of_task, parts_of_start(starts, rules[rule])).values())
 
-    small = "replicated below 10,000 weights"
+    small = "tables of up to 10,000 weights replicated"
     assert types("whole") == [TABLE_WISE] * 4
     assert types(small) == [DATA_PARALLEL, *[TABLE_WISE] * 3]
-    assert types("replicated below 100,000,000 weights") == [DATA_PARALLEL] * 4
-    assert types(f"{small}, 1 in rows") == [DATA_PARALLEL, TABLE_WISE, TABLE_WISE, ROW_WISE]
-    assert types(f"{small}, 2 in rows of a node") == [DATA_PARALLEL, TABLE_WISE, TABLE_ROW_WISE, TABLE_ROW_WISE]
-    assert types(f"{small}, the others in 2 parts of columns") == [DATA_PARALLEL, *[COLUMN_WISE] * 3]
-    both = f"{small}, 1 in rows, the others in 4 parts of columns"
+    assert types("tables of up to 100,000,000 weights replicated") == [DATA_PARALLEL] * 4
+    assert types(f"{small}, 1 row-wise") == [DATA_PARALLEL, TABLE_WISE, TABLE_WISE, ROW_WISE]
+    assert types(f"{small}, 2 row-wise in a node") == [DATA_PARALLEL, TABLE_WISE, TABLE_ROW_WISE, TABLE_ROW_WISE]
+    assert types(f"{small}, the rest column-wise in 2 shards") == [DATA_PARALLEL, *[COLUMN_WISE] * 3]
+    both = f"{small}, 1 row-wise, the rest column-wise in 4 shards"
     assert types(both) == [DATA_PARALLEL, COLUMN_WISE, COLUMN_WISE, ROW_WISE]
     by_table = parts_by_table(of_task, parts_of_start(starts, rules[both]))
     assert [len(by_table[name]) for name in ("cold", "warm", "hot")] == [4, 4, 4]
 
 
 def test_the_best_rule_comes_first_and_every_rule_once() -> None:
-    rules = starts_of(costs_of(some_tables(8), TWO_NODES)).rules()
+    rules = starts_of(costs_of(some_tables(8), TWO_NODES)).make_rules()
     ranks = [one.rank for one in rules]
     assert ranks == sorted(ranks)
     assert len(rules) == len({one.start.rule for one in rules}) > 20
@@ -243,7 +243,7 @@ def test_a_table_that_fits_nowhere_whole_is_cut_in_every_start() -> None:
     sizes = [table.size_bytes for table in tables]
     starts = starts_of(costs_of(tables, room_bytes=int(0.9 * max(sizes))))
     largest = tables[int(np.argmax(sizes))].name
-    for one in starts.all():
+    for one in starts.make_all():
         if not one.overflow:
             assert types_of(starts.space.task, parts_of_start(starts, one))[largest] not in (TABLE_WISE, DATA_PARALLEL)
 
@@ -253,20 +253,20 @@ def test_a_table_that_fits_nowhere_whole_is_cut_in_every_start() -> None:
 
 def test_half_of_the_chosen_starts_are_rules_of_thumb_and_families_differ() -> None:
     starts = starts_of(costs_of(some_tables(8)))
-    found = starts.all()
+    found = starts.make_all()
     ranks = [one.rank for one in found]
     assert ranks == sorted(ranks)
     families = dict.fromkeys(one.start.family for one in found)
-    chosen = greedy_starts(found, 6)
+    chosen = select_starts(found, 6)
     assert chosen[0] is found[0]
     assert [one.rank for one in chosen] == sorted(one.rank for one in chosen)
     assert len({one.start.family for one in chosen}) == 6
     assert sum(bool(one.start.cuts) for one in chosen) == 3
-    assert {one.start.family for one in greedy_starts(found, len(families))} == families.keys()
-    assert greedy_starts([], 3) == []
+    assert {one.start.family for one in select_starts(found, len(families))} == families.keys()
+    assert select_starts([], 3) == []
 
 
 def test_the_costliest_tables_are_in_rows_beside_the_best_limits() -> None:
     starts = starts_of(costs_of(BY_HAND))
-    one = next(one for one in starts.all() if one.start.family.startswith("1 row_wise in 1 beside"))
+    one = next(one for one in starts.make_all() if one.start.family.startswith("1 row_wise in 1 beside"))
     assert types_of(starts.space.task, parts_of_start(starts, one))["hot"] == ROW_WISE

@@ -103,7 +103,7 @@ def test_parts_keep_the_fewest_columns() -> None:
         for fewest in (4, 8)
     )
     assert sorted(part.columns.size for part in legal_parts(narrow)) == [4, 4, 8]
-    with pytest.raises(InfeasibleTask, match="room for 8 of its 16 columns, in parts of at least 8"):
+    with pytest.raises(InfeasibleTask, match="hold 8 of its 16 columns, in shards of at least 8"):
         legal_parts(wide)
 
 
@@ -122,14 +122,14 @@ def test_optimizer_state_of_each_part_counts() -> None:
         if fits:
             assert used_bytes(asked, legal_parts(asked)) == [200, 200, 0, 0]
         else:
-            with pytest.raises(InfeasibleTask, match="room for 0 of its 8 columns"):
+            with pytest.raises(InfeasibleTask, match="hold 0 of its 8 columns"):
                 legal_parts(asked)
 
 
 def test_three_tables_apart_on_two_devices_are_a_matter_of_rules_not_of_memory() -> None:
     tables = (table("a"), table("b"), table("c"))
     asked = task(*tables, room=10**6, machine=Nodes.one_node(2), apart=((0, 1, 2),))
-    with pytest.raises(InfeasibleTask, match="tables a, b, c must stay apart, but there are 2 devices"):
+    with pytest.raises(InfeasibleTask, match="tables a, b, c must stay apart, but there are only 2 devices"):
         legal_parts(asked)
 
 
@@ -139,8 +139,8 @@ def test_rules_that_contradict_each_other_are_named() -> None:
     with pytest.raises(InfeasibleTask) as caught:
         legal_parts(asked)
     assert str(caught.value) == (
-        "table 's' may only be sharded table_row_wise or grid_shard, but its lookups are not pooled. Allow it another "
-        "type, or drop one of these rules."
+        "table 's' allows only table_row_wise or grid_shard sharding, but its lookups are not pooled. Allow another "
+        "sharding type, or drop one of these rules."
     )
 
 
@@ -160,7 +160,7 @@ def test_items_are_built_once_for_every_size_of_memory(monkeypatch: pytest.Monke
         asked = task(*tables, room=room, machine=TWO_NODES)
         answers.append(quick_parts(asked, known=known))
         assert len(built) == (0 if room == 100 else 2)
-        assert PackedItems.of(asked, known=known).room_D.tolist() == [room] * 4
+        assert PackedItems.of(asked, known=known).memory_D.tolist() == [room] * 4
     assert [found is None for found in answers] == [True, False, False, False]
     assert answers == [quick_parts(task(*tables, room=room, machine=TWO_NODES)) for room in (100, 640, 700, 5_000)]
 
@@ -173,7 +173,7 @@ def test_one_device_knows_no_types() -> None:
 # Against all placements of small tasks --------------------------------------------------------------------------------
 
 
-def pieces(size: int, step: int) -> Iterator[tuple[Span, ...]]:
+def shards(size: int, step: int) -> Iterator[tuple[Span, ...]]:
     inner = range(step, size, step)
     for count in range(len(inner) + 1):
         for cuts in combinations(inner, count):
@@ -185,8 +185,8 @@ def all_parts(one: Table, machine: Nodes) -> tuple[tuple[TablePart, ...], ...]:
     """All ways to put a table onto a machine."""
     rows, columns, devices = Span(0, one.num_rows), Span(0, one.embedding_dim), range(machine.num_devices)
     found = [(TablePart(one.name, rows, columns, tuple(devices)),)]
-    for spans in pieces(one.embedding_dim, 4):
-        for cuts in product(pieces(one.num_rows, 1), repeat=len(spans)):
+    for spans in shards(one.embedding_dim, 4):
+        for cuts in product(shards(one.num_rows, 1), repeat=len(spans)):
             both = [(span, rows) for span, of_span in zip(spans, cuts, strict=True) for rows in of_span]
             for homes in permutations(devices, len(both)):
                 parts = (

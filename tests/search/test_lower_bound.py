@@ -25,7 +25,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
-from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.simulated_price import build_device_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import price_bounds
@@ -66,7 +66,7 @@ def tiny_costs(rng: np.random.Generator) -> PartCosts:
     pipeline = str(rng.choice([*PIPELINES, ""]))
     batch = int(rng.choice([64, 4_096, 65_536])) * machine.num_devices
     task = ShardingTask(tables, machine, (2**36,) * machine.num_devices, batch, limits=limits, pipeline=pipeline)
-    kind = simulated_kind(gpu_profile(str(rng.choice(PROFILES))), Nodes(1, 1))
+    kind = build_device_kind(gpu_profile(str(rng.choice(PROFILES))), Nodes(1, 1))
     inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
     links = Links(LINKS[str(rng.choice(["nvlink_h200", "ethernet_25g", "pcie3_host"]))], inter)
     rule = LARGEST_SUM if rng.random() < 0.2 else None
@@ -85,7 +85,7 @@ def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
 def choices_of_group(space: SearchSpace, group: int) -> Iterator[Choice]:
     """Every option of a group on all of its places."""
     for number, option in enumerate(space.options(group)):
-        for places in permutations(range(space.task.num_devices // option.span), len(option.pieces)):
+        for places in permutations(range(space.task.num_devices // option.span), len(option.shards)):
             yield Choice(number, places)
 
 
@@ -96,7 +96,7 @@ def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
         blocks = space.task.tables[group.tables[0]].embedding_dim // COLUMN_STEP
         for option in by_columns[:2]:
             for _ in range(3):
-                parts = len(option.pieces)
+                parts = len(option.shards)
                 ends = np.sort(rng.choice(np.arange(1, blocks), parts - 1, replace=False))
                 widths = (np.diff([0, *ends, blocks]) * COLUMN_STEP).tolist()
                 space.add_options(number, [(option.sharding_type, widths, ON_DEVICE)])
@@ -138,7 +138,7 @@ def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
     """Tables of next to nothing: what is left is one call's floors and launches, and one collective's latencies."""
     machine = Nodes.one_node(2)
     tables = tuple(Table(f"t{number}", 100, 4, 0.01) for number in range(2))
-    kind = simulated_kind(gpu_profile("h100"), Nodes(1, 1))
+    kind = build_device_kind(gpu_profile("h100"), Nodes(1, 1))
     costs = PartCosts(ShardingTask(tables, machine, (2**30,) * 2, 8), [kind], [0, 0], Links(LINKS["nvlink_h100"]))
     space = SearchSpace(costs)
     best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
@@ -168,11 +168,11 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     """One table of 128 columns, on three devices: some part has 44 of them at least."""
     machine = Nodes.one_node(3)
     task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (64 * 2**30,) * 3, 65_536, limits=COLUMNS_ONLY)
-    kind = simulated_kind(gpu_profile("h100"), machine)
+    kind = build_device_kind(gpu_profile("h100"), machine)
     space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
     bound_ms = lower_bound_ms(space)
     numbers = space.add_options(
-        0, [(space.by_columns(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
+        0, [(space.column_type(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
     )
     even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in numbers]).cost_N
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
@@ -184,17 +184,17 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     machine = Nodes(8, 2, inter="infiniband_ndr")
     limits = (TableLimits(frozenset(types)),)
     task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (2**36,) * 8, 65_536, limits=limits)
-    kind = simulated_kind(gpu_profile("h100"), Nodes(1, 1))
+    kind = build_device_kind(gpu_profile("h100"), Nodes(1, 1))
     links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
     space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
     bounds, (columns_PH,) = price_bounds(space.costs.prices[0]), space.lookups.columns_KPH
     cuts, table = CutBounds(space), space.table
     line = bounds.line_at(columns_PH.sum(axis=0))
-    works_2P = line.works(columns_PH) + bounds.own_steps_ms(columns_PH)
-    piece_C, cell_C = space.piece_arrays.cells_of(table.piece_A)
-    works_2C = works_2P[:, space.piece_arrays.row_C[cell_C]]
-    even_2W = np.array([np.bincount(table.option_A[piece_C], works_C) * table.span_O for works_C in works_2C])
-    least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(table.group_O), dtype=np.int64)))
+    works_2P = line.compute_work(columns_PH) + bounds.own_steps_ms(columns_PH)
+    shard_C, cell_C = space.shard_arrays.cells_of(table.shard_A)
+    works_2C = works_2P[:, space.shard_arrays.row_C[cell_C]]
+    even_2W = np.array([np.bincount(table.option_A[shard_C], works_C) * table.span_O for works_C in works_2C])
+    least_2W = cuts.least_work_2(cuts.part_work_2FU(0, [line], np.zeros(len(table.group_O), dtype=np.int64)))
     parts = space.table.count_O[cuts.options]
     lanes = [number for number, count in enumerate(parts) if count in (2, 4)]
     assert len(lanes) == 2
@@ -227,7 +227,7 @@ def costs_of(tables: tuple[Table, ...], link: str, pipeline: str, limits: tuple[
     """On two devices."""
     machine = Nodes.one_node(2)
     task = ShardingTask(tables, machine, (64 * 2**30,) * 2, 16_384, limits=limits)
-    kind = simulated_kind(gpu_profile("h100"), machine)
+    kind = build_device_kind(gpu_profile("h100"), machine)
     return PartCosts(task, [kind], [0, 0], Links(LINKS[link]), pipeline)
 
 

@@ -23,7 +23,7 @@ from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
 from evenshard.price.loads import Indices
-from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.simulated_price import build_device_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.chains import Chains
 from evenshard.search.legal_parts import legal_parts
@@ -43,7 +43,7 @@ GB = 2**30
 
 @cache
 def kind() -> DeviceKind:
-    return simulated_kind(gpu_profile("h200"), Nodes(1, 1))
+    return build_device_kind(gpu_profile("h200"), Nodes(1, 1))
 
 
 def costs_of(tables: Sequence[Table], devices: int, of_each: TableLimits | None = None, **changes: object) -> PartCosts:
@@ -195,7 +195,7 @@ def test_where_tables_do_not_fit_any_more_the_fewest_bytes_move() -> None:
         costs = costs_of(tables, 2, WHOLE, room_bytes=(4 * GB, 3 * GB), pipeline="")
         before, fits = earlier(placed(tables[:3], (0, 0, 1)), 2), placed(tables, devices)
         if moved_gb:
-            with pytest.raises(BadConfig, match=r"max_move_gb is 0, .* where it is: 'c' must move. Raise .* to 0\.4"):
+            with pytest.raises(BadConfig, match=r"max_move_gb is 0, .* any more: 'c' must move. Raise .* to 0\.4"):
                 near(costs, before, 0, fits)
         _, found = near(costs, before, moved_gb * GB, fits)
         assert found.moved_bytes == found.stay_bytes == pytest.approx(moved_gb * GB, rel=1e-6)
@@ -240,7 +240,7 @@ def places_of(moves: Moves, *choices: tuple[int, Choice]) -> tuple[Indices, Indi
     return edits.option_E, edits.place_ES
 
 
-def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -> None:
+def test_moves_are_counted_by_shard_with_state_and_replicas_that_go_are_free() -> None:
     one = Table("a", 1000, 64, 1.0)
     costs = costs_of([one], 2, optimizer="adam")
     space = SearchSpace(costs)
@@ -257,11 +257,11 @@ def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -
         Choice(number["column_wise"], (1, 0)): each // 2,
         Choice(number["data_parallel"]): each,
     }
-    found = moves.moved_bytes(*places_of(moves, *((0, choice) for choice in expected)))
+    found = moves.count_bytes(*places_of(moves, *((0, choice) for choice in expected)))
     assert found.tolist() == list(expected.values())
     assert moves.home_G.tolist() == [number["table_wise"]]
     of_replica = Moves(space, replica)
-    assert of_replica.moved_bytes(*places_of(of_replica, (0, Choice(number["table_wise"], (1,))))).tolist() == [0]
+    assert of_replica.count_bytes(*places_of(of_replica, (0, Choice(number["table_wise"], (1,))))).tolist() == [0]
 
 
 def test_chains_know_the_moved_bytes_of_changes() -> None:
@@ -277,8 +277,8 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
     proposals = Proposals(placer, rng)
     for _ in range(10):
         chain_M, edits = proposals.draw(chains, 1)
-        moved_M = chains.moved_after(chain_M, edits)
-        chains.make(chain_M, edits, chains.changed_pieces(chain_M, edits), np.arange(3))
+        moved_M = chains.moved_bytes_after(chain_M, edits)
+        chains.apply(chain_M, edits, chains.list_changed_shards(chain_M, edits), np.arange(3))
         assert chains.moved_N.tolist() == moved_M.tolist()
     anew = chains.with_placements(chains.option_NG, chains.place_NGS)
     assert anew.moved_N.tolist() == chains.moved_N.tolist() != [0, 0, 0]
@@ -312,7 +312,7 @@ def any_machine(rng: np.random.Generator) -> Nodes:
 def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
     number = int(rng.integers(space.table.num_options_G[group]))
     option = space.option(group, number)
-    places = rng.permutation(space.task.num_devices // option.span)[: len(option.pieces)]
+    places = rng.permutation(space.task.num_devices // option.span)[: len(option.shards)]
     return Choice(number, tuple(places.tolist()))
 
 
@@ -335,10 +335,10 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
     found = [(group, any_choice(new, group, rng)) for group in range(len(new.groups)) for _ in range(30)]
     expected = [
         sum(
-            piece.moved_bytes
+            shard.moved_bytes
             for position, after in parts_of_group(new, group, choice).items()
-            for piece in was.list_overlaps([tables[position]], {tables[position].name: after}, new.task.machine)
+            for shard in was.list_overlaps([tables[position]], {tables[position].name: after}, new.task.machine)
         )
         for group, choice in found
     ]
-    assert moves.moved_bytes(*places_of(moves, *found)).tolist() == expected
+    assert moves.count_bytes(*places_of(moves, *found)).tolist() == expected

@@ -73,7 +73,7 @@ def test_without_host_memory_there_is_no_option() -> None:
     alone = replace(costs.task, machine=replace(costs.task.machine, host_bytes=()))
     with pytest.raises(InfeasibleTask):
         PlanSearch(PartCosts(alone, costs.kinds, [0], costs.links), SHORT).run()
-    with pytest.raises(InfeasibleTask, match=r"devices 1\.20 GB, the hosts 0\.50"):
+    with pytest.raises(InfeasibleTask, match=r"1\.20 GB on devices, 0\.50 GB on hosts"):
         legal_parts(costs_of((HOT, COLD), 1, 1.2, host_gb=0.5).task)
 
 

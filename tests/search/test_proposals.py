@@ -43,7 +43,7 @@ RULES = {
 
 def some_chains(of: GreedyStarts, count: int = 3) -> Chains:
     """The best starts side by side."""
-    found = [one for one in of.all() if not one.overflow][:count]
+    found = [one for one in of.make_all() if not one.overflow][:count]
     return Chains(of.space, np.stack([one.start.option_G for one in found]), np.stack([one.place_GS for one in found]))
 
 
@@ -69,9 +69,9 @@ def check_chains(chains: Chains) -> None:
 
 def make_some(chains: Chains, chain_M: np.ndarray, edits: Edits) -> None:
     """Make changes that touch other devices, whatever they cost."""
-    pieces = chains.changed_pieces(chain_M, edits)
-    passes_M = np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
-    chains.make(chain_M, edits, pieces, _keep_apart(chains, chain_M, edits, pieces, passes_M))
+    shards = chains.list_changed_shards(chain_M, edits)
+    passes_M = np.bincount(shards.change_F, minlength=len(chain_M)) > 0
+    chains.apply(chain_M, edits, shards, _keep_apart(chains, chain_M, edits, shards, passes_M))
 
 
 @pytest.mark.parametrize("machine", [FOUR, TWO_NODES])
@@ -134,9 +134,9 @@ def test_every_kind_of_change_is_drawn() -> None:
 def test_options_are_copied_from_other_groups() -> None:
     """Of seven equal tables, six are cut in four: so is the last one in about half of its new options."""
     of = starts_of(costs_of([Table(f"t{at}", 10**6, 64, 20.0) for at in range(7)]))
-    option_NG = of.options(frozenset({COLUMN_WISE}), lane=16)[None]
+    option_NG = of.choose_options(frozenset({COLUMN_WISE}), lane=16)[None]
     wanted = of.table.shape_O[option_NG[0, 0]]
-    option_NG[0, -1] = of.options(frozenset({TABLE_WISE}))[-1]
+    option_NG[0, -1] = of.choose_options(frozenset({TABLE_WISE}))[-1]
     chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(1, dtype=bool)))
     _, edits = Proposals(of.placer, np.random.default_rng(0)).draw(chains, 2_000)
     new = edits.option_E[(edits.group_E == 6) & (edits.option_E != option_NG[0, -1])]
@@ -148,7 +148,7 @@ def test_a_single_device_gets_other_options_alone() -> None:
     of = starts_of(costs_of(TABLES[:3], Nodes.one_node(1)))
     chains = some_chains(of, 1)
     chain_M, edits = Proposals(of.placer, np.random.default_rng(0)).draw(chains, 16)
-    assert len(chains.changed_pieces(chain_M, edits).piece_F) == 0
+    assert len(chains.list_changed_shards(chain_M, edits).shard_F) == 0
 
 
 @pytest.mark.parametrize("machine", [FOUR, TWO_NODES])

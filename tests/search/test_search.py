@@ -24,7 +24,7 @@ from evenshard.planner.pricing import part_costs
 from evenshard.search.annealing import UNUSUAL
 from evenshard.search.infeasibility import require_types
 from evenshard.search.lower_bound import lower_bound_ms
-from evenshard.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearch, PlanSearchEffort, effort_called
+from evenshard.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearch, PlanSearchEffort, get_effort
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
@@ -94,7 +94,7 @@ def test_a_single_device_holds_all() -> None:
 def test_no_rule_of_thumb_is_better_than_the_answer(seed: int) -> None:
     costs = costs_of(some_tables(3 + seed, seed), TWO_NODES if seed % 2 else FOUR)
     starts, found_ms = starts_of(costs), PlanSearch(costs, PlanSearchEffort(0)).run().best.predicted_ms
-    for rule in starts.rules():
+    for rule in starts.make_rules():
         assert found_ms <= costs.predict(parts_of_start(starts, rule)).predicted_ms * (1 + 1e-6)
 
 
@@ -153,9 +153,9 @@ def test_fewer_types_and_less_memory_answer_no_better() -> None:
 
 
 def test_an_effort_has_a_name() -> None:
-    assert [effort_called(name).changes for name in (QUICK, NORMAL, LONG)] == [50_000, 200_000, 1_000_000]
+    assert [get_effort(name).changes for name in (QUICK, NORMAL, LONG)] == [50_000, 200_000, 1_000_000]
     with pytest.raises(BadConfig, match=r"effort is 'lon'\. Choose from quick, normal, long\."):
-        effort_called("lon")
+        get_effort("lon")
 
 
 # Memory and rules -----------------------------------------------------------------------------------------------------

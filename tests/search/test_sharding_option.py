@@ -89,12 +89,14 @@ def test_chains_count_what_is_wrong_and_add_the_time_of_the_division(seed: int) 
     for number, option_G in enumerate(option_NG):
         in_rows = np.array([table.types[table.type_O[one]] in ROWS_ALONE for one in option_G])
         is_mean = np.array([one.pooling == MEAN for one in costs.task.tables])
-        wrong, divided_ms = 0, 0.0
+        wrong, division_ms = 0, 0.0
         for collection, name in enumerate(space.means.names):
             own = space.means.number_G == collection
             wrong += min((own & in_rows & is_mean).sum(), (own & ~in_rows).sum())
-            divided_ms += free.divided_ms({name}) * bool((own & in_rows & is_mean).any())
+            division_ms += free.division_ms({name}) * bool((own & in_rows & is_mean).any())
         assert chains.overflow_N[number] == pytest.approx(WRONG * wrong)
         parts = parts_of(space, choices_from(table, option_G, chains.place_NGS[number]))
-        assert chains.cost_N[number] == pytest.approx(free.predict(parts).predicted_ms + divided_ms, rel=1e-3)
-        assert wrong or (is_legal_sharding(costs.task, parts) and free.divisions_ms(parts) == pytest.approx(divided_ms))
+        assert chains.cost_N[number] == pytest.approx(free.predict(parts).predicted_ms + division_ms, rel=1e-3)
+        assert wrong or (
+            is_legal_sharding(costs.task, parts) and free.divisions_ms(parts) == pytest.approx(division_ms)
+        )

@@ -1,4 +1,4 @@
-"""The space of a search: pieces in arrays take what parts take by themselves, and options can be added later."""
+"""The space of a search: shards in arrays take what parts take by themselves, and options can be added later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evenshard.price.collectives import Links, part_volume
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.price.link import LINKS
-from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.simulated_price import build_device_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.chains import chains_of
 from evenshard.search.sharding_option import Choice
@@ -72,17 +72,17 @@ def costs_of(task: ShardingTask, seed: int = 0) -> PartCosts:
     if seed % 2:
         kinds = [DeviceKind(LearnedPrice(random_model(seed)), float("inf"))] * 2
     else:
-        kinds = [simulated_kind(gpu_profile(name), Nodes(1, 1)) for name in ("h100", "v100")]
+        kinds = [build_device_kind(gpu_profile(name), Nodes(1, 1)) for name in ("h100", "v100")]
     return PartCosts(task, kinds, [0, 1] * 4, LINKS_OF_BOTH)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pieces_take_what_parts_take_by_themselves(seed: int) -> None:
+def test_shards_take_what_parts_take_by_themselves(seed: int) -> None:
     task = drawn_task(seed)
     costs = costs_of(task, seed)
     space, call_of = SearchSpace(costs, offloads=seed < 2), dict[int, KernelCall]()
     call_of = {number: call for call, number in space.calls.items()}
-    pieces = space.piece_arrays
+    shards = space.shard_arrays
     for number, group in enumerate(space.groups):
         table = task.tables[group.tables[0]]
         for option in space.options(number):
@@ -90,19 +90,19 @@ def test_pieces_take_what_parts_take_by_themselves(seed: int) -> None:
             rows = busiest_rows(table, option.span) if own.cuts_rows else Span(0, table.num_rows)
             devices = tuple(range(8)) if own.is_replicated else (0,)
             assert sum(option.widths) == table.embedding_dim
-            for piece, columns in zip(option.pieces, option.widths, strict=True):
+            for shard, columns in zip(option.shards, option.widths, strict=True):
                 part = TablePart(table.name, rows, Span(0, columns), devices, option.storage)
                 memory = memory_of_part(task, table, part)
-                sizes = (pieces.size_P[piece], pieces.host_P[piece], pieces.ssd_P[piece])
+                sizes = (shards.size_P[shard], shards.host_P[shard], shards.ssd_P[shard])
                 assert sizes == (memory.device_bytes, memory.host_bytes, memory.ssd_weights)
                 volume = part_volume(table, own.name, columns, lookup_share(table, rows), 8)
                 expected_V = [0.0] * 4 if own.is_replicated else list(volume)
-                assert pieces.volume_PV[piece].tolist() == expected_V
+                assert shards.volume_PV[shard].tolist() == expected_V
                 offload_K2 = costs.offload_K2(part, table) or ((0, 0), (0, 0))
-                assert pieces.offload_PK2[piece].tolist() == [[*times] for times in offload_K2]
-                assert pieces.values_P[piece] == (table.num_rows * table.embedding_dim if own.is_replicated else 0)
-                _, (cell,) = pieces.cells_of(np.array([piece]))
-                call, row = pieces.call_C[cell], pieces.row_C[cell]
+                assert shards.offload_PK2[shard].tolist() == [[*times] for times in offload_K2]
+                assert shards.values_P[shard] == (table.num_rows * table.embedding_dim if own.is_replicated else 0)
+                _, (cell,) = shards.cells_of(np.array([shard]))
+                call, row = shards.call_C[cell], shards.row_C[cell]
                 assert call_of[call] == kernel_call(table, own.name, task.optimizer)
                 lookups = replica_lookups(table, task) if own.is_replicated else part_lookups(part, table, task)
                 for price, columns_PH in zip(costs.prices, space.lookups.columns_KPH, strict=True):
@@ -112,30 +112,30 @@ def test_pieces_take_what_parts_take_by_themselves(seed: int) -> None:
                     assert columns_PH[row] == pytest.approx(expected, rel=1e-5 if seed % 2 else 1e-12)
 
 
-def test_tables_that_stay_together_are_one_piece_with_all_that_they_take() -> None:
+def test_tables_that_stay_together_are_one_shard_with_all_that_they_take() -> None:
     task = drawn_task(2, together=((0, 1, 2),))
     space = SearchSpace(costs_of(task))
     ((number, group),) = ((at, one) for at, one in enumerate(space.groups) if len(one.tables) > 1)
     apart = SearchSpace(costs_of(drawn_task(2)))
     wholes = [
-        next(option for option in apart.options(at) if len(option.pieces) == option.span == 1).pieces[0]
+        next(option for option in apart.options(at) if len(option.shards) == option.span == 1).shards[0]
         for at in range(3)
     ]
-    (piece,), widths = space.option(number, 0).pieces, space.option(number, 0).widths
+    (shard,), widths = space.option(number, 0).shards, space.option(number, 0).widths
     assert (group.tables, widths) == ((0, 1, 2), (sum(task.tables[at].embedding_dim for at in range(3)),))
-    pieces, of_wholes = space.piece_arrays, apart.piece_arrays
-    assert pieces.size_P[piece] == of_wholes.size_P[wholes].sum()
-    assert pieces.volume_PV[piece] == pytest.approx(of_wholes.volume_PV[wholes].sum(axis=0))
-    assert space.number_of(number, TABLE_WISE, [6], ON_DEVICE) == 0
+    shards, of_wholes = space.shard_arrays, apart.shard_arrays
+    assert shards.size_P[shard] == of_wholes.size_P[wholes].sum()
+    assert shards.volume_PV[shard] == pytest.approx(of_wholes.volume_PV[wholes].sum(axis=0))
+    assert space.find_or_add_option(number, TABLE_WISE, [6], ON_DEVICE) == 0
 
 
 def test_the_table_of_options_has_what_the_options_say() -> None:
     space = SearchSpace(costs_of(drawn_task(0)), offloads=True)
-    table, pieces = space.table, space.piece_arrays
+    table, shards = space.table, space.shard_arrays
     every = [option for group in range(len(space.groups)) for option in space.options(group)]
     assert len(every) == len(table.group_O) == table.num_options_G.sum()
-    assert all(one.widths == tuple(pieces.columns_P[[*one.pieces]].tolist()) for one in every)
-    assert table.bytes_O.tolist() == [pieces.size_P[[*one.pieces]].max() for one in every]
+    assert all(one.widths == tuple(shards.columns_P[[*one.shards]].tolist()) for one in every)
+    assert table.bytes_O.tolist() == [shards.size_P[[*one.shards]].max() for one in every]
     assert table.width_O.tolist() == [max(one.widths) for one in every]
     assert table.is_replica_O.tolist() == [one.sharding_type == DATA_PARALLEL for one in every]
     slices = zip(table.first_twin_O, table.num_twins_O, strict=True)
@@ -163,23 +163,23 @@ def test_known_placements_add_options_of_odd_widths() -> None:
     space = space_of(replace(CUT, name="first"), CUT)
     before, counts = space.table, space.table.num_options_G.tolist()
     widths = [64, 64, 32]
-    number = space.number_of(0, COLUMN_WISE, widths, ON_DEVICE)
-    assert number == counts[0] and space.number_of(0, COLUMN_WISE, widths, ON_DEVICE) == number
+    number = space.find_or_add_option(0, COLUMN_WISE, widths, ON_DEVICE)
+    assert number == counts[0] and space.find_or_add_option(0, COLUMN_WISE, widths, ON_DEVICE) == number
     added = space.option(0, number)
     assert added.widths == tuple(widths)
     assert space.table.num_options_G.tolist() == [counts[0] + 1, counts[1]]
     assert space.table.first_option_G[1] == before.first_option_G[1] + 1
-    of_second = before.piece_A[before.first_O[before.first_option_G[1]] :]
-    assert space.table.piece_A[space.table.first_O[space.table.first_option_G[1]] :].tolist() == of_second.tolist()
-    assert space.piece_arrays.row_C.max() < len(space.lookups.columns_KPH[0])
+    of_second = before.shard_A[before.first_O[before.first_option_G[1]] :]
+    assert space.table.shard_A[space.table.first_O[space.table.first_option_G[1]] :].tolist() == of_second.tolist()
+    assert space.shard_arrays.row_C.max() < len(space.lookups.columns_KPH[0])
 
 
 def test_placements_that_no_option_stands_for_add_none() -> None:
     space = space_of(CUT, types=frozenset({COLUMN_WISE, ROW_WISE}))
     count = space.table.num_options_G[0]
-    assert space.number_of(0, DATA_PARALLEL, [160], ON_DEVICE) is None
+    assert space.find_or_add_option(0, DATA_PARALLEL, [160], ON_DEVICE) is None
     assert space.table.num_options_G[0] == count
-    assert space.number_of(0, ROW_WISE, [160], Storage(FUSED_UVM)) == count
+    assert space.find_or_add_option(0, ROW_WISE, [160], Storage(FUSED_UVM)) == count
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
         ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
         ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
         ({"weight_bits": []}, "weight_bits is empty"),
-        ({"weight_bits": [0]}, "weight_bits holds 0, not one of"),
+        ({"weight_bits": [0]}, "weight_bits has 0, not one of"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
         ({"device_error": {"percent": -1.0, "points": 40}}, r"device_error\.percent is -1\.0, not a number from 0"),
         ({"optimizer": "lion"}, "optimizer is 'lion', not one of sgd"),
@@ -206,8 +206,8 @@ def test_what_shards_alone_do_not_tell_is_said() -> None:
     total = PlacementCost((DeviceCost.of_total(5.0),), "modelled")
     shard = measured(task(TABLES, 1), (0, 0, 0), total)
     trained_on = TrainingDomain.of([shard])
-    sum_only = "forward and backward compute were timed as one: how they share their sum is a guess"
-    alone = "the model was trained on shards alone: its times leave out the exchange between devices"
+    sum_only = "only the sum of forward and backward was measured, so the split is assumed"
+    alone = "communication was not measured, so it is modelled"
     assert trained_on.outside(task(TABLES, 1)) == (sum_only,)
     assert trained_on.outside(task(TABLES, 2)) == (sum_only, alone)
     assert TrainingDomain.of([shard, *seen()]).outside(task(TABLES, 2)) == ()
@@ -324,5 +324,5 @@ def test_each_profile_is_a_model_of_its_own(hardware: str) -> None:
     found = model_of(None, hardware)
     assert found.trained_on is None and found.source == found.hardware == str(HardwareName.parse(hardware))
     assert model_of(found.source).digest == found.digest
-    with pytest.raises(BadConfig, match="is no model of"):
+    with pytest.raises(BadConfig, match="is not a model of"):
         found.require_hardware("cuda")

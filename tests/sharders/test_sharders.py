@@ -281,7 +281,7 @@ def test_the_prediction_for_a_placement_is_the_cost_models() -> None:
     of_task, hardware = task(some_tables(5), devices=3), FakeHardware()
     for placement in (Placement((0, 1, 2, 0, 1), 3), Placement((2, 2, 2, 2, 2), 3), Placement((1, 0, 1, 0, 1), 3)):
         expected = hardware.measure(of_task, placement).max_device_ms
-        assert by_hand(0.0).predicted_ms(of_task, placement) == pytest.approx(expected, rel=1e-5)
+        assert by_hand(0.0).predict_ms(of_task, placement) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_dead_end_of_the_best_guess_is_rescued_and_the_cheapest_of_the_samples_counts() -> None:

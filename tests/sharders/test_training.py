@@ -11,19 +11,19 @@ from evenshard.sharders.training import (
     balance_reward_B,
     degree_of_balance_B,
     overflow_ratio_B,
-    standardised_B,
+    standardise_B,
 )
 
 
 def test_standardised_returns_by_hand() -> None:
-    torch.testing.assert_close(standardised_B(torch.tensor([-1.0, -5.0])), torch.tensor([1.0, -1.0]))
+    torch.testing.assert_close(standardise_B(torch.tensor([-1.0, -5.0])), torch.tensor([1.0, -1.0]))
     expected = torch.tensor([-1.5, -0.5, 0.5, 1.5]) / 1.25**0.5
-    torch.testing.assert_close(standardised_B(torch.tensor([1.0, 2.0, 3.0, 4.0])), expected)
+    torch.testing.assert_close(standardise_B(torch.tensor([1.0, 2.0, 3.0, 4.0])), expected)
 
 
 @pytest.mark.parametrize("returns", [[-3.0], [7.0, 7.0, 7.0]])
 def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero(returns: list[float]) -> None:
-    assert standardised_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
+    assert standardise_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
 
 
 @settings(deadline=None)
@@ -33,12 +33,12 @@ def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero(ret
 )
 def test_the_scale_and_level_of_returns_do_not_matter(returns: list[float], scale: float) -> None:
     returns_B = torch.tensor(returns)
-    standardised = standardised_B(returns_B)
+    standardised = standardise_B(returns_B)
     assert float(standardised.mean()) == pytest.approx(
         0, abs=1e-3
     )  # of numbers that differ in their fourth digit, in FP32
     assert float(standardised.square().mean()) == pytest.approx(1, rel=1e-4)
-    torch.testing.assert_close(standardised_B(scale * (returns_B - 5)), standardised, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(standardise_B(scale * (returns_B - 5)), standardised, atol=1e-3, rtol=1e-3)
 
 
 # AutoShard -----------------------------------------------------------------------------------------------------------

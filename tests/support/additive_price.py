@@ -37,7 +37,7 @@ class AdditivePrice(DevicePrice):
     def device_ms(self, times_QGN: FloatArray, calls_N: np.ndarray) -> FloatArray:
         return FORWARD_2[:, None] * np.where(calls_N > 0, times_QGN[0, 0] + 0.5, 0.0)
 
-    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+    def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         found = np.zeros((num_devices, 1, 2))
         for one in held:
             found[one.device, 0, 0] += sum(self.weights[own.table.name] for own in one.lookups)

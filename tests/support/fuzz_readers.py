@@ -214,20 +214,20 @@ LINK = {"latency_us": {"value": 30.0, "source": "measured"}, "bandwidth_gb_s": {
 
 def _read_tables(path: Path) -> None:
     from evenshard.planner.request import PlacementRequest, caps_of
-    from evenshard.search.infeasibility import reason
+    from evenshard.search.infeasibility import find_reason
     from evenshard.tables.sources import tables_from
 
     found = tables_from(path, 1024)
-    reason(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task().as_whole)
+    find_reason(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task().as_whole)
 
 
 def _read_tasks(path: Path) -> None:
     from evenshard.placement.tasks import load_tasks
-    from evenshard.search.infeasibility import reason
+    from evenshard.search.infeasibility import find_reason
 
     split = load_tasks(path, POOL)
     for one in (*split.train, *split.test):
-        reason(one.as_whole)
+        find_reason(one.as_whole)
 
 
 def _read_params(path: Path) -> None:

@@ -16,7 +16,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
-from evenshard.price.simulated_price import simulated_kind
+from evenshard.price.simulated_price import build_device_kind
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.chains import chains_of
 from evenshard.search.greedy import GreedyStarts, Placed
@@ -31,7 +31,7 @@ FOUR, TWO_NODES = Nodes.one_node(4), Nodes(4, 2, inter="infiniband_ndr")
 
 @cache
 def _kind(profile: str) -> DeviceKind:
-    return simulated_kind(gpu_profile(profile), Nodes(1, 1))
+    return build_device_kind(gpu_profile(profile), Nodes(1, 1))
 
 
 def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
@@ -86,7 +86,7 @@ def all_choices(space: SearchSpace, group: int) -> Iterator[Choice]:
     for number, option in enumerate(space.options(group)):
         in_home = option.home_span // option.span
         for first in range(0, space.task.num_devices // option.span, in_home):
-            for places in permutations(range(first, first + in_home), len(option.pieces)):
+            for places in permutations(range(first, first + in_home), len(option.shards)):
                 yield Choice(number, places)
 
 

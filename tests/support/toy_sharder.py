@@ -18,7 +18,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import MeasuredPlacement
 from evenshard.sharders.checkpoint import Checkpoint, Network, Round
-from evenshard.sharders.dreamshard.fit import whole_placements
+from evenshard.sharders.dreamshard.fit import select_placements
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import LEARNED, LearnedSharder
 from evenshard.sharders.simple import GreedySharder, random_placement
@@ -66,7 +66,7 @@ class ToySharder:
         rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
         return [random_placement(task, rng) for task in tasks]
 
-    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+    def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
         shards = placement.shards()
         return self.ms_per_number * max(sum(work(task.tables[at]) for at in shard) for shard in shards)
 
@@ -80,7 +80,7 @@ def fit_round(
     track: Callable[[range], Iterable[int]],
 ) -> FittedCostNet[ToyCostNet]:
     unscaled = ToySharder(ToyCostNet(), ToyPolicy())
-    ratios = [one.cost.max_device_ms / unscaled.predicted_ms(one.task, one.placement) for one in measured]
+    ratios = [one.cost.max_device_ms / unscaled.predict_ms(one.task, one.placement) for one in measured]
     with torch.no_grad():
         checkpoint.net.ms_per_number.fill_(float(np.median(ratios)))
     return FittedCostNet(replace(checkpoint, round=of_round.number), [0.0], 0.0)
@@ -112,7 +112,7 @@ SHARDER = LearnedSharder(
     ToyCostNet,
     ToyPolicy,
     ToyConfig,
-    examples=whole_placements,
+    examples=select_placements,
     fit_round=fit_round,
     train_round=train_round,
     sharder=sharder,

@@ -106,9 +106,7 @@ def check_loop(client: Any) -> None:
         )
         assert one.tags["evenshard.costs_sha256"] == sha256
         assert one.tags["evenshard.num_measured"] == "1"
-        assert one.tags["evenshard.device_error"] == (
-            "90 % of times taken to be within a factor of 3.49, since no measurement confirms it"
-        )
+        assert one.tags["evenshard.device_error"] == ("assumed accurate to a factor of 3.49 (unverified)")
         assert one.tags["evenshard.metric.evenshard.mean_measured_ms"] == "1.5"
     assert len(train.outputs.model_outputs) == 2
     assert [one.dataset.digest for one in parent.inputs.dataset_inputs] == [dataset.dataset.digest]

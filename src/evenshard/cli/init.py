@@ -15,6 +15,7 @@ from evenshard.cli.arguments import Commands
 # Example files and their purposes. Their contents are in templates/, where params.yaml is a symbolic link.
 TEMPLATES = {
     "tables.csv": "table file, for `evenshard place`",
+    "request.yaml": "whole placement request, for `evenshard place --config`",
     "rules.yaml": "placement rules, for --rules",
     "hosts.yaml": "machine with several hosts, for --hosts",
     "prices.yaml": "machine prices, for `evenshard what-if --price`",

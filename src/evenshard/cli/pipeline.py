@@ -168,7 +168,8 @@ def _build_pipeline(args: argparse.Namespace, cluster: Cluster, local: bool = Fa
         cluster = replace(cluster, num_parts=args.num_parts)
     if args.gpus is not None:
         cluster = cluster.with_measure_settings(gpus=args.gpus)
-    pipeline, values = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
+    runs_now = args.pipeline_command == "submit"  # files on S3 may change before a compiled pipeline runs
+    pipeline, values = build(args.pipeline, params, cluster, dict(args.set), runs_now=runs_now)
     if not local and image().startswith("localhost/"):
         log.warning("%s: a cluster cannot pull this image. Push it, and set EVENSHARD_IMAGE to its address.", image())
     return pipeline, values

@@ -89,7 +89,7 @@ def run(
         sharders: list[Sharder] = [entry.build(resources) for entry in takes_part]
         with one_thread():
             answers = [
-                _add_prediction(ask(sharder, task), policy.predicted_ms) for task in split.test for sharder in sharders
+                _add_prediction(ask(sharder, task), policy.predict_ms) for task in split.test for sharder in sharders
             ]
         for answer in answers:
             if answer.placement is None:

@@ -30,7 +30,7 @@ from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.price.evidence import DeviceError, device_text
 from evenshard.price.hardware import HardwareName, profile_of_gpu
-from evenshard.price.step import PredictedDevice, predicted_phases
+from evenshard.price.step import PredictedDevice, collect_phases
 from evenshard.price.step_time import device_ms, step_ms
 from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
@@ -379,7 +379,7 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     verdict = f"not comparable{unseen}" if unseen else inside
     rows = [[*_HEADS, "together"]]
     totals = [device.predicted_total_ms for device in comparison.devices]
-    predicted_D6 = np.array([*predicted_phases(comparison.devices), totals]).T
+    predicted_D6 = np.array([*collect_phases(comparison.devices), totals]).T
     for rank, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
         rows.append([str(rank.rank), *map(_pair, (*rank.phases_ms, together_ms), predicted_D6[rank.rank].tolist())])
     return [

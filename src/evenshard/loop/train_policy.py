@@ -16,7 +16,7 @@ from evenshard.base.process import one_thread
 from evenshard.loop.loop import TrainPolicyConfig, TrainPolicyInputs, TrainPolicyOutputs
 from evenshard.loop.stage import Outcome
 from evenshard.placement.tasks import load_tasks
-from evenshard.sharders.checkpoint import Round, kind_in, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, read_kind, save_checkpoint
 from evenshard.sharders.learned import load_learned_sharder
 from evenshard.tables.files import load_tables
 
@@ -31,7 +31,7 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     """
     tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
     method = load_learned_sharder(config.method)
-    if (kind := kind_in(inputs.cost_net)) != method.cost_net.kind:
+    if (kind := read_kind(inputs.cost_net)) != method.cost_net.kind:
         raise BadConfig(
             f"train_policy.method is {method.name}, but {inputs.cost_net} contains a {brief(kind)}. Fit the cost "
             f"network with evenshard train-cost --method {method.name}."

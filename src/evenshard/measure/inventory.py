@@ -257,7 +257,7 @@ def _list_rows(head: Sequence[str], entry: HardwareEntry) -> Iterator[tuple[str,
         cells = ("",) * len(cells)
     if not entry.error.is_measured:
         of_other = f"extrapolated from {entry.extrapolated_from}: " if entry.extrapolated_from else ""
-        yield (*cells, "", "", f"{of_other}{entry.error.why}")
+        yield (*cells, "", "", f"{of_other}{entry.error.basis}")
 
 
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:

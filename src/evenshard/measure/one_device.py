@@ -19,7 +19,7 @@ from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, PlacementCost, interquartile_range
-from evenshard.price.link import link, link_or_own
+from evenshard.price.link import link, resolve_link
 from evenshard.tables.table import Table
 
 
@@ -30,10 +30,10 @@ class SequentialHardware:
         self._config = config
         self._kernels = ShardKernels(config, device)
         self._flush = CacheFlush(device, config.keep_cache_warm)
-        self._link = link(link_or_own(config.link))
+        self._link = link(resolve_link(config.link))
         self._opened = time.perf_counter()
         self._kernel_s = 0.0
-        self.provenance = kernel_provenance(config, device, link_or_own(config.link))
+        self.provenance = kernel_provenance(config, device, resolve_link(config.link))
 
     @property
     def time_share(self) -> TimeShare:

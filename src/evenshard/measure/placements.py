@@ -17,8 +17,8 @@ from evenshard.price.collectives import ExchangeTimes, Links
 from evenshard.price.costs import DeviceCost, PlacementCost, combine_visits
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.hardware import HardwareName
-from evenshard.price.simulated_price import simulated_kind
-from evenshard.price.step import PartCosts, predicted_phases
+from evenshard.price.simulated_price import build_device_kind
+from evenshard.price.step import PartCosts, collect_phases
 from evenshard.sharders.model import Model
 
 
@@ -36,9 +36,9 @@ def simulate_cost(
     """
     kinds = list(dict.fromkeys(profiles))
     kind_of_D = [kinds.index(profile) for profile in profiles]
-    device_kinds = [simulated_kind(profile, task.machine) for profile in kinds]
+    device_kinds = [build_device_kind(profile, task.machine) for profile in kinds]
     devices = PartCosts(task, device_kinds, kind_of_D, links).predict(parts).devices
-    phases = predicted_phases(devices)
+    phases = collect_phases(devices)
     return sequential_cost(
         [DeviceCost(device.predicted_fwd_compute_ms, 0.0, 0.0, device.predicted_bwd_compute_ms) for device in devices],
         ExchangeTimes(phases.input_dist, phases.forward_exchange, phases.backward_exchange),

@@ -20,7 +20,7 @@ from evenshard.placement.placement import Placement, parts_by_table, place_on_on
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import ExchangeTimes, Links, all_to_all_ms, exchange_times, volumes_of
 from evenshard.price.costs import OK, DeviceCost, PlacementCost
-from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, list_held_parts
 from evenshard.price.link_model import Link
 from evenshard.tables.table import Table
 
@@ -71,7 +71,7 @@ def measure_parts(hardware: Hardware, task: ShardingTask, parts: Sequence[TableP
     """
     by_table = parts_by_table(task, parts)
     cells: dict[tuple[KernelCall, int, int], list[Table]] = {}
-    for held in held_parts(task, by_table):
+    for held in list_held_parts(task, by_table):
         for table, batch_size, *_ in (lookup.pooled for lookup in held.lookups):
             cells.setdefault((held.call, held.device, batch_size), []).append(table)
     forward_D, backward_D = np.zeros(task.num_devices), np.zeros(task.num_devices)

@@ -24,7 +24,7 @@ from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.price.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.price.device_model import backward_ms, forward_ms
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
-from evenshard.price.link import link, link_or_own
+from evenshard.price.link import link, resolve_link
 from evenshard.price.link_model import Link
 from evenshard.price.shard_work import ShardWork, WorkCounter
 from evenshard.tables.reuse import FloatArray
@@ -56,7 +56,7 @@ class SimulatedHardware:
 
     def __init__(self, config: MeasureConfig) -> None:
         self.profile: GpuProfile = gpu_profile(config.hardware_name.device)
-        link_name = link_or_own(config.link, self.profile.link)
+        link_name = resolve_link(config.link, self.profile.link)
         self.link: Link = link(link_name)
         self.optimizer = config.optimizer
         self.counter = WorkCounter(self.profile, self.optimizer)

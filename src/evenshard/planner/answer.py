@@ -26,7 +26,7 @@ from evenshard.planner.memory import (
 )
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.price.costs import PlacementCost
-from evenshard.price.evidence import DeviceError, with_device_error
+from evenshard.price.evidence import DeviceError, widen_interval
 from evenshard.price.step import PredictedDevice, exchange_share
 from evenshard.tables.assumptions import Assumption, assume_miss_ratios
 from evenshard.tables.locality import COUNTED
@@ -105,7 +105,7 @@ def interval_ms(
     priced: PricedParts, device: DeviceError | None, links: DeviceError | None, pipeline: str
 ) -> tuple[float, float]:
     """Return the 90 % interval of a predicted time with the errors of device and links."""
-    return with_device_error(device, *model_interval_ms(priced), links, exchange_share(priced.devices, pipeline))
+    return widen_interval(device, *model_interval_ms(priced), links, exchange_share(priced.devices, pipeline))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def best_rule(costs: PartCosts) -> Candidate:
     """
     space = SearchSpace(costs)
     starts = GreedyStarts(GreedyPlacer(space))
-    best = next((one for one in starts.rules() if not one.overflow), None)
+    best = next((one for one in starts.make_rules() if not one.overflow), None)
     if best is None:
         raise InfeasibleTask("no rule of thumb found room for the tables")
     choices = choices_from(space.table, best.start.option_G, best.place_GS)

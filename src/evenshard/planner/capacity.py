@@ -18,7 +18,7 @@ from evenshard.planner.hosts import own_link
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import LINKS
-from evenshard.search.infeasibility import MORE_MEMORY, MORE_ROOM
+from evenshard.search.infeasibility import MORE_CAPACITY, MORE_MEMORY
 from evenshard.search.items import KnownItems
 from evenshard.search.legal_parts import quick_parts
 
@@ -32,7 +32,7 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
     problem += _not_for_tables(request)
-    rest = error.remedy.removeprefix(MORE_ROOM).removeprefix(MORE_MEMORY).replace(", or host_memory_gb", "")
+    rest = error.remedy.removeprefix(MORE_CAPACITY).removeprefix(MORE_MEMORY).replace(", or host_memory_gb", "")
     alike = len(set(request.caps_bytes)) == 1
     enough, remedies = [], []
     if (cap_gb := _enough_gb(request)) is not None:

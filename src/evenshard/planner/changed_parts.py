@@ -28,10 +28,10 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.price.loads import Indices
-from evenshard.price.step import predicted_phases
+from evenshard.price.step import collect_phases
 from evenshard.price.step_time import windows
 from evenshard.search.chains import chains_of
-from evenshard.search.sharding_option import Choice, Pieces, ShardingOption, edits_of
+from evenshard.search.sharding_option import Choice, ShardingOption, Shards, edits_of
 from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.model import Model
 from evenshard.tables.table import MEAN
@@ -79,12 +79,12 @@ class ChangedPlacement:
             raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
         self.choices = choices
         self._chains = chains_of(self.space, [choices])
-        phases = predicted_phases(self.costs.predict(answer.parts).devices)
+        phases = collect_phases(self.costs.predict(answer.parts).devices)
         windows_WD = np.stack([window.total for window in windows(phases, self.costs.pipeline)])
         # Chains price all rows of a table like the busiest; only their differences are added to the exact prediction.
         self._offset_W1D = (windows_WD - self._chains.windows_BND[:, 0])[:, None]
         self.now = ChangeOutcome(windows_WD, self._chains.used_3ND[0, 0])
-        self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
+        self.memory_D = np.array(self.task.room_bytes, dtype=np.int64)
         for group in self.task.together:
             self._require_together(sorted(group))
 
@@ -117,16 +117,16 @@ class ChangedPlacement:
         if not changes:
             return []
         only_M = np.zeros(len(changes), dtype=np.int64)
-        return self._outcomes(only_M, self._chains.changed_pieces(only_M, edits_of(self._chains.table, changes)))
+        return self._outcomes(only_M, self._chains.list_changed_shards(only_M, edits_of(self._chains.table, changes)))
 
     def without(self, position: int) -> ChangeOutcome:
         """Return the outcome of the placement without a table."""
         chains, only_M = self._chains, np.zeros(1, dtype=np.int64)
-        gone, _, _ = chains.pieces(only_M, chains.option_NG[:, position], chains.place_NGS[:, position], -1)
+        gone, _, _ = chains.list_shards(only_M, chains.option_NG[:, position], chains.place_NGS[:, position], -1)
         return self._outcomes(only_M, gone)[0]
 
-    def _outcomes(self, chain_M: Indices, pieces: Pieces) -> list[ChangeOutcome]:
-        found = self._chains.try_out(chain_M, pieces)
+    def _outcomes(self, chain_M: Indices, shards: Shards) -> list[ChangeOutcome]:
+        found = self._chains.try_out(chain_M, shards)
         windows_MWD = (found.windows_BMD + self._offset_W1D).swapaxes(0, 1)
         return [ChangeOutcome(*one) for one in zip(windows_MWD, found.used_3MD[0], strict=True)]
 

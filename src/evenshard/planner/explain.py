@@ -269,7 +269,7 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
         if option.span == len(may_D) > 1:
             yield Choice(number)
             continue
-        fits_D = without.used_D + what_if.space.piece_arrays.size_P[[*option.pieces]].max() <= what_if.room_D
+        fits_D = without.used_D + what_if.space.shard_arrays.size_P[[*option.shards]].max() <= what_if.memory_D
         for places in _places(what_if, option, without, may_D & fits_D):
             yield Choice(number, places)
 
@@ -277,12 +277,12 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
 def _places(
     what_if: ChangedPlacement, option: ShardingOption, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield every place for a single piece, and the least busy places for several pieces."""
+    """Yield every place for a single shard, and the least busy places for several shards."""
     load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, option.span).max(axis=1)
-    size = option.home_span // option.span if len(option.pieces) > 1 else len(load)
+    size = option.home_span // option.span if len(option.shards) > 1 else len(load)
     for group in (range(first, first + size) for first in range(0, len(load), size)):
         order = [place for place in sorted(group, key=lambda place: float(load[place])) if np.isfinite(load[place])]
-        if len(option.pieces) == 1:
+        if len(option.shards) == 1:
             yield from ((place,) for place in order)
-        elif len(order) >= len(option.pieces):
-            yield tuple(order[: len(option.pieces)])
+        elif len(order) >= len(option.shards):
+            yield tuple(order[: len(option.shards)])

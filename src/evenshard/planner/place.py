@@ -34,10 +34,10 @@ from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, pri
 from evenshard.planner.request import PlacementRequest, sharding_types_of, unit_warnings
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import PlacementCost
-from evenshard.price.link import beyond_span
+from evenshard.price.link import warn_beyond_span
 from evenshard.price.step import PartCosts, PredictedParts
-from evenshard.price.step_time import without_last_digits
-from evenshard.search.infeasibility import require_sharding_room, require_types
+from evenshard.price.step_time import round_for_sorting
+from evenshard.search.infeasibility import require_feasible_sharding, require_types
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.search import (
     EFFORTS,
@@ -46,10 +46,10 @@ from evenshard.search.search import (
     PlanSearchEffort,
     PlanSearchResult,
     Progress,
-    effort_called,
+    get_effort,
 )
 from evenshard.search.space import SearchSpace
-from evenshard.sharders.learned import rollouts
+from evenshard.sharders.learned import roll_out
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import Assumption, TableSet, list_approximations
 from evenshard.tables.table import Table
@@ -121,7 +121,7 @@ class PlaceConfig:
     @staticmethod
     def of(search: Search) -> PlaceConfig:
         """Return the settings of these knobs; raise BadConfig for an unknown effort."""
-        return PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
+        return PlaceConfig(get_effort(search.effort), search.seed, tuple(search.compare), search.num_measured)
 
 
 @one_thread()
@@ -194,7 +194,7 @@ def _search(
     try:
         require_types(searched.task)
         if request.rules != Rules() and not costs.task.may_offload:
-            require_sharding_room(searched.task)
+            require_feasible_sharding(searched.task)
         starts = _starts(request, model, config.seed, costs.task, (*config.known, *others))
         search = PlanSearch(searched, config.effort, config.seed, config.progress)
         free = search.run(starts)
@@ -253,7 +253,7 @@ def _starts(
     """Return the legal known placements, and a learned policy's placement if all tables may be whole."""
     on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
     are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
-    placements = rollouts(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
+    placements = roll_out(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
     found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
     return [parts for parts in found if is_legal_sharding(task, parts)]
 
@@ -281,7 +281,7 @@ def _notes(
             word = "slower" if order.index(asked) > order.index(learned) else "faster"
             yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
-    yield beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)
+    yield warn_beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)
     if divisions_ms:
         yield (
             f"All tables of collections with MEAN tables are cut by rows: TorchRec trains rows of means right only so. "
@@ -331,10 +331,10 @@ def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]
     # Work of a table, estimated by the mean part.
     each_ms = sum(one.predicted_total_ms for one in found.devices) / len(found.parts)
     num_parts = Counter(device for part in found.parts for device in part.devices)
-    work = [(without_last_digits(one.predicted_total_ms), num_parts[at], at) for at, one in enumerate(found.devices)]
+    work = [(round_for_sorting(one.predicted_total_ms), num_parts[at], at) for at, one in enumerate(found.devices)]
     heapify(work)
     for table in tables:
         work_ms, count, device = work[0]
         parts.append(whole_part(table, (device,), own[table.name].storage))
-        heapreplace(work, (without_last_digits(work_ms + each_ms), count + 1, device))
+        heapreplace(work, (round_for_sorting(work_ms + each_ms), count + 1, device))
     return costs.predict(parts)

@@ -28,7 +28,7 @@ from evenshard.price.hardware import HardwareName
 from evenshard.price.link import LINKS, link
 from evenshard.price.link_model import Link
 from evenshard.price.offload import host_link
-from evenshard.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
+from evenshard.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, collect_phases
 from evenshard.price.step_time import Phases, step_ms
 from evenshard.sharders.model import DeviceModel, Model
 from evenshard.tables.locality import arrange_hot_rows
@@ -255,7 +255,7 @@ def interval_factors(
         sums_3D[:, list(part.devices)] += np.array([[ms / factor], [ms], [ms * factor]])
     kernels_3D = np.divide(sums_3D, sums_3D[1], out=np.ones_like(sums_3D), where=sums_3D[1] > 0)
     links_31 = np.array([[1 / exchange], [1.0], [exchange]])
-    inputs, forward, out, back, backward = predicted_phases(devices)
+    inputs, forward, out, back, backward = collect_phases(devices)
     phases = Phases(inputs * links_31, forward * kernels_3D, out * links_31, back * links_31, backward * kernels_3D)
     low_ms, predicted_ms, high_ms = step_ms(phases, request.training_pipeline).tolist()
     return (predicted_ms / low_ms, high_ms / predicted_ms) if predicted_ms else (1.0, 1.0)
@@ -297,11 +297,6 @@ def _unknown_hot_rows(request: PlacementRequest) -> int:
 
 def widening_note(below: float, above: float) -> str | None:
     """Return a note on an interval that is wider than the model's own; None if it is not."""
-    ends = {"upper end multiplied by": above, "lower end divided by": below}
-    changed = [f"{end} {factor:.3g}" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
-    if not changed:
-        return None
-    return (
-        "Outside the training range, times may grow or fall in proportion, so the interval is wider than the model's "
-        f"own ({', '.join(changed)})."
-    )
+    ends = {"upper": above, "lower": below}
+    changed = [f"the {end} bound is {factor:.3g}x wider" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
+    return f"Outside the training range: {' and '.join(changed)}." if changed else None

@@ -1,4 +1,4 @@
-"""Communication between the devices of a machine in a training step, and its time.
+"""Communication volumes and times of the collectives in a training step.
 
 Forward, with the reverse direction in backward:
 
@@ -7,12 +7,12 @@ Forward, with the reverse direction in backward:
 - rows on a node: a reduce-scatter within the node, then an all-to-all of the sums with the other nodes.
 - replicas: nothing forward; backward an all-reduce of dense gradients, twice rows * dim.
 
-Rows of sequences are not reduced, so they are exchanged like whole sequences. Before all this, the input dist sends the
-indices of every part to its device: for each sample its lookups, and for each bag a length.
+Rows of sequences are not reduced, so they are sent like whole sequences. Before these collectives, the input dist sends
+the indices of every part to its device: for each sample its lookups, and for each bag a length.
 
 Within a domain, bytes use the fast link; between domains, the slow link. The two tiers are assumed to run one after the
 other. Each collective of each module has its own latency, but the bytes of all modules are assumed to be sent together,
-so several small exchanges are predicted slightly too fast on links that are slower for small messages.
+so several small collectives are predicted slightly too fast on links that are slower for small messages.
 
 Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
 """
@@ -49,27 +49,19 @@ from evenshard.price.link_model import (
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-GRADIENT_BYTES = 4
+GRADIENT_BYTES = 4  # dense gradients of replicas are FP32
 
 
 @dataclass
 class Volumes:
-    """Values and bytes on each device that determine its communication, [..., D] each, per sample of the global batch.
+    """Communication volumes of each device, [..., D], per sample of the global batch."""
 
-    Attributes:
-        sent: values that other devices receive without a reduction.
-        summed, summed_in_node: values of partial sums, of tables whose rows are on all devices, or on one node.
-        input_bytes: received bytes of indices, lengths and weights.
-        replicated_values: values of dense gradients, equal on all devices: [...] without D.
-        collectives: (module, sharding type) of the exchanges, as in kernel calls.
-    """
-
-    sent: FloatArray
-    summed: FloatArray
-    summed_in_node: FloatArray
-    input_bytes: FloatArray
-    replicated_values: float | FloatArray = 0.0
-    collectives: set[tuple[str, str]] = field(default_factory=set)
+    sent: FloatArray  # values that other devices receive without a reduction
+    summed: FloatArray  # values of partial sums, of tables whose rows are on all devices
+    summed_in_node: FloatArray  # values of partial sums, of tables whose rows are on one node
+    input_bytes: FloatArray  # received bytes of indices, lengths and weights
+    replicated_values: float | FloatArray = 0.0  # values of dense gradients, equal on all devices: [...] without D
+    collectives: set[tuple[str, str]] = field(default_factory=set)  # (module, sharding type), as in kernel calls
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
@@ -78,7 +70,7 @@ class Volumes:
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Return volumes with these numbers, [V, ..., D] and [...], without collectives."""
+        """Build from an array of the volume kinds, [V, ..., D], and replicated values, [...]."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
@@ -118,7 +110,7 @@ def part_volume(table: Table, name: str, columns: int, share: float, num_devices
 
 
 def distinct_share(table: Table, num_devices: int) -> float:
-    """Return the indices that a device sends per lookup of its samples: 1, or less if indices are deduplicated."""
+    """Return the fraction of lookups that the input dist sends after deduplication: 1 without it."""
     if not table.is_deduplicated or not table.pooling_factor:
         return 1.0
     return deduplicate_table(table, num_devices).pooling_factor / table.pooling_factor
@@ -129,7 +121,7 @@ def volumes_of(
 ) -> Volumes:
     """Compute the volumes of a placement, [D] each, or of the same parts under N device assignments, [N, D] each.
 
-    ``device_NP`` has the device of each part, by table, without replicas.
+    ``device_NP`` is the device of each part, table by table, without replicas.
     """
     found = Volumes.empty(task.num_devices)
     homes: list[int] = []
@@ -156,19 +148,13 @@ def volumes_of(
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
-
-    Attributes:
-        near: number of consecutive devices that exchange over the fast link.
-        intra, inter: bytes in the busier direction, sent or received.
-        intra_sent, inter_sent: bytes sent.
-    """
+    """Bytes that each device sends or receives in a collective, by tier, [..., D]."""
 
     collective: str
-    near: int
-    intra: FloatArray
+    near: int  # number of consecutive devices that communicate over the fast link
+    intra: FloatArray  # bytes in the busier direction, sent or received
     inter: FloatArray
-    intra_sent: FloatArray
+    intra_sent: FloatArray  # bytes sent
     inter_sent: FloatArray
 
     @staticmethod
@@ -178,7 +164,7 @@ class TierBytes:
 
     @property
     def back(self) -> TierBytes:
-        """Return the bytes of the collective in the opposite direction."""
+        """Return the bytes of the reverse collective (sent and received swapped)."""
         return replace(self, collective=_BACK.get(self.collective, self.collective))
 
     def __mul__(self, factor: float) -> TierBytes:
@@ -190,7 +176,7 @@ _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
 def all_to_all_bytes(machine: Nodes, per_device: FloatArray) -> TierBytes:
-    """Return the bytes of an all-to-all in which each device sends ``per_device`` bytes to every other, [..., D]."""
+    """Return the bytes per tier of an all-to-all in which a device sends ``per_device`` bytes to each other device."""
     size, devices = machine.domain_size, machine.num_devices
     domain_sums = _of_each(per_device, size, np.add)
     received_intra = domain_sums - per_device
@@ -205,24 +191,25 @@ def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
     return np.asarray(what.reduce(grouped, axis=-1)).repeat(size, axis=-1)
 
 
-def reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
-    """Return the bytes of a reduce-scatter of buffers, [..., D] bytes: in each domain first, then between domains.
+def reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
+    """Return the bytes per tier of a hierarchical reduce-scatter: within each domain, then between domains.
 
     A device without rows takes part with a buffer of the same size.
     """
     size, domains = machine.domain_size, machine.num_domains
     longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
+    # Ring: each device moves (n - 1) / n of its buffer; between domains only its 1 / size share is left.
     within, between = longest * ((size - 1) / size), longest * ((domains - 1) / domains / size)
     return TierBytes.of_reduction(REDUCE_SCATTER, size, within, between)
 
 
-def all_reduced_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
+def all_reduce_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
     """Return the bytes of an all-reduce of buffers, [..., D] bytes: a reduce-scatter, then an all-gather."""
-    return replace(reduced_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
+    return replace(reduce_scatter_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
 
 
-def node_reduced_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
-    """Return the bytes of a reduce-scatter in each node, and of an all-to-all of its sums between nodes.
+def node_reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
+    """Return the bytes of a reduce-scatter within each node and of the following all-to-all between nodes.
 
     A device without rows takes part with a buffer of the same size as others in its node.
     """
@@ -233,7 +220,7 @@ def node_reduced_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, 
 
 
 def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
-    """Return the bytes of an all-to-all among devices with the same number in their nodes."""
+    """Return the bytes of an all-to-all among devices with the same local rank."""
     size, nodes = machine.devices_per_node, machine.num_nodes
     of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
     by_node = per_device.reshape(*lead, nodes, size)
@@ -247,22 +234,22 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """Communication times of each device in a step, [..., D] ms each."""
+    """Communication times of each device in a step (input dist, forward, backward), [..., D] ms."""
 
     input_dist: FloatArray
     forward: FloatArray
     backward: FloatArray
 
     def select(self, number: int) -> ExchangeTimes:
-        """Return the times of one of many placements."""
+        """Return the times of placement ``number``."""
         return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
 
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a machine's two tiers; a machine of one domain has only the first.
+    """Links of a machine: within a domain and between domains; a single-domain machine has only the first.
 
-    ``counts_inputs`` is False if measurements of whole tables do not include the input dist.
+    ``counts_inputs`` is False to leave the input dist out, as in measurements of unsharded tables.
     """
 
     intra: Link
@@ -271,12 +258,12 @@ class Links:
 
     @property
     def widest(self) -> Link:
-        """Return the link that determines the latency of collectives over all devices."""
+        """Return the link that a collective over all devices must cross: between domains, if there are several."""
         return self.inter or self.intra
 
     @property
     def floor(self) -> Links:
-        """Return links whose time is proportional to bytes, and a lower bound."""
+        """Return links whose transfer times are linear lower bounds, without latency."""
         return replace(self, intra=self.intra.floor, inter=None if self.inter is None else self.inter.floor)
 
 
@@ -290,13 +277,13 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
     latency_3 = latencies_ms(machine, volumes.collectives, links)
     forward_ms, backward_ms = np.zeros_like(volumes.sent), np.zeros_like(volumes.sent)
     for one in _outputs(task, volumes):
-        back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
+        back_ms = transfer_ms(machine, one.back * way.backward_bytes, links)
         is_same = way.forward_bytes == way.backward_bytes and one.collective not in _BACK
-        out_ms = back_ms if is_same else moved_ms(machine, one * way.forward_bytes, links)
+        out_ms = back_ms if is_same else transfer_ms(machine, one * way.forward_bytes, links)
         forward_ms += links.intra.forward_share * out_ms
         backward_ms += back_ms
     if np.any(volumes.replicated_values):
-        backward_ms += moved_ms(machine, _gradients(machine, volumes), links)
+        backward_ms += transfer_ms(machine, _gradients(machine, volumes), links)
     return ExchangeTimes(
         latency_3[0] + _inputs_ms(task, volumes, links),
         latency_3[1] + forward_ms,
@@ -305,7 +292,7 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
 
 
 def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
-    """Return the bytes of an all-to-all of whole tables between the devices of one node.
+    """Return the all-to-all bytes of pooled embeddings of unsharded tables on one node.
 
     A device pools its tables for the whole global batch and sends every other device the samples of that device.
     ``dims`` is the number of values per sample that each device computes, [..., D].
@@ -322,11 +309,11 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
     devices = moved.intra.shape[-1]
     if devices == 1:
         return np.zeros_like(moved.intra)
-    return link.latency_ms(devices) + moved_ms(Nodes.one_node(devices), moved, Links(link))
+    return link.latency_ms(devices) + transfer_ms(Nodes.one_node(devices), moved, Links(link))
 
 
-def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return the multiples of ``volumes`` at which the slope of a curve changes, ascending; devices are alike."""
+def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
+    """Return, ascending, the factors on ``volumes`` at which a link curve changes slope (equal devices)."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):
@@ -348,25 +335,25 @@ def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray
     if not links.counts_inputs:
         return np.zeros_like(volumes.input_bytes)
     # Each device receives these bytes: an all-to-all with send and receive swapped.
-    return moved_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
+    return transfer_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
-    """Yield the collectives of the forward pass, with values counted as one byte each."""
+    """Yield the bytes of each forward collective, counting one byte per value."""
     yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
     if volumes.summed.any():
-        yield reduced_bytes(task.machine, volumes.summed * task.batch_size)
+        yield reduce_scatter_bytes(task.machine, volumes.summed * task.batch_size)
     if volumes.summed_in_node.any():
-        yield from node_reduced_bytes(task.machine, volumes.summed_in_node * task.batch_size)
+        yield from node_reduce_scatter_bytes(task.machine, volumes.summed_in_node * task.batch_size)
 
 
 def _gradients(machine: Nodes, volumes: Volumes) -> TierBytes:
     values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
-    return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
+    return all_reduce_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
 
 
 def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
-    """Return the latencies of input dist, forward and backward of (module, sharding type) collectives, [3].
+    """Return the total latencies of input dist, forward and backward collectives, [3] ms.
 
     The input dist has two all-to-alls: lengths, then indices.
     """
@@ -389,8 +376,8 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
     return found_3
 
 
-def moved_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """Return the time for the bytes of a collective on both tiers, [..., D]."""
+def transfer_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
+    """Return the transfer time of a collective on both tiers, without latency, [..., D] ms."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:
         return near_ms

@@ -1,7 +1,7 @@
-"""Records of one measurement of a placement. Times are milliseconds of one training step.
+"""Records of measured placement costs; times are ms of one training step.
 
-No record has an impossible time, a NaN or a negative one: devices and file readers raise MeasurementFailed instead. A
-time that was not measured is None, never an estimate.
+Records reject NaN and negative times: devices and file readers raise MeasurementFailed. A time that was not measured is
+None, never an estimate.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class DeviceCost:
     # Interquartile range over the repeats of a visit, or between visits if that is larger.
     fwd_compute_spread_ms: float = 0.0
     bwd_compute_spread_ms: float = 0.0  # interquartile range of the backward time
-    # Start skew: from the end of the device's forward to that of the slowest device, when the exchange can start. It is
-    # not part of the device's times (docs/decisions/0009).
+    # Start skew: from the end of the device's forward to that of the slowest device, when the all-to-all can start. It
+    # is not part of the device's times (docs/decisions/0009).
     fwd_wait_ms: float = 0.0
     status: str = OK  # "ok", or "out_of_memory" for a shard that does not fit the device; its times are then infinite
-    # Forward and backward compute together, if they were timed as one; else None.
+    # Forward and backward compute together, if only their sum was timed; else None.
     fwd_bwd_compute_ms: float | None = None
     input_dist_ms: float = 0.0  # input dist before the lookups; 0 if not measured, as in DreamShard
 
     @staticmethod
     def of_total(fwd_bwd_compute_ms: float) -> DeviceCost:
-        """Return the cost of a shard alone on a device, of which only forward and backward together were timed."""
+        """Create the cost of a single shard whose forward and backward were timed only together."""
         return DeviceCost(None, 0.0, 0.0, None, fwd_bwd_compute_ms=fwd_bwd_compute_ms)
 
     @staticmethod
@@ -69,7 +69,7 @@ class DeviceCost:
         return DeviceCost(never, never, never, never, status=OUT_OF_MEMORY)
 
     def with_exchange(self, out_ms: float, back_ms: float, wait_ms: float, inputs_ms: float) -> DeviceCost:
-        """Add communication times to a cost; a direct constructor call, because ``replace`` takes ten times as long."""
+        """Return a copy with communication times added; ``dataclasses.replace`` would take ten times as long."""
         return DeviceCost(
             self.fwd_compute_ms,
             out_ms,
@@ -84,17 +84,17 @@ class DeviceCost:
         )
 
     def problem(self) -> str | None:
-        """Explain in a clause why this cost is impossible; None if it is valid."""
+        """Return why this cost is invalid; None if it is valid."""
         if self.status not in (OK, OUT_OF_MEMORY):
             return f"status is {brief(self.status)}, not {OK} or {OUT_OF_MEMORY}"
         if self.status == OUT_OF_MEMORY:
-            return None if self.total_ms == math.inf else f"a shard that is {OUT_OF_MEMORY} has times"
+            return None if self.total_ms == math.inf else f"status is {OUT_OF_MEMORY}, but times are given"
         if self.fwd_bwd_compute_ms is not None:
             if self.fwd_compute_ms is not None or self.bwd_compute_ms is not None:
-                return f"{_TOTAL} is given beside its parts"
+                return f"{_TOTAL} is given together with its parts"
             rest = self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.fwd_wait_ms
             return time_problem(_TOTAL, self.fwd_bwd_compute_ms) or (
-                "a shard that was timed as a whole has other times" if any(rest) else None
+                f"{_TOTAL} is given together with communication or wait times" if any(rest) else None
             )
         times = _times_of(self)
         if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # the sum is NaN if a time is
@@ -103,7 +103,7 @@ class DeviceCost:
 
     @property
     def compute_ms(self) -> float:
-        """Return forward plus backward compute, without communication; infinite out of memory."""
+        """Return forward plus backward compute time, without communication; infinite if out of memory."""
         if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
             assert self.fwd_bwd_compute_ms is not None, "the time of a device is known in parts or as a whole"
             return self.fwd_bwd_compute_ms
@@ -118,7 +118,7 @@ class DeviceCost:
 
     @property
     def total_ms(self) -> float:
-        """Return the sum of the device's times without waiting, ignoring overlap."""
+        """Return the sum of the device's times, excluding wait and ignoring overlap."""
         return self.input_dist_ms + self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
 
 
@@ -128,13 +128,13 @@ _times_of = attrgetter(*_TIMES)
 
 
 def time_problem(name: str, value: object) -> str | None:
-    """Explain in a clause why a value is not a measured time; None if it is."""
+    """Return why a value is not a valid measured time; None if it is valid."""
     return _number_problem(name, value, MOST_MS, "a time from 0 to {:g} ms")
 
 
 def moment_problem(name: str, value: object) -> str | None:
-    """Explain in a clause why a value is not a time in seconds since 1970 UTC; None if it is."""
-    return _number_problem(name, value, LAST_MOMENT, "a moment in seconds from 1970 to the year 9999")
+    """Return why a value is not a valid Unix timestamp in seconds; None if it is valid."""
+    return _number_problem(name, value, LAST_MOMENT, "a Unix timestamp up to the year 9999")
 
 
 def _number_problem(name: str, value: object, most: float, what: str) -> str | None:
@@ -164,10 +164,10 @@ class PlacementCost:
 
     @property
     def max_device_ms(self) -> float:
-        """Return the largest sum of a device's times, the objective of DreamShard (section 2) and AutoShard.
+        """Return the largest total time of any device, the objective of DreamShard (section 2) and AutoShard.
 
-        Cost datasets record it. A step takes longer, because exchanges are barriers (``step_ms``). Infinite if a device
-        ran out of memory.
+        Cost datasets record this value. A step takes longer, because devices wait for each other in every collective
+        (``step_ms``). Infinite if a device ran out of memory.
         """
         return max(device.total_ms for device in self.devices)
 
@@ -183,7 +183,7 @@ class PlacementCost:
 
     @property
     def _phases(self) -> Phases:
-        """Return the phases of the devices; a joint time of forward and backward counts as backward."""
+        """Return the phases of all devices; an undivided forward plus backward time counts as backward."""
         compute = [one.split_ms if one.fwd_bwd_compute_ms is None else (0.0, one.compute_ms) for one in self.devices]
         forward, backward = np.array(compute).T
         exchanges = [(one.input_dist_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms) for one in self.devices]
@@ -203,7 +203,7 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 
 def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
-    """Combine measurements of a placement at several moments into their medians.
+    """Combine repeated measurements of a placement into medians.
 
     A device that ran out of memory in one visit counts as out of memory.
     """
@@ -228,32 +228,21 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of a measurement, which every row of a dataset repeats.
-
-    Attributes:
-        hardware: kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
-        driver: driver of the GPU, or the kernel of the operating system; "none" for a simulated device.
-        versions: libraries as "torch 2.13.0, fbgemm_gpu 1.8.0".
-        link: link model of the all-to-all times, or the backend that was measured, such as "gloo".
-        seed: seed of the lookups.
-        repeats: timed repeats behind each median; 0 if unknown.
-        device_error_percent, device_error_points: the two numbers of a simulated device's ``DeviceError``; 0 for real
-            hardware, or if a file does not have them.
-        optimizer: optimizer of the backward passes.
+    """Provenance of a measurement, repeated in every dataset row.
 
     Raises:
         MeasurementFailed: if the kind of hardware or the optimizer is unknown.
     """
 
-    hardware: str
-    driver: str
-    versions: str
-    link: str
-    seed: int
-    repeats: int
-    device_error_percent: float = 0.0
+    hardware: str  # kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200"
+    driver: str  # driver of the GPU, or the kernel of the operating system; "none" for a simulated device
+    versions: str  # libraries as "torch 2.13.0, fbgemm_gpu 1.8.0"
+    link: str  # link model of the all-to-all times, or the backend that was measured, such as "gloo"
+    seed: int  # seed of the lookups
+    repeats: int  # timed repeats behind each median; 0 if unknown
+    device_error_percent: float = 0.0  # ``DeviceError`` of a simulated device; 0 for real hardware, or if unknown
     device_error_points: int = 0
-    optimizer: str = SGD
+    optimizer: str = SGD  # optimizer of the backward passes
 
     def __post_init__(self) -> None:
         problem = provenance_problem(self.hardware) or optimizer_problem(self.optimizer)
@@ -285,17 +274,17 @@ class MeasuredPlacement:
 
     @property
     def is_control(self) -> bool:
-        """Return True for a repeated control placement, which measures noise and not a sharder."""
+        """Return True if this is a repeated control placement, used to measure noise."""
         return self.proposed_by == CONTROL
 
     @cached_property
     def placement(self) -> Placement:
-        """Return the devices of its tables, which must be whole."""
+        """Return the device of each table; the tables must not be sharded."""
         return Placement.of(self.task, self.parts)
 
     @cached_property
     def shards(self) -> tuple[tuple[Table, ...], ...]:
-        """Return the tables of each device, all of which are whole, by device id."""
+        """Return the (unsharded) tables of each device, by device id."""
         return self.placement.shards_of(self.task.tables)
 
 
@@ -308,6 +297,6 @@ def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:
     found = sorted({one.provenance.optimizer for one in measured}) or [SGD]
     if len(found) > 1:
         raise BadInput(
-            f"The costs are of several optimizers ({', '.join(found)}), whose backward passes differ. Use those of one."
+            f"The costs mix several optimizers ({', '.join(found)}), whose backward passes differ. Use costs of one."
         )
     return found[0]

@@ -1,8 +1,8 @@
-"""A model of the time of a shard on a GPU: the kernels of FBGEMM's fused embedding, one after the other.
+"""Model of a shard's compute time on a GPU: FBGEMM's fused embedding kernels, one after the other.
 
 Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
-runs of equal ones, with the radix sort of indices and bags between the two, then the kernels that sum the gradients of
-each distinct row and apply the optimizer. Without lookups there is no backward pass.
+runs of equal indices, with the radix sort of indices and bags between the two, then the kernels that sum the gradients
+of each distinct row and apply the optimizer. Without lookups there is no backward pass.
 
 A kernel takes a minimum time, and time for each bag, lookup and distinct row. Kernels that read rows also wait for the
 L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels were
@@ -29,7 +29,7 @@ from evenshard.price.gpu_profile import GpuProfile
 from evenshard.price.shard_work import PLAIN_BYTES, REQUEST_VALUES, SECTOR_BYTES, ShardWork
 from evenshard.tables.reuse import FloatArray
 
-RADIX_BITS = 8
+RADIX_BITS = 8  # bits of the index that one pass of CUB's radix sort orders
 # See ``GpuProfile.short_call_us`` and ``medium_call_us``.
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
@@ -81,16 +81,16 @@ def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
     calls = has_lookups(work.lookups).astype(np.float64)
     kernels_ns = backward_ns(profile, work, optimizer)
     took_ms = pass_ms(kernels_ns, calls, profile.bwd_overhead_us, profile.bwd_host_us)
-    return took_ms + beside_kernels_ms(profile, work.lookups)
+    return took_ms + outside_kernels_ms(profile, work.lookups)
 
 
 def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return True for calls with lookups, [N]: FBGEMM skips the backward pass of calls without an index."""
+    """Return True for calls with lookups, [N]; without lookups, FBGEMM skips the backward pass."""
     return np.asarray(lookups_N >= ANY_LOOKUPS)
 
 
-def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
-    """Return the time of backward calls in addition to their kernels, [N]; see ``GpuProfile.short_call_us``."""
+def outside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
+    """Return the time of backward calls outside of kernels, [N]; see ``GpuProfile.short_call_us``."""
     if profile.short_call_us == profile.medium_call_us == 0:
         return np.zeros(len(lookups_N))
     powers_N = np.log2(np.maximum(lookups_N, 1.0))
@@ -132,7 +132,7 @@ def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 class Waits(NamedTuple):
-    """Waits of a kernel that reads rows, [N] ns each; see ``overlap``. All but ``chain`` are sums over tables."""
+    """Memory wait times of a kernel that reads rows, [N] ns; see ``overlap``."""
 
     instructions: FloatArray
     l2: FloatArray
@@ -147,14 +147,14 @@ def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
-    """Return the fraction of a warp per row, to a power, [N]; the largest dim of a call decides it for all its rows."""
+    """Return the fraction of warp lanes per row, raised to ``power``, [N], set by the call's largest dim."""
     few, half, _ = LANE_LIMITS
     needed = np.where(widest <= few, 0.25, np.where(widest <= half, 0.5, 1.0))
     return np.asarray(needed**power)
 
 
 def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
-    """Return the factors of the times of ``all_lanes_ns`` for the largest dim of a call, [3, N]."""
+    """Return the factors to apply to ``all_lanes_ns`` for the largest dim of a call, [3, N]."""
     bags = lanes(widest, profile.lookup_lane_power)
     gradients = lanes(widest, profile.gradient_lane_power)
     warps = np.ceil(np.maximum(widest, 1.0) / REQUEST_VALUES)
@@ -162,7 +162,7 @@ def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
 
 
 def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Return the time of bags, rows and gradients in addition to waits, if each used all lanes of a warp, [3, N]."""
+    """Return the instruction time of bags, rows and gradients for full warps, beyond memory waits, [3, N]."""
     bags, rows, gradients = np.zeros((3, len(work.bags)))
     if profile.lookup_lane_power:
         bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
@@ -187,19 +187,19 @@ def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
 def longest_bag_ns(
     profile: GpuProfile, longest_bag: FloatArray, row_bytes: FloatArray, row_miss_bytes: FloatArray
 ) -> FloatArray:
-    """Return the time of the longest bag, which is a lower bound on an idle GPU, [N]."""
+    """Return the time of the longest bag, a lower bound for the kernel even on an idle GPU, [N]."""
     miss_share = row_miss_bytes / np.where(row_bytes > 0, row_bytes, 1.0)
     return (profile.bag_hit_ns + (profile.bag_miss_ns - profile.bag_hit_ns) * miss_share) * longest_bag
 
 
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """Return the time of the kernels that make linear indices and find runs of equal ones, without the sort, [N]."""
+    """Return the time of the kernels that compute linear indices and find equal runs, without the sort, [N]."""
     bag_ns = profile.index_bag_ns * work.longest_bag
-    return np.asarray(profile.index_floor_us * NS_PER_US + indexed_ns(profile, work) + bag_ns)
+    return np.asarray(profile.index_floor_us * NS_PER_US + additive_index_ns(profile, work) + bag_ns)
 
 
-def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """Return the part of ``index_ns`` that is a sum over tables, [N]."""
+def additive_index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """Return the part of ``index_ns`` that is additive over tables, [N]."""
     return np.asarray(
         profile.index_ns_per_bag * work.bags
         + profile.index_ns_per_lookup * work.lookups
@@ -208,13 +208,13 @@ def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def sort_passes(num_rows: FloatArray) -> FloatArray:
-    """Return the passes of the radix sort, [N]: the number of bytes of the linear indices of a call's rows."""
+    """Return the number of radix-sort passes, [N]: one per byte of the largest linear index."""
     bits = np.floor(np.log2(np.maximum(num_rows, 1.0))) + 1
     return np.asarray(np.ceil(bits / RADIX_BITS))
 
 
 def sort_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """Return the time of the radix sort, whose passes each move all pairs of an index and its bag, [N]."""
+    """Return the radix-sort time, [N]; each pass moves all (index, bag) pairs."""
     return np.asarray(profile.sort_floor_us * NS_PER_US + sort_passes_ns(profile, work.lookups, work.num_rows))
 
 
@@ -226,7 +226,7 @@ def sort_passes_ns(profile: GpuProfile, lookups: FloatArray, num_rows: FloatArra
 
 
 def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Return the time of the backward kernels, which sum the gradients of each distinct row and update it, [N]."""
+    """Return the time of the backward kernels that sum each distinct row's gradients and update the row, [N]."""
     issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
     issued_ns += hot_row_ns(profile, work.hottest)
     waits_ns = overlap(np.stack(gradient_waits(profile, work, optimizer)))
@@ -240,9 +240,9 @@ def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
     """Return the waits of the backward kernels; ``chain`` is the hottest row, a lower bound on an idle GPU."""
-    requests = work.row_requests + updated_state_requests(work, optimizer)
+    requests = work.row_requests + state_update_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
-    updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
+    updated_bytes = work.unique_bytes + state_update_bytes(work, optimizer)
     return Waits(
         np.zeros_like(instructions) if profile.gradient_lane_power else instructions,
         (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s,
@@ -251,14 +251,14 @@ def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -
     )
 
 
-def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
-    """Return the bytes of optimizer state of the distinct rows, [N]; a row-wise state takes a sector."""
+def state_update_bytes(work: ShardWork, optimizer: str) -> FloatArray:
+    """Return the optimizer-state bytes of the distinct rows, [N]; a row-wise state occupies one sector."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
 
 
-def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
-    """Return the requests for states per weight, [N]; a row-wise state is included in the cost of a row."""
+def state_update_requests(work: ShardWork, optimizer: str) -> FloatArray:
+    """Return the memory requests for per-weight optimizer states, [N]; row-wise states are part of the row cost."""
     _, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(2 * per_weight * work.unique_requests)
 
@@ -266,8 +266,8 @@ def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
 def overlap(parts_ns: FloatArray) -> FloatArray:
     """Combine the waits of a kernel, [parts, ...], to a time between the longest and the sum, [...].
 
-    The cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter one,
-    but two equal waits take about a quarter longer than one.
+    The cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter wait,
+    but two equal waits take about a quarter longer than one wait.
     """
     longest = np.maximum(parts_ns.max(axis=0), 1e-9)
     ratios = parts_ns / longest

@@ -1,6 +1,6 @@
-"""The evidence for a simulated device: the real measurements that its profile was fitted to or compared with.
+"""Evidence for a simulated device: the measurements that its profile was fitted to or compared with.
 
-It determines the device's error, which every interval of a time on simulated hardware includes.
+The error on held-out measurements widens every interval of a time on simulated hardware.
 """
 
 from __future__ import annotations
@@ -24,23 +24,17 @@ _PERCENT = Range(0, 10_000)
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of one kind that a profile was fitted to or compared with.
+    """Measurements of one kind that a profile was fitted to or compared with."""
 
-    Attributes:
-        points, source: the measured points, and who measured or published them.
-        fitted, held_out: measurements that the fit used, and other measurements.
-        median_error_percent, p90_error_percent: percentiles of the error on the held-out measurements.
-    """
-
-    points: str
-    source: str
-    fitted: int
-    held_out: int
-    median_error_percent: float | None = None
+    points: str  # description of the measured points
+    source: str  # who measured or published them
+    fitted: int  # number of measurements that the fit used
+    held_out: int  # number of other measurements
+    median_error_percent: float | None = None  # percentiles of the error on the held-out measurements
     p90_error_percent: float | None = None
 
     def problem(self) -> str | None:
-        """Explain in a clause why the evidence is impossible; None if it is valid."""
+        """Return why the evidence is impossible; None if it is valid."""
         for name in ("points", "source"):
             if not getattr(self, name).strip():
                 return f"{name} is empty"
@@ -62,9 +56,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class DeviceError:
-    """Error of a simulated device: nine of ten held-out measurements, so many points, are predicted with a smaller one.
+    """Error of a simulated device or link: the 90th percentile of its errors on ``points`` held-out measurements, %.
 
-    Points are 0 where nothing confirms the profile.
+    ``points`` is 0 if nothing confirms the profile.
     """
 
     percent: float = UNCONFIRMED_PERCENT
@@ -72,9 +66,9 @@ class DeviceError:
 
     @staticmethod
     def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
-        """Return the error of the first evidence with enough held-out measurements; the most relevant is first.
+        """Return the error from the first (most relevant) evidence with enough held-out measurements.
 
-        A profile extrapolated from another one needs fewer measurements, because no constant is from a data sheet.
+        A profile extrapolated from another profile needs fewer measurements, because its other constants were fitted.
         """
         least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
         for one in evidence:
@@ -91,7 +85,7 @@ class DeviceError:
         return self.points >= MIN_HELD_OUT
 
     def problem(self) -> str | None:
-        """Explain in a clause why the error is impossible; None if it is valid."""
+        """Return why the error is impossible; None if it is valid."""
         for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
             if problem := limits.problem(getattr(self, name)):
                 return f"{name} {problem}"
@@ -99,7 +93,7 @@ class DeviceError:
 
     @property
     def factor(self) -> float:
-        """Return the factor that covers 90 % of times, measured or assumed.
+        """Return the multiplicative error factor that covers 90 % of times.
 
         The half-width of the 90 % interval of log time equals the relative error e: with errors of both signs, the mean
         of log(1 + e) and -log(1 - e) is e, to the third order.
@@ -108,42 +102,45 @@ class DeviceError:
 
     @property
     def is_measured(self) -> bool:
-        """Return True if the factor is measured on held-out measurements, not assumed."""
+        """Return True if the factor comes from held-out measurements, False if it is assumed."""
         return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
 
     def __str__(self) -> str:
-        """Return text such as "90 % of times within a factor of 1.13, by 40 held-out measurements"."""
-        taken = "90 % of times taken to be"
-        within = f"within a factor of {self.factor:.3g}"
-        return f"90 % of times {within}, by {self.why}" if self.is_measured else f"{taken} {within}, since {self.why}"
+        """Return text such as "90 % of times within a factor of 1.13 (40 held-out measurements)"."""
+        said = "90 % of times within" if self.is_measured else "assumed accurate to"
+        return f"{said} a factor of {self.factor:.3g} ({self.basis})"
 
     @property
-    def why(self) -> str:
-        """Return the reason for the factor, as a clause."""
+    def basis(self) -> str:
+        """Describe the measurements behind the factor, such as "40 held-out measurements" or "unverified"."""
         if self.is_measured:
             return f"{self.points:,} held-out measurements"
         if self.is_confirmed:
-            return f"{self.points:,} held-out measurements leave much of it to another profile"
-        if self.points:
-            return f"{self.points} held-out measurements are too few to confirm it"
-        return "no measurement confirms it"
+            return f"{self.points:,} held-out measurements, constants partly from another profile"
+        return f"unverified: only {self.points} held-out measurements" if self.points else "unverified"
 
 
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
-    """Describe the accuracy of simulated hardware and modelled links; empty if everything is real.
+    """Describe the accuracy of device models and link models; empty if both are None.
 
-    ``links`` is None to leave out links. ``hardware`` may be several joined names.
+    ``hardware`` may be several joined names, of which real hardware is left out.
     """
-    names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
-    said = [] if error is None else [f"{names}: {error}"]
-    return "; ".join([*said, *([] if links is None else [f"exchanges: {links}"])])
+    if error is None:
+        return "" if links is None else f"Communication model: {links}"
+    names = [name.provenance.partition(": ")[2] for name in names_in(hardware) if name.kind.is_simulated]
+    kernels = f"Device model{'s' * (len(names) > 1)} {' and '.join(names)}: {error}".replace(
+        "of times", "of kernel times"
+    )
+    if links is not None and error.is_measured and links.is_measured:
+        return f"{kernels}; communication: within {links.factor:.3g} ({links.points:,})"
+    return kernels if links is None else f"{kernels}; communication: {links}"
 
 
 def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:
-    """Return the factors to divide and to multiply a time by for its 90 % interval.
+    """Return the factors of a time's 90 % interval: divide by the first, multiply by the second.
 
-    Errors of kernels and exchanges are assumed independent, so the squares of their shares add up. Real hardware has no
-    error of kernels (None). Without an error of links, exchanges have the same error as kernels.
+    Kernel and communication errors are assumed independent, so the squares of their shares add up. ``kernels`` is None
+    for real hardware. If ``links`` is None, communication has the same error as kernels.
     """
     off = kernels.factor if kernels is not None else 1.0
     shares = ((1.0, off),) if links is None else ((1 - exchange_share, off), (exchange_share, links.factor))
@@ -152,7 +149,7 @@ def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchan
     return 1 / (1 - below), 1 + above
 
 
-def with_device_error(
+def widen_interval(
     error: DeviceError | None,
     ms: float,
     low_ms: float,
@@ -162,7 +159,7 @@ def with_device_error(
 ) -> tuple[float, float]:
     """Widen the 90 % interval of a cost model by the errors of device and links.
 
-    They are assumed independent of the model's error, so their squares add up on the log scale. See ``error_factors``.
+    The errors are assumed independent of the model's, so squares add up on the log scale. See ``error_factors``.
     """
 
     def factor(end_ms: float, off: float) -> float:

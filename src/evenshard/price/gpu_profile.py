@@ -1,4 +1,4 @@
-"""Profiles: the constants of simulated GPUs and of calibrated links, as YAML files, each number with its source.
+"""YAML profiles with the sourced constants of simulated GPUs and calibrated links.
 
 A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to the data that it was fitted to or
 compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file with a ``vendor``
@@ -28,10 +28,10 @@ from evenshard.price.hardware import HardwareName, profile_path
 Profile = TypeVar("Profile")
 # Range of a constant in the units of the profiles; the largest are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
-_REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
+_REMEDY = "Start from a profile that ships with evenshard, or calibrate again."
 DATA_SHEET, GUESS = "data sheet", "guess"
 _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
-_SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
+_SHEET_REMEDY = f"A data sheet needs vendor, link, {', '.join(gpu_rules.SHEET)}; see docs/measure.md."
 _HEADER = "# A simulated device or a link; evenshard/price/ says what the constants mean\n"
 BYTES_PER_MB = 2**20
 # Default for a device whose profile does not name it: PCIe 5 with 16 lanes, fitted, see ``price/offload.py``.
@@ -42,113 +42,69 @@ CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """The constants of a GPU that runs FBGEMM's fused table-batched embedding.
+    """Constants of a GPU that runs FBGEMM's fused table-batched embedding kernels."""
 
-    Attributes:
-        link: name of the link between such devices, in ``price/link.py``.
-        num_sms, warps_per_sm: streaming multiprocessors, and the most resident warps of each.
-        memory_gb: GB (1024**3 bytes) of device memory.
-        hbm_gb_s: peak of the device memory, 10**9 bytes per second, which is bytes per nanosecond.
-        l2_mb: size of the L2 cache, 1024**2 bytes.
-        l2_usable_share: fraction of it that randomly read rows fill before misses set in.
-        hbm_efficiency: fraction of the peak that embedding kernels reach.
-        l2_gb_s: bandwidth of randomly read rows that hit the L2, 10**9 bytes per second.
-        fwd_overhead_us: time of a forward call in which none of its kernels runs: the host before the first kernel, and
-            the overhead of measuring.
-        bwd_overhead_us: the same time of a backward call.
-        fwd_host_us: time the host takes to launch the kernels of a forward call, a lower bound of the call.
-        bwd_host_us: the same time of a backward call.
-        short_call_us: largest time of a backward call with less than 2**18 lookups in addition to its kernels: nothing
-            up to 2**13 lookups, all of it from 2**17 on.
-        bounds_floor_us: time of the bounds check of a tiny input.
-        bounds_ns_per_bag, bounds_ns_per_lookup: its time for each bag and each lookup.
-        lookup_floor_us: time of the forward kernel on a tiny input.
-        lookup_ns_per_bag: its instructions for each bag.
-        lookup_ns_per_request: its instructions for each row, or each 128 values of a wider one.
-        bag_hit_ns, bag_miss_ns: time per row of the longest bag, from the L2 and from device memory.
-        index_floor_us: time of all kernels on indices of a tiny input, without the sort.
-        index_ns_per_bag, index_ns_per_lookup, index_ns_per_row: their time for each bag, lookup and distinct row.
-        sort_floor_us: time of the sort of a tiny input.
-        sort_pairs_per_ns: pairs of an index and its bag that one pass of the radix sort moves.
-        gradient_floor_us: time of the gradient kernels on a tiny input.
-        gradient_ns_per_request: their instructions for each gradient, or each 128 values of a wider one.
-        gradient_ns_per_row: their instructions for each distinct row.
-        hot_lookup_ns: time per gradient of the hottest row.
-        medium_call_us: like ``short_call_us`` for a call with more lookups: all of it at 2**21, nothing at 2**18 and
-            from 2**24 on.
-        lookup_lane_power, gradient_lane_power: if not 0, instructions of bags, rows and gradients add to the kernel's
-            waits, and are proportional to this power of the lanes of a warp that a row takes: the 8, 16 or 32 that
-            the widest row of the call needs.
-        gradient_wide_power: the same power, of the number of warps that the widest row fills.
-        row_state_share, weight_state_share: how much longer the instructions of gradients take with an optimizer that
-            has one state per row, and for each state per weight.
-        index_bag_ns: time of the kernels on indices per lookup of the longest bag.
-        sort_pass_us: time of each pass of the sort of a tiny input, if it takes several kernels.
-        hot_row_ns: time per gradient of the hottest row, up to ``HOT_LOOKUPS``, since more are spread over the GPU. It
-            adds to the kernel's waits.
-        cached_fwd_us, cached_bwd_us: time of the additional kernels of a call that looks up a cache; see
-            ``price/offload.py``.
-        clock_ghz: highest clock of the multiprocessors.
-        l1_kb: first-level cache and shared memory of a multiprocessor, 1024 bytes.
-        tflops: dense products of BF16 on tensor cores, 10**12 operations a second; 0 where there are none.
-        host_gb_s: bandwidth of reading rows in host memory, 10**9 bytes per second; see ``price/offload.py``.
-        evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
-        extrapolated_from: the profile that provides the constants that were not measured.
-    """
-
-    link: str
-    num_sms: float
-    warps_per_sm: float
-    memory_gb: float
-    hbm_gb_s: float
-    l2_mb: float
-    l2_usable_share: float
-    hbm_efficiency: float
-    l2_gb_s: float
+    link: str  # name of the link between these devices, in ``price/link.py``
+    num_sms: float  # streaming multiprocessors
+    warps_per_sm: float  # most resident warps of a multiprocessor
+    memory_gb: float  # device memory, GB of 1024**3 bytes
+    hbm_gb_s: float  # peak of the device memory, 10**9 bytes per second, which is bytes per nanosecond
+    l2_mb: float  # size of the L2 cache, 1024**2 bytes
+    l2_usable_share: float  # fraction of the L2 that randomly read rows fill before misses set in
+    hbm_efficiency: float  # fraction of the memory's peak that embedding kernels reach
+    l2_gb_s: float  # bandwidth of randomly read rows that hit the L2, 10**9 bytes per second
+    # Time of a forward call without a running kernel: the host before the first kernel, and measuring overhead.
     fwd_overhead_us: float
-    bwd_overhead_us: float
-    fwd_host_us: float
-    bwd_host_us: float
+    bwd_overhead_us: float  # the same time of a backward call
+    fwd_host_us: float  # host time to launch the kernels of a forward call, a lower bound of the call
+    bwd_host_us: float  # the same time of a backward call
+    # Largest time beside the kernels of a backward call with less than 2**18 lookups: nothing up to 2**13 lookups, all
+    # of it from 2**17 on.
     short_call_us: float
-    bounds_floor_us: float
-    bounds_ns_per_bag: float
-    bounds_ns_per_lookup: float
-    lookup_floor_us: float
-    lookup_ns_per_bag: float
-    lookup_ns_per_request: float
-    bag_hit_ns: float
-    bag_miss_ns: float
-    index_floor_us: float
-    index_ns_per_bag: float
-    index_ns_per_lookup: float
-    index_ns_per_row: float
-    sort_floor_us: float
-    sort_pairs_per_ns: float
-    gradient_floor_us: float
-    gradient_ns_per_request: float
-    gradient_ns_per_row: float
-    hot_lookup_ns: float
+    bounds_floor_us: float  # time of the bounds check of a tiny input
+    bounds_ns_per_bag: float  # its additional time for each bag
+    bounds_ns_per_lookup: float  # its additional time for each lookup
+    lookup_floor_us: float  # time of the forward kernel on a tiny input
+    lookup_ns_per_bag: float  # its instructions for each bag
+    lookup_ns_per_request: float  # its instructions for each row, or each 128 values of a wider row
+    bag_hit_ns: float  # time per row of the longest bag, if rows hit the L2
+    bag_miss_ns: float  # time per row of the longest bag, if rows are read from device memory
+    index_floor_us: float  # time of all kernels on indices of a tiny input, without the sort
+    index_ns_per_bag: float  # their additional time for each bag
+    index_ns_per_lookup: float  # their additional time for each lookup
+    index_ns_per_row: float  # their additional time for each distinct row
+    sort_floor_us: float  # time of the sort of a tiny input
+    sort_pairs_per_ns: float  # (index, bag) pairs that one pass of the radix sort moves
+    gradient_floor_us: float  # time of the gradient kernels on a tiny input
+    gradient_ns_per_request: float  # their instructions for each gradient, or each 128 values of a wider gradient
+    gradient_ns_per_row: float  # their instructions for each distinct row
+    hot_lookup_ns: float  # time per gradient of the hottest row
+    # Like ``short_call_us`` for more lookups: all of it at 2**21, nothing at 2**18 and from 2**24 on.
     medium_call_us: float = 0.0
+    # If not 0, instructions of bags, rows and gradients add to the kernel's waits, and grow with this power of
+    # the lanes of a warp that a row takes: the 8, 16 or 32 that the widest row of the call needs.
     lookup_lane_power: float = 0.0
     gradient_lane_power: float = 0.0
-    gradient_wide_power: float = 0.0
+    gradient_wide_power: float = 0.0  # the same power, of the number of warps that the widest row fills
+    # Relative increase of the instructions of gradients by an optimizer state per row, and by a state per weight.
     row_state_share: float = 0.0
     weight_state_share: float = 0.0
-    index_bag_ns: float = 0.0
-    sort_pass_us: float = 0.0
+    index_bag_ns: float = 0.0  # time of the kernels on indices per lookup of the longest bag
+    sort_pass_us: float = 0.0  # time of each pass of the sort of a tiny input, if it takes several kernels
+    # Time per gradient of the hottest row, up to ``HOT_LOOKUPS``: more are spread over the GPU. It adds to the waits.
     hot_row_ns: float = 0.0
-    cached_fwd_us: float = CACHED_FWD_US
+    cached_fwd_us: float = CACHED_FWD_US  # additional kernels of a call that looks up a cache; see ``price/offload.py``
     cached_bwd_us: float = CACHED_BWD_US
-    host_gb_s: float = HOST_GB_S
-    clock_ghz: float = 0.0
-    l1_kb: float = 0.0
-    tflops: float = 0.0
-    evidence: tuple[Evidence, ...] = ()
-    extrapolated_from: str = ""
+    host_gb_s: float = HOST_GB_S  # bandwidth of reading rows in host memory, 10**9 bytes per second
+    clock_ghz: float = 0.0  # highest clock of the multiprocessors
+    l1_kb: float = 0.0  # first-level cache and shared memory of a multiprocessor, 1024 bytes
+    tflops: float = 0.0  # dense BF16 operations on tensor cores, 10**12 per second; 0 without tensor cores
+    evidence: tuple[Evidence, ...] = ()  # measurements fitted to or compared with, most relevant for whole shards first
+    extrapolated_from: str = ""  # the profile that provides the constants that were not measured
 
     @property
     def error(self) -> DeviceError:
-        """Return the error of its times against the real device."""
+        """Return the error of the profile against the real device."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @property
@@ -183,7 +139,7 @@ BY_KERNEL = (
     "sort_pass_us",
     "hot_row_ns",
 )
-# Physically possible values; a constant at such a bound shows that the model lacks a term.
+# Physically possible values; a constant at its bound shows that the model lacks a term.
 _FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "hbm_efficiency": (0.05, 1.0),
@@ -238,7 +194,7 @@ ABOVE_0 = Range(1e-9, 1e18)
 
 
 def profile_of(hardware: HardwareName) -> GpuProfile | None:
-    """Return the profile of simulated hardware; None for real hardware. Raises as ``gpu_profile``."""
+    """Return the profile of simulated hardware; None for real hardware. Raises like ``gpu_profile``."""
     return gpu_profile(hardware.device) if hardware.kind.is_simulated else None
 
 
@@ -262,7 +218,7 @@ def gpu_profile(name: str) -> GpuProfile:
 
 @blame_file
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """Read a profile as a dataclass of numbers, strings, evidence and curves; fields with a default are optional.
+    """Load a profile into the dataclass ``kind``; fields with a default are optional.
 
     Raises:
         BadFile: if the file is missing or not YAML, or a constant is missing, unknown, impossible or without a source.
@@ -272,7 +228,7 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     for name in constants:
         entry = content[name]
         if not isinstance(entry, dict) or not entry.get("source"):
-            raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
+            raise BadFile(path, f"constant {name} needs a value and a source", _REMEDY)
         content[name] = entry.get("value")
     profile = read_record(kind, content, path, _REMEDY)
     limits = ((name, CONSTANTS.problem(getattr(profile, name))) for name in constants)
@@ -300,7 +256,7 @@ def origin_of(source: str) -> str:
 
 
 def is_link_profile(path: Path) -> bool:
-    """Return True if a file is the profile of a link; otherwise it should be the profile of a device.
+    """Return True if a file is the profile of a link, not of a device.
 
     Raises:
         BadFile: if the file is missing or not YAML.
@@ -316,7 +272,7 @@ def write_profile(
     path: Path,
     extrapolated_from: str = "",
 ) -> None:
-    """Write the profile of ``template`` with some constants replaced; the others keep their sources.
+    """Write a copy of the ``template`` profile with some constants replaced.
 
     The evidence for the template does not apply to the new constants. The file is written atomically.
 
@@ -344,11 +300,11 @@ def write_profile(
 def _load(path: Path) -> dict[str, Any]:
     content = read_yaml(path, _REMEDY, _REMEDY)
     if not isinstance(content, dict):
-        raise BadFile(path, "is not a mapping of constants", _REMEDY)
+        raise BadFile(path, "is not a YAML mapping of constants", _REMEDY)
     for name, entry in content.items():
         source = entry.get("source") if isinstance(entry, dict) else None
         if source and not isinstance(source, str):
-            raise BadFile(path, f"the source of {brief(name)} is {brief(source)}, not a text", "Write it in words.")
+            raise BadFile(path, f"the source of {brief(name)} is {brief(source)}, not a string", "Write it in words.")
     return _by_rules(content, path) if "vendor" in content else content
 
 
@@ -363,7 +319,7 @@ def is_data_sheet(path: Path) -> bool:
 
 
 def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Complete a data sheet to the content of a profile."""
+    """Fill in the constants that a data sheet lacks, using ``gpu_rules``."""
     stated = {name: entry if isinstance(entry, dict) else {"value": entry} for name, entry in content.items()}
     for name, limits in gpu_rules.SHEET.items():
         if name not in stated:
@@ -383,7 +339,7 @@ def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
             known = source.startswith(tuple(_ORIGINS))
             found[name] = {"value": entry.get("value"), "source": source if known else f"{DATA_SHEET}: {source}"}
     for name, value in constants.items():
-        source = f"{DATA_SHEET}, by rules" if name in scaled else f"{GUESS}, as of fitted GPUs"
+        source = f"{DATA_SHEET}, scaled by rules" if name in scaled else f"{GUESS}: mean of the fitted GPUs"
         found.setdefault(name, {"value": float(f"{value:.6g}"), "source": source})
     seen = [asdict(gpu_rules.EVIDENCE)] if vendor.upper() == gpu_rules.VENDOR else []
     return {**found, "evidence": seen, "extrapolated_from": ", ".join(gpu_rules.FITTED)}

@@ -1,11 +1,11 @@
-"""GPUs without measurements, from their data sheets: rules learned on the GPUs whose kernels were all measured.
+"""Rules that derive a GPU's profile from its data sheet, learned from fully measured GPUs.
 
 Times per bag, lookup, row and pair are inversely proportional to the speed of a GPU, and rates are proportional to it:
 
     speed = SMs x clock x L1 of an SM
 
 The remaining factor of a constant is a mean over the fitted GPUs, weighted by the ratio of the slower to the faster
-speed. Floors, chains and host times are such means without scaling. ``EVIDENCE`` has the error of these rules;
+speed. Floors, chains and host times are unscaled means. ``EVIDENCE`` has the error of these rules;
 docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
 """
 
@@ -34,13 +34,13 @@ FITTED = ("h100", "h200")
 _RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
 # Fraction of PCIe's line rate for reads of rows in host memory: 50 of 63 GB/s, fitted to an H100.
 HOST_SHARE = 50 / 63
-WARPS_PER_SM = 64
+WARPS_PER_SM = 64  # most resident warps, as in the fitted GPUs
 
 # benchmarks/scripts/gpu_rules.py learned the rules. They are not known to hold for GPUs of other vendors.
 VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
-    "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",
-    "as the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200 name it; of the B200 AMD-AGI/Primus-DLRM",
+    "kernels, calls and shards of 6 GPUs, each predicted by rules learned without it (log errors, equal GPU weights)",
+    "sources of the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200; for the B200 AMD-AGI/Primus-DLRM",
     1318,
     474,
     20.0,
@@ -58,7 +58,7 @@ def constants_by_rules(
     fitted: Mapping[str, Mapping[str, float]],
     speed: Callable[[Mapping[str, float]], float] = speed_of,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Compute the constants of a profile that its data sheet lacks, and list those that scale with the data sheet.
+    """Compute the profile constants that a data sheet lacks; also return the names of those that were scaled.
 
     ``fitted`` has all constants of the profiles to learn from, by name.
     """
@@ -81,7 +81,7 @@ def constants_by_rules(
 
 
 def exponent(constant: str) -> int:
-    """Return the power of the speed that a constant is proportional to: 1 for rates, -1 for times of work, else 0."""
+    """Return the power of GPU speed by which a constant scales: 1 for rates, -1 for times per unit of work, else 0."""
     if constant in _RATES:
         return 1
     return -1 if "_ns_per_" in constant or constant in _TIMES else 0

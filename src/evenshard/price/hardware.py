@@ -1,4 +1,4 @@
-"""Kinds of hardware, names of hardware in every spelling, and the profiles that ship with evenshard.
+"""Hardware kinds, hardware names and their spellings, and the profiles shipped with evenshard.
 
 A kind of hardware is an entry of ``KINDS``; ``evenshard.measure.local_hardware.open_hardware`` opens it.
 """
@@ -38,23 +38,15 @@ _PROFILES = resources.files("evenshard.price").joinpath("profiles")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of hardware; its name is the first word of every spelling.
-
-    Attributes:
-        runs_kernels: True if it runs kernels on devices of this machine, one process of torchrun for each.
-        device: placeholder for a device's name in flags and settings, such as "<profile>"; "" if there is none.
-        compute_device: torch's word for such devices.
-        needs_gpu: True if this machine must have a GPU to query or measure.
-        memory_bytes_per_ns: assumed memory bandwidth without a profile, for a CPU core or a GPU.
-    """
+    """Kind of hardware, such as cpu, cuda or simulated; its name begins every spelling."""
 
     name: str
     times: Times = "measured"
-    runs_kernels: bool = True
-    device: str = ""
-    compute_device: Literal["cpu", "cuda"] = "cuda"
-    needs_gpu: bool = False
-    memory_bytes_per_ns: float = 1000.0
+    runs_kernels: bool = True  # True if it runs kernels on devices of this machine, one process of torchrun for each
+    device: str = ""  # placeholder for a device's name in flags and settings, such as "<profile>"; "" if there is none
+    compute_device: Literal["cpu", "cuda"] = "cuda"  # torch's name of the device type
+    needs_gpu: bool = False  # True if this machine must have a GPU to query or measure
+    memory_bytes_per_ns: float = 1000.0  # assumed memory bandwidth without a profile, for a CPU core or a GPU
 
     @property
     def is_simulated(self) -> bool:
@@ -63,12 +55,12 @@ class Kind:
 
     @property
     def is_host(self) -> bool:
-        """Return True if devices are shares of a host: they share its memory, and there may be any number of them."""
+        """Return True if devices are shares of one host: they share its memory, and any number is allowed."""
         return self.compute_device == "cpu"
 
     @property
     def usage(self) -> str:
-        """Return the spelling in flags and settings."""
+        """Return the spelling for help texts, such as simulated:<profile>."""
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
@@ -119,14 +111,14 @@ _SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class HardwareName:
-    """The name of some hardware: its kind, and the device of that kind.
+    """Name of hardware: a kind and a device of that kind; ``device`` is "" for any device.
 
     ``parse`` reads three spellings: simulated:h200 in flags and settings (``str``), "simulated: h200" in measurements
     (``provenance``), and simulated-h200 in data/. Real hardware is named by its kind alone (cuda); its measurements
-    also name the device ("cuda: NVIDIA H200"). ``device`` is "" for any.
+    also name the device ("cuda: NVIDIA H200").
 
-    "simulated:" is optional for a profile that ships with evenshard, which may have the name of the GPU: h200 is
-    simulated:h200, a100 is simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
+    For profiles that ship with evenshard, "simulated:" is optional, and the name of the GPU is enough: h200 means
+    simulated:h200, a100 means simulated:a100_80gb. In data/, h200 means the real GPU.
     """
 
     kind: Kind
@@ -134,7 +126,7 @@ class HardwareName:
 
     @staticmethod
     def of(kind: str, device: str = "") -> HardwareName:
-        """Return the name of a kind of hardware and a device."""
+        """Build a name from the name of a kind and a device."""
         return HardwareName(_KIND_OF[kind], device)
 
     @staticmethod
@@ -156,7 +148,7 @@ class HardwareName:
         return f"{self.kind.name}: {device}"
 
     def has_measured(self, provenance: str) -> bool:
-        """Return True if all costs of one or several joined provenances are of this hardware.
+        """Return True if every hardware name in ``provenance`` matches this one.
 
         A name without a device matches any device of its kind.
         """
@@ -169,7 +161,7 @@ class HardwareName:
 
 
 def names_in(text: str) -> tuple[HardwareName, ...]:
-    """Return the names of known kinds in provenances that are joined by commas or semicolons."""
+    """Parse all hardware names in a list joined by commas or semicolons; unknown kinds are skipped."""
     return tuple(name for part in re.split("[,;]", text) if (name := _name_in(part.strip())) is not None)
 
 
@@ -179,16 +171,16 @@ def measured_or_simulated(hardware: str) -> Times:
 
 
 def is_simulated(hardware: str) -> bool:
-    """Return True if any of one or several names belongs to a device model."""
+    """Return True if any hardware name in the text is simulated."""
     return any(name.kind.is_simulated for name in names_in(hardware))
 
 
 def provenance_problem(hardware: str) -> str | None:
-    """Explain in a clause why this is not the provenance of a measurement; None if it is."""
+    """Return why a text is not a valid hardware provenance; None if it is valid."""
     name = _name_in(hardware)
     if name is not None and name.kind in KINDS:
         return None
-    return f"hardware is {brief(hardware)}, which is none of {', '.join(kind.name for kind in KINDS)}"
+    return f"hardware is {brief(hardware)}, not one of {', '.join(kind.name for kind in KINDS)}"
 
 
 def _name_in(text: str) -> HardwareName | None:
@@ -202,5 +194,5 @@ def _short_name(text: str) -> HardwareName:
     if profile not in profile_names():
         known = sorted({*profile_names(), *SHORT_NAMES})
         meant = did_you_mean(short, [*known, *_KIND_OF])
-        raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or for short {', '.join(known)}.{meant}")
+        raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or {', '.join(known)}.{meant}")
     return HardwareName.of("simulated", profile)

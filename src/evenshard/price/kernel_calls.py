@@ -1,10 +1,10 @@
-"""Kernel calls of table parts: which parts share a call, the tables that it looks up, and the price of a device.
+"""Kernel calls of table parts: which parts share a call, its lookups, and the price interface.
 
 TorchRec makes one fused call on a device per module, sharding type, weight data type, pooling and optimizer, with
 separate calls for weighted lookups; replicated tables use a dense call. Whole pooled tables are written as column_wise
 with one part, and rows on a node as a grid of one column, so that they share the call (``evenshard.torchrec``). A part
 is looked up as one table per feature that it pools. Bags are the samples of each feature, also for a sequence, where
-every lookup is an output: FBGEMM's kernels run over samples either way, and TorchRec's dedup of a sequence's indices
+every lookup is an output: FBGEMM's kernels run over samples in both cases, and TorchRec's dedup of a sequence's indices
 distributes the remaining indices evenly to the same bags.
 
 A price (``DevicePrice``) gives each looked-up table a row of columns. Most columns add up over the tables of a kernel
@@ -38,7 +38,7 @@ ROUNDING = 1e-5
 
 
 class Lookup(NamedTuple):
-    """A table that a call looks up for ``bags`` samples of the batch.
+    """Lookups of one table (or part) in a kernel call, for ``bags`` samples.
 
     ``table`` is a table or a part; each lookup of a sequence is an output. ``optimizer`` updates it in the same call;
     for replicas it is sgd, because their dense gradients are applied later. ``is_cached`` if rows are looked up in a
@@ -52,7 +52,7 @@ class Lookup(NamedTuple):
 
     @property
     def pooled(self) -> Lookup:
-        """Return lookups of a pooling table with the same number of outputs: those of a sequence become bags of one."""
+        """Return pooled lookups with the same number of outputs: each sequence lookup becomes a bag of one."""
         if not self.table.is_sequence:
             return self
         lookups = self.table.pooling_factor * self.bags
@@ -76,20 +76,20 @@ class KernelCall(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Return True if it leaves dense gradients, which all devices reduce before the optimizer step."""
+        """Return True if the call produces dense gradients, which are all-reduced before the optimizer step."""
         return TYPES[self.sharding_type].is_replicated
 
 
 @dataclass(frozen=True)
 class HeldPart:
-    """A part on a device, as seen by its kernel call; device -1 means a replica on every device."""
+    """Part on a device with the data that its kernel call needs; device -1 marks a replica on every device."""
 
     call: KernelCall
     device: int
     lookups: tuple[Lookup, ...]
 
 
-EVERY_DEVICE = -1
+EVERY_DEVICE = -1  # device of a replica
 
 
 def kernel_call(table: Table, name: str, optimizer: str = SGD) -> KernelCall:
@@ -99,7 +99,7 @@ def kernel_call(table: Table, name: str, optimizer: str = SGD) -> KernelCall:
     return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted, fused)
 
 
-def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
+def list_held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
     """Yield every part by table; replicas once for all devices."""
     for table in task.tables:
         parts = by_table[table.name]
@@ -114,16 +114,16 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a part on its device: those of all devices' samples."""
     own = deduplicate_table(part_table(part, whole), task.num_devices)
-    return lookups_of(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
+    return split_features(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a replicated table on a device: those of its own samples."""
     own = deduplicate_table(replica_table(table, task.num_devices), 1)
-    return lookups_of(own, max(round(task.local_batch), 1))
+    return split_features(own, max(round(task.local_batch), 1))
 
 
-def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
+def split_features(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
     """Split a table or part by feature; a sequence is not split, because its features share distinct rows."""
     features = table.num_features
     if table.is_sequence and features > 1:
@@ -132,8 +132,8 @@ def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: b
     return tuple(Lookup(one, batch_size, optimizer, is_cached) for one in feature_tables(table))
 
 
-def numbers_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
-    """Return the positions of lookups, grouped by their bags."""
+def group_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
+    """Map each number of bags to the positions of the lookups that have it."""
     found: dict[int, list[int]] = {}
     for number, one in enumerate(lookups):
         found.setdefault(one.bags, []).append(number)
@@ -141,7 +141,7 @@ def numbers_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
 
 
 def feature_tables(table: Table) -> tuple[Table, ...]:
-    """Split a table into tables of one feature each; their names are numbered, because names seed the lookups."""
+    """Split a multi-feature table into one table per feature, with numbered names."""
     plain = _plain(table)
     if table.num_features == 1:
         return (plain,)
@@ -159,7 +159,7 @@ def _plain(table: Table) -> Table:
 
 
 class DevicePrice(Protocol):
-    """Compute times of one kind of device, ms. ``search.bound_lines.price_bounds`` has lower bounds of each price."""
+    """Interface of prices: the kernel times of one kind of device, ms. ``price_bounds`` has their lower bounds."""
 
     @property
     def num_maxima(self) -> int:
@@ -168,21 +168,21 @@ class DevicePrice(Protocol):
 
     @property
     def is_by_call(self) -> bool:
-        """Return True if each kernel call of a device has its own price; False if all calls are priced together."""
+        """Return True if kernel calls are priced separately; False if all calls of a device are priced together."""
         ...
 
     @property
     def lane_limits(self) -> tuple[int, ...]:
-        """Return the largest dims of calls by number of lanes, fewest lanes first; empty if lanes do not matter."""
+        """Return, ascending, the dims up to which a row takes fewer warp lanes; empty if lanes do not matter."""
         return ()
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Return True if times depend on hot rows that are adjacent in memory (``tables/locality.py``)."""
+        """Return True if times depend on whether hot rows are adjacent in memory (``tables/locality.py``)."""
         return False
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return the columns of tables, [P, H].
+        """Return the price columns (additive features) of looked-up tables, [P, H].
 
         Args:
             dims_P: dims that replace the tables' own, so that parts of a table can share a ``Lookup``.
@@ -202,8 +202,8 @@ class DevicePrice(Protocol):
         """
         ...
 
-    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
-        """Return the forward and backward time of devices with these parts, by ensemble member, [D, M, 2]."""
+    def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+        """Return forward and backward times of devices that hold these parts, by ensemble member, [D, M, 2]."""
         ...
 
     def interval(self, members_M: FloatArray) -> float:

@@ -1,6 +1,6 @@
-"""Links by name: fitted links, links by rules and data sheets, and given bandwidths.
+"""Link lookup by name: fitted links, links estimated from data sheets, and plain bandwidths.
 
-The rules are learned on the fitted links. Decision 38, and the evidence of each such link, have their errors.
+The estimation rules are learned on the fitted links; decision 38 and each link's evidence state their errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evenshard.price.hardware import AUTO, link_profile_path
 from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, COLLECTIVES, Curve, Link, mean_curve
 
 DEFAULT_LINK = "ethernet_25g"
-GPUS_OF_A_NODE = 8
+GPUS_OF_A_NODE = 8  # as in HGX and DGX servers
 SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
 # NVLink GB/s per direction, from data sheets, of the fitted links.
 NVLINK_GB_S = {
@@ -49,9 +49,10 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 
 
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
-    """Estimate an NVLink from its data sheet, as the mean of the fitted links with its line rate.
+    """Estimate an NVLink from its line rate, as the mean of fitted links with the same rate.
 
-    Without such a link, it is the mean over all line rates: the same latencies, with byte times scaled by line rate.
+    If no link has this rate, it is the mean over all line rates: the same latencies, with byte times scaled by line
+    rate.
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
@@ -78,7 +79,7 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
     gb_s = [factor * link.bandwidth_gb_s for factor, link in zip(factors, links, strict=True)]
     return Link(
         float(np.average([link.latency_us for link in links], weights=weights)),
-        f"data sheet: line rate {line_gb_s:g} GB/s a direction, all else as {', '.join(alike)}",
+        f"data sheet: line rate {line_gb_s:g} GB/s per direction; the rest from {', '.join(alike)}",
         bandwidth_gb_s=float(np.average(gb_s, weights=weights)),
         spans=spans,
         curves=tuple(curves),
@@ -101,18 +102,18 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
     ]
     return Link(
         _PCIE_US[8],
-        f"data sheet: {generation}, line rate {line_gb_s:g} GB/s a direction; shares of it that others saw on RTX 4090 "
+        f"data sheet: {generation}, line rate {line_gb_s:g} GB/s per direction; shares of it measured on RTX 4090 "
         "and 5090 (tinygrad/open-gpu-kernel-modules issues 17 and 36, NVIDIA/nccl issue 1639) and on 2 x 4 GPUs of "
         f"PCIe 5 ({SLIDE})",
         bandwidth_gb_s=line_gb_s * _PCIE_SHARES[8][1],
         spans=GPUS_OF_A_NODE,
         curves=tuple(curves),
-        evidence=(Evidence("bus bandwidths of other GPUs", "those above", 5, 0),),
+        evidence=(Evidence("bus bandwidths of other GPUs", "the sources of the link", 5, 0),),
         extrapolated_from="GeForce GPUs",
     )
 
 
-# Share of a NIC's line rate that multi-node exchanges reach: 19.1 of 25 and 38.4 of 50 GB/s.
+# Share of a NIC's line rate that a multi-node all-to-all reaches: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
 
 
@@ -124,13 +125,13 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
     """
     return Link(
         10.0,
-        f"data sheet: {name} for each GPU, line rate {line_gb_s:g} GB/s, of which exchanges reach {NIC_SHARE}: bus "
-        "bandwidth is N / (N - 1) times that over N nodes (NVIDIA/nccl-tests issue 130); latency of a small NCCL "
+        f"data sheet: {name} for each GPU, line rate {line_gb_s:g} GB/s, of which an all-to-all reaches {NIC_SHARE}; "
+        "bus bandwidth over N nodes is N / (N - 1) times that (NVIDIA/nccl-tests issue 130); latency of a small NCCL "
         "all-to-all",
         bandwidth_gb_s=line_gb_s * NIC_SHARE,
         evidence=(
             Evidence(
-                points or "24 GB/s of 32 x A100, 48 GB/s of 32 x H100, each by the share of the other",
+                points or "24 GB/s of 32 x A100 and 48 GB/s of 32 x H100, each predicted from the other",
                 SLIDE,
                 2,
                 2,
@@ -166,13 +167,13 @@ def _by_fitted_links(line_gb_s: float, spans: float, evidence: Sequence[Evidence
 
 
 def _nvlink(line_gb_s: float, spans: float) -> Link:
-    """Build an NVLink from its line rate by the rule; its error is smaller if a fitted link has that rate."""
+    """Build an NVLink from its line rate by ``nvlink_by_rule``."""
     return _by_fitted_links(line_gb_s, spans, [_SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE])
 
 
 # benchmarks/scripts/fit_links.py computed the errors.
 _SAME_LINE = Evidence(
-    "collectives of 2 to 8 H100, H200, B200 and GB200, each link as the other of its line rate",
+    "collectives of 2 to 8 H100, H200, B200 and GB200, each predicted from the other link of its line rate",
     _NCCL_TESTS,
     862,
     862,
@@ -180,7 +181,7 @@ _SAME_LINE = Evidence(
     9.7,
 )
 _OTHER_LINE = Evidence(
-    "collectives of A100, H100, H200, B200 and GB200, each by links of other line rates",
+    "collectives of A100, H100, H200, B200 and GB200, each predicted from links of other line rates",
     _NCCL_TESTS,
     1099,
     1099,
@@ -192,32 +193,32 @@ LINKS: Mapping[str, Link] = _Links(
     {
         "pcie3_host": Link(
             535.0,
-            f"fitted: PCIe 3.0 without peer-to-peer, to {_NEURO_SHARD}. For other numbers of GPUs than 4 a guess",
+            f"fitted to {_NEURO_SHARD}: PCIe 3.0 without peer-to-peer. A guess except for 4 GPUs",
             bandwidth_gb_s=60.0,
             slowest_gb_s=23.0,
             shared_gb_s=25.1,
             forward_share=0.97,
             spans=GPUS_OF_A_NODE,
             evidence=(
-                Evidence("plans on 4 x RTX 2080 Ti, FP32, batch 65,536, both ways", _NEURO_SHARD, 1500, 1500, 1.1, 6.3),
+                Evidence("plans on 4 x RTX 2080 Ti, FP32, batch 65,536, fwd + bwd", _NEURO_SHARD, 1500, 1500, 1.1, 6.3),
             ),
         ),
-        "pcie4": partial(pcie_by_rule, 31.5, "PCIe 4.0 x16, as of L40S"),
-        "pcie5": partial(pcie_by_rule, 63.0, "PCIe 5.0 x16, as of RTX PRO 6000 Blackwell"),
+        "pcie4": partial(pcie_by_rule, 31.5, "PCIe 4.0 x16, as in the L40S"),
+        "pcie5": partial(pcie_by_rule, 63.0, "PCIe 5.0 x16, as in the RTX PRO 6000 Blackwell"),
         "ethernet_1g": partial(_ethernet, 0.125, "1000BASE"),
         "ethernet_10g": partial(_ethernet, 1.25, "10GBASE"),
         "ethernet_25g": partial(_ethernet, 3.125, "25GBASE"),
         "infiniband_hdr": partial(nic_by_rule, 25.0, "HDR 200 Gb/s"),
         "infiniband_ndr": partial(nic_by_rule, 50.0, "NDR 400 Gb/s"),
-        "infiniband_xdr": partial(nic_by_rule, 100.0, "XDR 800 Gb/s, as of ConnectX-8"),
+        "infiniband_xdr": partial(nic_by_rule, 100.0, "XDR 800 Gb/s, as in ConnectX-8"),
         "nvlink_v100": partial(_nvlink, 150.0, 16),
         "nvlink_v100_dgx1": Link(
             87.0,
-            f"fitted: one half of a DGX-1, to {_PARAM}. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, "
-            "which bounds the exchange; most pairs across the halves have none",
+            f"fitted to {_PARAM}: one half of a DGX-1. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, "
+            "which limits the all-to-all; most pairs across the halves have no link",
             bandwidth_gb_s=56.2,
             spans=4,
-            evidence=(Evidence("exchanges of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
+            evidence=(Evidence("all-to-alls of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
         ),
         "nvlink_a100": partial(_of_profile, "nvlink_a100"),
         "nvlink_h100": partial(_of_profile, "nvlink_h100"),
@@ -240,24 +241,24 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 
 def is_modelled(name: str) -> bool:
-    """Return True if exchange times of a provenance with this link are modelled, not measured."""
+    """Return True if communication times recorded with this link name are modelled, not measured."""
     return name.partition(" ")[0] not in BACKENDS
 
 
-def beyond_span(name: str, num_devices: int) -> str | None:
-    """Return a warning for more devices than a link of ``LINKS`` connects; None if it connects them all."""
+def warn_beyond_span(name: str, num_devices: int) -> str | None:
+    """Return a warning if ``num_devices`` exceeds what the link connects; else None."""
     found = LINKS.get(name)
     if found is None or num_devices <= found.spans:
         return None
     return (
-        f"{num_devices} devices are priced as if one node held them all, each with {found.even_gb_s(num_devices):.3g} "
-        f"GB/s a direction, but {name} connects {found.spans:g}. Across nodes the exchange is slower, and the order of "
-        f"placements may change."
+        f"{num_devices} devices are priced as one node, with {found.even_gb_s(num_devices):.3g} GB/s per device and "
+        f"direction, but {name} connects only {found.spans:g}. Communication between nodes is slower, which may change "
+        f"the ranking of placements."
     )
 
 
-def link_or_own(name: str, own: str = DEFAULT_LINK) -> str:
-    """Return the name of a link in ``LINKS``; auto means ``own``.
+def resolve_link(name: str, own: str = DEFAULT_LINK) -> str:
+    """Resolve a link name to its name in ``LINKS``; "auto" selects ``own``.
 
     Raises:
         BadConfig: if there is no such link.
@@ -276,9 +277,7 @@ def link(name: str) -> Link:
         return _of_file(Path(name))
     own = link_name(name)
     if stated := _BANDWIDTH.fullmatch(own):
-        return Link(
-            STATED_LATENCY_US, "guess: bandwidth as stated; latency that of NVLink", bandwidth_gb_s=float(stated[1])
-        )
+        return Link(STATED_LATENCY_US, "guess: bandwidth as given, latency of NVLink", bandwidth_gb_s=float(stated[1]))
     return LINKS[own]
 
 
@@ -287,17 +286,17 @@ def _of_file(path: Path) -> Link:
     remedy = "Calibrate it again with `evenshard calibrate-link`."
     kinds = [(one.collective, one.num_devices) for one in found.curves]
     if twice := next((kind for at, kind in enumerate(kinds) if kind in kinds[:at]), None):
-        raise BadFile(path, f"there are two curves of {twice[0]} between {twice[1]} devices", remedy)
+        raise BadFile(path, f"has two curves of {twice[0]} for {twice[1]} devices", remedy)
     bandwidths = {field: getattr(found, field) for field in BANDWIDTHS}
     if zeros := [field for field, gb_s in bandwidths.items() if gb_s <= 0]:
         raise BadFile(path, f"constant {zeros[0]} is 0", remedy)
     if all(math.isinf(gb_s) for gb_s in bandwidths.values()):
-        raise BadFile(path, f"names none of {', '.join(bandwidths)}", remedy)
+        raise BadFile(path, f"sets none of {', '.join(bandwidths)}", remedy)
     return found
 
 
 def bandwidth_name(gb_s: float) -> str:
-    """Return the name of a link of which only a bandwidth is known."""
+    """Format a bandwidth as a link name, such as 50gb_s."""
     return f"{Decimal(f'{gb_s:.6g}'):f}gb_s"
 
 
@@ -315,7 +314,7 @@ def link_name(name: str) -> str:
     plain = ALIASES.get(plain, plain)
     if plain not in LINKS:
         close = get_close_matches(cut(plain), [*LINKS, *ALIASES], n=2)
-        meant = f"Did you mean {' or '.join(close)}? Known are" if close else "Use auto, one of"
+        meant = f"Did you mean {' or '.join(close)}? Use one of" if close else "Use auto, one of"
         others = "a bandwidth such as 50gb_s, or a file that calibrate-link wrote"
         raise BadConfig(f"link is {brief(name)}. {meant} {', '.join(LINKS)}, {others}.")
     return plain

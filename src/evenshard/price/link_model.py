@@ -1,16 +1,16 @@
-"""Times of exchanges over a link: a latency, and terms that grow with three counts of bytes.
+"""Time of a collective on a link: a latency plus terms for own, slowest and total bytes.
 
 The three counts: the bytes of the device in the busier of its two directions, those of the device that moves most (the
-others wait for its data), and those that all devices send together (they share the path through a host's memory).
-In an even exchange of N devices each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
+others wait for its data), and those that all devices send together (they share the path through a host's memory). In an
+even collective of N devices, each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
 over the time, so on a switch, where only a device's own direction counts, ``bandwidth_gb_s`` is the bus bandwidth of
 long messages. For a link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device has its own
-NIC, and NVLink carries the rest of an exchange (``price.collectives``).
+NIC, and NVLink carries the rest of a collective (``price.collectives``).
 
 A closely measured link also has curves: the time of each collective for a number of devices that all move the same
 bytes. NCCL changes protocol and channels with the message size, so bandwidth grows in steps: a curve is piecewise
-linear between a few points, and linear beyond the last. The three counts then convert an uneven exchange to the bytes
-of an even one.
+linear between a few points, and linear beyond the last. The three counts then convert an uneven collective to the bytes
+of an even collective.
 """
 
 from __future__ import annotations
@@ -29,71 +29,65 @@ from evenshard.tables.reuse import FloatArray
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients are sent as FP32
 # The bandwidths of a link, and the bytes that each applies to.
 BANDWIDTHS = {
-    "bandwidth_gb_s": "a device's own bytes",
-    "slowest_gb_s": "those of the device that moves most",
-    "shared_gb_s": "those of all devices",
+    "bandwidth_gb_s": "bytes of the device itself",
+    "slowest_gb_s": "bytes of the busiest device",
+    "shared_gb_s": "bytes of all devices together",
 }
 
 ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
 COLLECTIVES = (ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
-_FAR_BYTES = 1e16
+_FAR_BYTES = 1e16  # beyond any message: the last point of a curve, so that every size is interpolated
 
 
-def moved_share(collective: str, num_devices: int) -> float:
-    """Return the bytes that a device moves in the busier direction per byte of its buffer."""
+def bus_factor(collective: str, num_devices: int) -> float:
+    """Return the bytes that a device sends or receives (the larger) per byte of its buffer."""
     return (2 if collective == ALL_REDUCE else 1) * (num_devices - 1) / num_devices
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The time of one of ``COLLECTIVES`` between ``num_devices`` devices that all move the same number of bytes.
-
-    Attributes:
-        kb: 10**3 bytes that each device moves in the busier of its two directions, at each point; the first is 0.
-        us: microseconds at each point; the first is the latency.
-        gb_s: bandwidth of bytes beyond the last point.
-    """
+    """Time of one of ``COLLECTIVES`` by message size, if all ``num_devices`` devices move the same number of bytes."""
 
     collective: str
     num_devices: int
-    kb: tuple[float, ...]
-    us: tuple[float, ...]
-    gb_s: float
+    kb: tuple[float, ...]  # 10**3 bytes that each device moves in its busier direction, at each point; the first is 0
+    us: tuple[float, ...]  # microseconds at each point; the first is the latency
+    gb_s: float  # bandwidth of bytes beyond the last point
 
     def problem(self) -> str | None:
-        """Explain in a clause why the curve is impossible; None if it is valid."""
+        """Return why the curve is invalid; None if it is valid."""
         if self.collective not in COLLECTIVES:
-            return f"collective is none of {', '.join(COLLECTIVES)}"
+            return f"collective is not one of {', '.join(COLLECTIVES)}"
         if self.num_devices < 2:
             return "num_devices is below 2"
         if len(self.kb) != len(self.us) or not self.kb or self.kb[0] != 0:
-            return "kb does not begin at 0, or us is not as long"
+            return "kb must begin at 0, and us be as long"
         finite = all(math.isfinite(one) for one in (*self.kb, *self.us, self.gb_s))
         if not finite or any(high <= low for low, high in zip(self.kb, self.kb[1:], strict=False)):
-            return "kb does not rise"
+            return "kb must increase"
         if self.us[0] < 0 or any(high < low for low, high in zip(self.us, self.us[1:], strict=False)):
-            return "us falls"
-        return None if self.gb_s > 0 else "gb_s is not above 0"
+            return "us must not decrease"
+        return None if self.gb_s > 0 else "gb_s must be above 0"
 
     @property
     def latency_ms(self) -> float:
-        """Return the time without bytes."""
+        """Return the latency, the time of an empty message, ms."""
         return self.us[0] / 1e3
 
     def bytes_ms(self, moved: FloatArray | float) -> FloatArray:
-        """Return the time of bytes without the latency, [any shape]."""
+        """Return the transfer time without latency, ms, in the shape of ``moved``."""
         return np.asarray(np.interp(moved, *self._points))
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return bytes and ms above the latency, with a far last point so that every size is interpolated."""
+        """Return the curve's points (bytes, ms without latency), extended for extrapolation."""
         moved, ms = 1e3 * np.array(self.kb), (np.array(self.us) - self.us[0]) / 1e3
         beyond_ms = ms[-1] + (_FAR_BYTES - moved[-1]) / self.gb_s / 1e6
         return np.append(moved, _FAR_BYTES), np.append(ms, beyond_ms)
 
     @property
     def floor(self) -> Curve:
-        """Return a straight line with the same latency that is a lower bound of the curve."""
+        """Return a linear lower bound of the curve with the same latency."""
         more_us = np.array(self.us[1:]) - self.us[0]
         chords = np.divide(self.kb[1:], more_us, out=np.full(len(more_us), np.inf), where=more_us > 0)
         return replace(self, kb=(0.0,), us=self.us[:1], gb_s=float(chords.max(initial=self.gb_s)))
@@ -131,37 +125,27 @@ def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curv
 
 @dataclass(frozen=True)
 class Link:
-    """A link between devices. Its bandwidths are 10**9 bytes per second; infinite if those bytes take no time.
+    """Link between devices: latency, three bandwidths (10**9 bytes per second) and measured curves."""
 
-    Attributes:
-        latency_us: microseconds of an exchange without its bytes.
-        bandwidth_gb_s, slowest_gb_s, shared_gb_s: for the bytes that ``BANDWIDTHS`` names.
-        forward_share: ratio of the durations of forward and backward exchanges.
-        spans: largest number of devices that it connects; infinite if unlimited.
-        curves: times of collectives; collectives without a curve use the numbers above.
-        evidence: measured exchanges that the numbers were fitted to or compared with.
-        extrapolated_from: links or points that a rule derived the numbers from; empty if measured.
-    """
-
-    latency_us: float
+    latency_us: float  # time of a collective without its bytes
     source: str
-    bandwidth_gb_s: float = math.inf
+    bandwidth_gb_s: float = math.inf  # ``BANDWIDTHS`` names the bytes of each bandwidth; infinite if they take no time
     slowest_gb_s: float = math.inf
     shared_gb_s: float = math.inf
-    forward_share: float = 1.0
-    spans: float = math.inf
-    curves: tuple[Curve, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-    extrapolated_from: str = ""
+    forward_share: float = 1.0  # forward communication time over backward communication time
+    spans: float = math.inf  # largest number of devices that it connects; infinite if unlimited
+    curves: tuple[Curve, ...] = ()  # times of collectives; collectives without a curve use the numbers above
+    evidence: tuple[Evidence, ...] = ()  # measured collectives that the numbers were fitted to or compared with
+    extrapolated_from: str = ""  # links or points that a rule derived the numbers from; empty if measured
 
     @property
     def error(self) -> DeviceError:
-        """Return the error of its exchanges by the evidence; unconfirmed links count as devices do."""
+        """Return the error of its communication times, from its evidence."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @cached_property
     def floor(self) -> Link:
-        """Return a link whose times are a lower bound and proportional to bytes."""
+        """Return a link whose transfer times are proportional to bytes and a lower bound of this link's."""
         return replace(self, curves=tuple(one.floor for one in self.curves)) if self.curves else self
 
     @cached_property
@@ -188,7 +172,7 @@ class Link:
         num_devices: int,
         collective: str = ALL_TO_ALL,
     ) -> FloatArray:
-        """Return the time of bytes without the latency, [any shape] ms.
+        """Return the transfer time of a collective without latency, ms.
 
         Args:
             own, slowest, shared: bytes of the device in its busier direction, of the busiest device, and of all.
@@ -201,7 +185,7 @@ class Link:
     def even_bytes(
         self, own: FloatArray | float, slowest: FloatArray | float, shared: FloatArray | float, num_devices: int
     ) -> FloatArray | float:
-        """Convert to the bytes of an even exchange with the same linear time; for the arguments see ``bytes_ms``."""
+        """Convert an uneven collective to the equivalent bytes per device of an even collective."""
         if self.counts_own_alone:
             return own
         return self._straight_seconds(own, slowest, shared) * 1e9 * self._straight_gb_s(num_devices)
@@ -222,7 +206,7 @@ class Link:
         return "inter" if math.isinf(self.spans) else "intra"
 
     def even_gb_s(self, num_devices: int) -> float:
-        """Return NCCL's bus bandwidth for a long backward exchange in which all devices send the same bytes."""
+        """Return NCCL's bus bandwidth for a long backward all-to-all in which all devices send the same bytes."""
         curve = self.curve(ALL_TO_ALL, num_devices)
         return self._straight_gb_s(num_devices) if curve is None else curve.gb_s
 

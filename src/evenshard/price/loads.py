@@ -1,4 +1,4 @@
-"""The lookups of devices and their compute time: sums of columns for many placements, with many changes at a time.
+"""Compute load of devices for many placements, updated incrementally for batches of changes.
 
 Legend: N placements, D devices, X devices of all placements, K kinds of devices, P lookups, C kernel calls, G groups of
 calls, H columns, L maxima among them, Q times of a call, M candidate changes, E cells, S sums, Y calls of changed
@@ -35,7 +35,7 @@ class Rows:
 
 
 class LookupColumns:
-    """The columns of all possible lookups for each kind of device: ``columns_KPH``, complete after ``update``."""
+    """Price columns of all possible lookups for each kind of device: ``columns_KPH``, complete after ``update``."""
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
@@ -68,7 +68,7 @@ class LookupColumns:
 
 
 def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Columns:
-    """Reduce each run of rows: sums, and for the last columns maxima."""
+    """Reduce each run of rows to its column sums (maxima for the last columns)."""
     if len(first_Z) == len(columns_EH):
         return columns_EH
     found_ZH = np.add.reduceat(columns_EH, first_Z, axis=0)
@@ -79,7 +79,7 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 @dataclass(frozen=True)
 class CellChanges(Rows):
-    """Lookups added to places (``sign_E`` 1) or removed (-1), concatenated over all changes or placements.
+    """Lookups added to (+1) or removed from (-1) places, for all changes or placements.
 
     A place is the set of devices with the same lookups in a kernel call: a device, a node, or all devices. ``device_E``
     is one of them.
@@ -93,11 +93,11 @@ class CellChanges(Rows):
 
 
 class _KindLoads:
-    """The loads of all devices, priced as one kind of device.
+    """Loads of all devices, as if all were of one kind.
 
     A kind that is priced by call has a sum for each call and place, at the place's first device; any other kind has a
     sum for each device. The index of a sum is ``group * X + device``, where the group is the call, or 0; ``span_G``
-    devices share a sum. ``next_SL`` is the runner-up of each maximum, equal to it if two cells attain it.
+    devices share a sum. ``next_SL`` is the second largest value of each maximum, equal to it if two cells attain it.
     """
 
     def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
@@ -126,7 +126,7 @@ class _KindLoads:
             self.next_SL[sum_E[first_Z]] = np.where(is_shared_ZL, largest_EL[first_Z], below_ZL)
 
     def changed_sums(self, sum_Z: Indices, first_Z: Indices, row_E: Indices, sign_E: Indices) -> Columns:
-        """Return sums after additions and removals of cells."""
+        """Return the column sums after lookups are added or removed."""
         count_Z, columns_EH = np.diff(first_Z, append=len(row_E)), self.columns_PH[row_E]
         more_EH = sign_E[:, None].astype(columns_EH.dtype) * columns_EH
         sums_ZH = self.sums_SH[sum_Z]
@@ -151,7 +151,7 @@ class _KindLoads:
         return sums_ZH
 
     def _maxima_after(self, sum_Z: Indices, number_E: Indices, row_E: Indices, sign_E: Indices) -> Columns:
-        """Compute the maxima of sums after additions and removals from all their cells."""
+        """Recompute, from all remaining cells, the maxima that several removals may invalidate."""
         is_asked_S = np.zeros(len(self.sums_SH), dtype=bool)
         is_asked_S[sum_Z] = True
         held = np.flatnonzero(is_asked_S[self.sum_E])
@@ -170,7 +170,7 @@ class _KindLoads:
 
 
 class Loads:
-    """The lookups of the devices of N placements, and their compute time, forward and backward, ms.
+    """Compute loads of N placements: lookups and forward and backward times of every device, ms.
 
     Args:
         kind_of_D: the kind of each device.
@@ -190,12 +190,12 @@ class Loads:
             for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True)
         ]
 
-    def fill(self, cells: CellChanges) -> None:
-        """Compute the sums of all placements."""
+    def recompute(self, cells: CellChanges) -> None:
+        """Recompute the sums of all placements."""
         self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
 
-    def make(self, changes: CellChanges, cells: CellChanges) -> None:
-        """Recompute the sums of changed places from the cells of all placements after the changes."""
+    def apply(self, changes: CellChanges, cells: CellChanges) -> None:
+        """Apply changes: recompute the sums of the changed places."""
         is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
         is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True
         self._sum(cells, is_changed_CX)
@@ -204,7 +204,7 @@ class Loads:
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
     def _by_sum(self, one: _KindLoads, cells: CellChanges) -> CellChanges:
-        """Return a cell for each sum that it contributes to, with the device of the sum."""
+        """Expand lookups to one entry per sum that they contribute to."""
         first_E = self._first_devices(cells)
         if one.price.is_by_call:
             return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)
@@ -240,7 +240,7 @@ class Loads:
             self.compute_2ND.reshape(2, -1)[:, own_X] = compute_2X
 
     def try_out(self, placement_M: Indices, changes: CellChanges) -> FloatArray:
-        """Compute the times after each change of a placement separately, [2, M, D]."""
+        """Compute device times after each change applied alone, [2, M, D] ms."""
         found_2MD = np.take(self.compute_2ND, placement_M, axis=1)
         for kind, one in enumerate(self._kinds):
             own, is_kind_D = self._by_sum(one, changes), self._kind_of_D == kind

@@ -1,4 +1,4 @@
-"""Additional step time for rows outside of device memory, which are read over the host's link or from SSDs.
+"""Extra step time of offloaded rows, read over the host link (UVM, with or without cache) or from SSDs.
 
 A device reads and writes host memory row by row while its kernels run (FBGEMM's managed tables, UVM):
 
@@ -53,24 +53,15 @@ SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs; TorchRec's con
 
 @dataclass(frozen=True)
 class HostLink:
-    """Speed of a device's access to rows outside of its memory; rates in 10**9 bytes per second.
+    """Bandwidths of one device to its host's memory and SSDs, 10**9 bytes per second."""
 
-    Attributes:
-        host_gb_s: rate of its link to the host, in each direction.
-        memory_gb_s, ssd_gb_s: its share of the host's memory (infinite if unknown) and SSDs, reads and writes together.
-        under_way_bytes: bytes of rows in flight; other lookups of these rows share the transfer.
-        update_share: share of the link's rate for a kernel that reads rows and writes them back.
-        find_ns_per_lookup: time to find the cached rows, forward.
-        cached_update_ns_per_lookup: additional time to update cached rows, backward.
-    """
-
-    host_gb_s: float = HOST_GB_S
-    memory_gb_s: float = math.inf
-    ssd_gb_s: float = SSD_GB_S
-    under_way_bytes: float = UNDER_WAY_BYTES
-    update_share: float = UPDATE_SHARE
-    find_ns_per_lookup: float = FIND_NS_PER_LOOKUP
-    cached_update_ns_per_lookup: float = CACHED_UPDATE_NS_PER_LOOKUP
+    host_gb_s: float = HOST_GB_S  # rate of the link to the host, in each direction
+    memory_gb_s: float = math.inf  # share of the host's memory bandwidth, reads and writes; infinite if unknown
+    ssd_gb_s: float = SSD_GB_S  # share of the host's SSDs, reads and writes together
+    under_way_bytes: float = UNDER_WAY_BYTES  # bytes of rows in flight; other lookups of these rows share the transfer
+    update_share: float = UPDATE_SHARE  # share of the link's rate for kernels that read rows and write them back
+    find_ns_per_lookup: float = FIND_NS_PER_LOOKUP  # time to find the cached rows, forward
+    cached_update_ns_per_lookup: float = CACHED_UPDATE_NS_PER_LOOKUP  # additional time to update cached rows, backward
 
     @property
     def read_gb_s(self) -> float:
@@ -138,7 +129,7 @@ def offload_ms(lookups: Sequence[Lookup], storage: Storage, miss: float, link: H
 
 @dataclass(frozen=True)
 class _Rows:
-    """Looked-up rows of tables, [P] each; ``state_bytes`` are states per weight, ``row_state_bytes`` per row."""
+    """Looked-up rows of tables and their bytes, [P] each."""
 
     lookups: FloatArray
     read_bytes: FloatArray
@@ -150,7 +141,7 @@ class _Rows:
     counts_PK: FloatArray
 
     def sent_bytes(self, under_way_bytes: float) -> FloatArray:
-        """Return the bytes of lookups that share no transfer with another lookup."""
+        """Return the bytes transferred from the host, counting overlapping lookups of a row once."""
         read_bytes_PK = self.unique_bytes_PK * self.counts_PK
         under_way_P = np.full(len(self.lookups), under_way_bytes)
         return missed_bytes(self.unique_bytes_PK, read_bytes_PK, self.counts_PK, under_way_P)
@@ -195,13 +186,13 @@ def _cached_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
 
 
 def _on_ssd_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    """Read rows that the cache misses from SSDs, and write evicted rows to them."""
+    """Return the time to read missing rows from SSDs and write evicted rows back."""
     forward, backward = _cached_ns(rows, np.zeros_like(missing_P), link)
     return forward + 2 * missing_P / link.ssd_gb_s, backward
 
 
 def _on_host_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    """Send only pooled embeddings and their gradients over the link."""
+    """Return the time for tables that the host looks up: the link carries only pooled embeddings and gradients."""
     exchanged = rows.output_bytes / link.read_gb_s
     updated = 2 * (rows.weight_bytes + rows.state_bytes + rows.row_state_bytes)
     return exchanged + rows.read_bytes / link.processor_gb_s, exchanged + updated / link.processor_gb_s

@@ -1,4 +1,4 @@
-"""The work of a shard for a GPU: lookups, bytes and cache misses of its tables, summed over the shard.
+"""Work of a shard on a GPU: lookups, bytes and L2 misses, summed over its tables.
 
 Nothing here depends on the free constants of a profile, so calibration computes the work once. FBGEMM's kernels run
 over the bags table by table (bag t * B + b is sample b of table t), and over the gradients in the order of sorted rows,
@@ -34,10 +34,10 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 
 Indices = npt.NDArray[np.int64]
-SECTOR_BYTES = 32
+SECTOR_BYTES = 32  # unit of reads from device memory and the L2
 REQUEST_VALUES = 128  # one warp instruction fetches 4 values for each of its 32 threads
 PLAIN_BYTES = 4  # FP32 outputs and gradients, INT32 indices and offsets
-MAX_CACHED_TABLES = 100_000
+MAX_CACHED_TABLES = 100_000  # then the cache is emptied, to bound its memory
 MAX_STEPS, TOLERANCE = 100, 1e-11  # Newton's method
 _BINS = NUM_REUSE_BINS
 
@@ -99,7 +99,7 @@ _ROW_MISSES, _ROW_BYTES, _TABLES, _BAGS = (
 
 
 class WorkCounter:
-    """A cache of table work on one GPU, from which it computes the work of shards."""
+    """Counter of the work of shards on one GPU, with a cache of the work of each table."""
 
     def __init__(self, profile: GpuProfile, optimizer: str = SGD) -> None:
         self._l2_bytes = profile.l2_bytes
@@ -145,7 +145,7 @@ class WorkCounter:
         return self.work_of_sums(sums_NC)
 
     def work_of_sums(self, sums_NC: FloatArray) -> ShardWork:
-        """Return the work of shards, from the sums of their tables' columns.
+        """Return the work of shards from the column sums of their tables.
 
         Args:
             sums_NC: [N, C] each column's sum over the shard, or its maximum in the columns ``MAXIMA``. With only the
@@ -159,14 +159,14 @@ class WorkCounter:
         return ShardWork(*work_CN)
 
     def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
-        """Interpolate between tables with the L2 to themselves and tables that share it, for at least two tables."""
+        """Return the bytes of row misses, interpolated between an exclusive and a shared L2."""
         alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
         sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
         together_N = missed_bytes(*reuse_columns(sums_NC), np.full(len(sums_NC), self._l2_bytes))
         return np.asarray(alone_N + sharing_N * np.maximum(together_N - alone_N, 0.0))
 
     def tables_in_flight(self, batch_size: FloatArray | float) -> FloatArray | float:
-        """Return the number of other tables whose bags are in flight: the GPU keeps one warp per bag resident."""
+        """Return the number of other tables whose bags are processed at the same time."""
         return self._resident_warps / batch_size
 
 
@@ -242,7 +242,7 @@ def sector_bytes(row_bytes_T: npt.NDArray[np.int64], size: int = SECTOR_BYTES) -
 def _grad_misses(
     lookups_T: FloatArray, grad_row_bytes_T: FloatArray, outputs_T: FloatArray, l2_bytes: float
 ) -> FloatArray:
-    """Return the bytes of gradient rows, one per output, that are read from memory, [T].
+    """Return the bytes of gradient rows that miss the L2 in the backward pass, [T].
 
     A table's rows are processed in sorted order and their samples are random: a gradient row is read once per lookup
     of its output at random moments, so ``missed_bytes`` has a closed form.
@@ -254,7 +254,7 @@ def _grad_misses(
 
 
 def _hottest(uniques_TK: FloatArray, counts_TK: FloatArray) -> FloatArray:
-    """Return the lookups of a row in the highest bin that has at least half a row."""
+    """Estimate the lookups of the hottest row, from the highest reuse bin with at least half a row."""
     populated_TK = uniques_TK >= 0.5
     top_T = _BINS - 1 - np.argmax(populated_TK[:, ::-1], axis=1)
     return np.where(populated_TK.any(axis=1), counts_TK[np.arange(len(top_T)), top_T], 0.0)
@@ -276,10 +276,10 @@ def missed_bytes(
 
 
 def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: FloatArray) -> FloatArray:
-    """Solve for the window as -log(1 - x), [N], in which the cached bytes are concave; large if everything fits.
+    """Solve for the reuse window x at which the cache is full; return -log(1 - x), [N], large if everything fits.
 
-    Newton's steps from 0 never overshoot on a concave function. A converged stream is not iterated further, so its
-    result does not depend on the others.
+    The cached bytes are concave in it, so Newton's steps from 0 never overshoot. A converged stream is not iterated
+    further, so its result does not depend on the others.
     """
     window_N = np.zeros(len(capacity_N))
     fits_N = unique_bytes_NK.sum(axis=1) <= capacity_N
@@ -298,7 +298,7 @@ def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: Floa
 
 
 class WindowGrid:
-    """Cache misses of streams from additive columns: the cached and fetched bytes of each stream at a grid of windows.
+    """Approximation of the cache misses of combined tables, from additive columns on a grid of reuse windows.
 
     Between two windows of the grid, misses are linear in the cached bytes. If streams with different counts share a
     bin, ``missed_bytes`` uses the mean count, while this class counts each separately.
@@ -308,12 +308,13 @@ class WindowGrid:
 
     @staticmethod
     def of_tables(columns_TC: FloatArray) -> FloatArray:
-        """Return the columns of tables, [T, 2 W]; tables that differ only in dims are proportional."""
+        """Return the window-grid columns of tables, [T, 2 W]."""
         rows_TK = np.ascontiguousarray(columns_TC[:, NUM_WORK_COLUMNS : NUM_WORK_COLUMNS + 2 * _BINS])
         as_bytes_T = rows_TK.view(np.dtype((np.void, rows_TK.itemsize * rows_TK.shape[1])))[:, 0]
         _, first_U, number_T = np.unique(as_bytes_T, return_index=True, return_inverse=True)
         found_UW = WindowGrid.columns(*reuse_columns(columns_TC[first_U]))
         bytes_T = columns_TC[:, _ROW_BYTES]
+        # Tables that differ only in dims have proportional columns.
         ratio_T = bytes_T / np.maximum(bytes_T[first_U], 1e-300)[number_T]
         return np.asarray(found_UW[number_T] * ratio_T[:, None])
 
@@ -330,7 +331,7 @@ class WindowGrid:
 
     @staticmethod
     def missed_bytes(sums_WN: FloatArray, capacity: float) -> FloatArray:
-        """Interpolate the bytes that streams fetch together from the sums of their columns, [N].
+        """Return the bytes fetched from memory by combined streams, [N], from their column sums.
 
         Args:
             sums_WN: sums of ``columns``, [2 W, N].

@@ -1,8 +1,8 @@
-"""The price of a simulated device: its device model, for kernel calls whose tables change.
+"""Price of a simulated device: the device model in additive columns, for fast updates in a search.
 
-``device_model`` computes a call as a whole. Here each table has its own columns, most of which add up: the waits of
-kernels are linear in them, and the kernels' times are a function of the waits. Only the sharing of the L2 between
-tables uses a grid (``WindowGrid``) while a search changes calls; the final prediction (``held_ms``) is exact.
+``device_model`` computes a whole call. Here each table has its own columns, most of which add up: memory waits are
+linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between tables uses a grid
+(``WindowGrid``) during a search; the final prediction (``held_parts_ms``) is exact.
 
 Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
 """
@@ -20,41 +20,41 @@ from evenshard.price.device_model import (
     NS_PER_MS,
     NS_PER_US,
     US_PER_MS,
+    additive_index_ns,
     all_lanes_ns,
     backward_ns,
-    beside_kernels_ms,
     bounds_check_ns,
     forward_ns,
     gradient_waits,
     has_lookups,
     hot_row_ns,
-    indexed_ns,
     lanes_by_widest,
     longest_bag_ns,
     lookup_waits,
+    outside_kernels_ms,
     overlap,
     pass_ms,
     sort_passes_ns,
 )
 from evenshard.price.gpu_profile import GpuProfile
-from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, numbers_by_bags
+from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, group_by_bags
 from evenshard.price.offload import host_link
 from evenshard.price.shard_work import CACHED, WindowGrid, WorkCounter
 from evenshard.price.step import DeviceKind
 from evenshard.tables.reuse import FloatArray
 
 TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
-OTHER_NS = slice(6, 8)
+OTHER_NS = slice(6, 8)  # forward and backward time that is neither a wait nor a floor
 # Waits of a kernel for instructions, for the L2, and for device memory, ns.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
 # Instructions with a table's own lanes (in ``OTHER_NS``), and with all lanes of a warp, ns.
 OWN_LANES, ALL_LANES = slice(14, 17), slice(17, 20)
-SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))
-LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
+SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))  # columns of ``WindowGrid``, for tables that share the L2
+LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1  # maxima over the tables of a call
 
 
 class DeviceModelPrice:
-    """Compute times of a simulated GPU from the constants of its profile; see ``DevicePrice``.
+    """Compute-time price of a simulated GPU, from the constants of its profile; see ``DevicePrice``.
 
     Attributes:
         floors_ns: times of the kernels of a tiny call, [2, 1].
@@ -85,7 +85,7 @@ class DeviceModelPrice:
         found[:, TABLES], found[:, BAGS], found[:, LOOKUPS] = work.num_tables, work.bags, work.lookups
         found[:, ROWS], found[:, ROW_BYTES], found[:, ROW_MISSES] = work.num_rows, work.row_bytes, work.row_miss_bytes
         checked_ns = bounds_check_ns(profile, work) - profile.bounds_floor_us * NS_PER_US
-        found[:, OTHER_NS] = np.stack([checked_ns, indexed_ns(profile, work)], axis=1)
+        found[:, OTHER_NS] = np.stack([checked_ns, additive_index_ns(profile, work)], axis=1)
         found[:, LOOKUP_WAITS] = np.stack(lookup_waits(profile, work)[:3], axis=1)
         for optimizer in {one.optimizer for one in lookups}:
             own = np.array([one.optimizer == optimizer for one in lookups])
@@ -101,7 +101,7 @@ class DeviceModelPrice:
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """Return the times of forward and backward kernels, and of backward passes outside of kernels, [3, N]."""
+        """Return forward kernel time, backward kernel time, and backward time outside of kernels, [3, N]."""
         profile, sums_HN = self.profile, np.maximum(sums_NH.T, 0.0)  # differences of sums may round below 0
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
@@ -120,13 +120,13 @@ class DeviceModelPrice:
         found[1] += sort_passes_ns(profile, sums_HN[LOOKUPS], sums_HN[ROWS]) + hot_row_ns(profile, sums_HN[HOTTEST])
         found[1] += profile.index_bag_ns * sums_HN[LONGEST_BAG]
         found[:2] /= NS_PER_MS
-        found[2] = beside_kernels_ms(profile, sums_HN[LOOKUPS])
+        found[2] = outside_kernels_ms(profile, sums_HN[LOOKUPS])
         found[0] *= sums_HN[TABLES] > 0.5
         found[1:] *= has_lookups(sums_HN[LOOKUPS])
         return found
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
-        """Return the additional bytes that miss because a call's tables share the L2; see ``WorkCounter``."""
+        """Return the extra L2 miss bytes of calls whose tables share the L2, [N]; see ``WorkCounter``."""
         tables_N = sums_HN[TABLES]
         several_N = np.maximum(tables_N, 2.0)
         in_flight_N = self._counter.tables_in_flight(np.maximum(sums_HN[BAGS], 1.0) / several_N)
@@ -142,7 +142,7 @@ class DeviceModelPrice:
         took_2N[1] += times_QGN[2].max(axis=0)
         return np.asarray(took_2N)
 
-    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+    def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """Return the forward and backward time of devices by the device model, [D, 1, 2]."""
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
         lookups: list[Lookup] = []
@@ -169,7 +169,7 @@ class DeviceModelPrice:
         )
         forward_D = forward_ns(profile, work).reshape(-1, num_devices).sum(axis=0)
         backward_D = backward_N.reshape(-1, num_devices).sum(axis=0)
-        beside_D = beside_kernels_ms(profile, work.lookups).reshape(-1, num_devices).max(axis=0)
+        beside_D = outside_kernels_ms(profile, work.lookups).reshape(-1, num_devices).max(axis=0)
         forward = pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
         backward = pass_ms(backward_D, backward_calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + beside_D
         return np.stack([forward, backward], axis=1)[:, None]
@@ -187,7 +187,7 @@ def work_columns(
     counter: WorkCounter, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None
 ) -> FloatArray:
     """Return the work of looked-up tables, with these dims in place of their own, [P, C]."""
-    by_bags, rows = numbers_by_bags(lookups), []
+    by_bags, rows = group_by_bags(lookups), []
     for bags, numbers in by_bags.items():
         tables = [lookups[at].table for at in numbers]
         rows.append(
@@ -199,6 +199,6 @@ def work_columns(
     return found_PC
 
 
-def simulated_kind(profile: GpuProfile, machine: Nodes) -> DeviceKind:
-    """Return the devices of a profile in a machine."""
+def build_device_kind(profile: GpuProfile, machine: Nodes) -> DeviceKind:
+    """Build the ``DeviceKind`` of a profile's devices in a machine."""
     return DeviceKind(DeviceModelPrice(profile), profile.hbm_bytes_per_ns, host_link(machine, profile))

@@ -1,4 +1,4 @@
-"""The predicted training step of a placement: compute from the device prices, communication from the links.
+"""Predicted training step of a placement: compute from device prices, communication from links.
 
 ``step_time`` combines the times of the devices to a step.
 
@@ -30,7 +30,7 @@ from evenshard.price.collectives import (
     part_volume,
     volumes_of,
 )
-from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, held_parts
+from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, list_held_parts
 from evenshard.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.price.offload import HostLink, part_offload_ms
 from evenshard.price.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
@@ -50,14 +50,14 @@ Numbers = TypeVar("Numbers", float, FloatArray)
 
 
 def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
-    """Return a device's time to clear dense gradients and update weights and states with them, ms."""
+    """Return the time to zero dense gradients and apply the dense optimizer, ms."""
     states = STATE_NUMBERS[optimizer][1]
     return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """A kind of equal devices: their price, bytes per ns of their memory for dense gradients, and their host."""
+    """Kind of identical devices: price, memory bandwidth (for dense gradients) and host."""
 
     price: DevicePrice
     bytes_per_ns: float
@@ -86,11 +86,11 @@ class PredictedDevice:
         return sum(predicted_step_times(self))
 
 
-STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
+STEP_PARTS = ("input dist", "forward", "forward communication", "backward communication", "backward")
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
-    """Return the predicted times of a device that count in a step, in the order of ``STEP_PARTS``."""
+    """Return a device's non-hidden step times, in the order of ``STEP_PARTS``."""
     return (
         device.predicted_input_dist_ms - device.predicted_hidden_ms,
         device.predicted_fwd_compute_ms,
@@ -100,7 +100,7 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
     )
 
 
-def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
+def collect_phases(devices: Sequence[PredictedDevice]) -> Phases:
     """Return the phases of devices, [D] each."""
     names = ("input_dist", "fwd_compute", "fwd_all_to_all", "bwd_all_to_all", "bwd_compute")
     return Phases(*(np.array([getattr(one, f"predicted_{name}_ms") for one in devices]) for name in names))
@@ -108,13 +108,13 @@ def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
 
 def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
     """Return the times of kernels and of communication in a step."""
-    phases = predicted_phases(devices)
+    phases = collect_phases(devices)
     compute_ms = kernels_ms(phases, pipeline)
     return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
 
 
 def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
-    """Return the share of communication in a step, 0 to 1."""
+    """Return the share of communication in the step time, 0 to 1."""
     compute_ms, exchanged_ms = step_shares_ms(devices, pipeline)
     total_ms = compute_ms + exchanged_ms
     return exchanged_ms / total_ms if total_ms > 0 else 0.0
@@ -122,7 +122,7 @@ def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
 
 @dataclass(frozen=True)
 class PredictedParts:
-    """A prediction for a placement, with the 90 % interval of the step by the models alone; 0 for device models."""
+    """Prediction of a placement; the 90 % interval covers only the cost model's error."""
 
     parts: tuple[TablePart, ...]
     devices: tuple[PredictedDevice, ...]
@@ -152,7 +152,7 @@ class PartCosts:
         self.pipeline = task.pipeline if pipeline is None else pipeline
 
     def of_task(self, task: ShardingTask) -> PartCosts:
-        """Return the costs of the same tables on the same machine under other rules."""
+        """Return a predictor for another task with the same tables and machine but other rules."""
         found = copy(self)
         found.task = task
         return found
@@ -169,10 +169,10 @@ class PartCosts:
         )
         return self._predict_side_by_side(by_table, device_1P, [parts])[0]
 
-    def divided_ms(self, collections: Collection[object]) -> float:
-        """Return the time to divide the outputs of collections on the device with the slowest memory, ms.
+    def division_ms(self, collections: Collection[object]) -> float:
+        """Return the time that row-wise MEAN collections need to divide their outputs by lengths, ms.
 
-        TorchRec divides sums by lengths for MEAN tables cut by rows. Predicted times do not include it.
+        It is that of the device with the slowest memory. Predicted times do not include it.
         """
         tables = [table for table in self.task.tables if table.collection in collections]
         moved = (
@@ -181,8 +181,8 @@ class PartCosts:
         return moved / min(kind.bytes_per_ns for kind in self.kinds) / NS_PER_MS
 
     def divisions_ms(self, parts: Sequence[TablePart]) -> float:
-        """Return the division time of the collections with MEAN tables that a placement cuts by rows, ms."""
-        return self.divided_ms(row_wise_means(self.task, parts_by_table(self.task, parts)))
+        """Return the division time of the row-wise MEAN collections of a placement, ms."""
+        return self.division_ms(row_wise_means(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """Predict many placements of whole tables like ``predict``, but faster: shared terms are priced once."""
@@ -198,14 +198,14 @@ class PartCosts:
     def _predict_side_by_side(
         self, by_table: Mapping[str, Sequence[TablePart]], device_NP: Indices, placed: Sequence[Sequence[TablePart]]
     ) -> list[PredictedParts]:
-        """Predict N placements that differ only in device assignment; if N > 1, without replicas or offload."""
+        """Predict N placements that differ only in device assignment, as one batch."""
         exchanges = exchange_times(self.task, volumes_of(self.task, by_table, device_NP), self.links)
         numbers = iter((device_NP + self.task.num_devices * np.arange(len(placed))[:, None]).ravel().tolist())
         held = [
             one if one.device == EVERY_DEVICE else HeldPart(one.call, next(numbers), one.lookups)
-            for one in [*held_parts(self.task, by_table)] * len(placed)
+            for one in [*list_held_parts(self.task, by_table)] * len(placed)
         ]
-        compute_NDM2 = self._compute_ms(held, replicated_values(by_table), len(placed)) + self._offload_D12(by_table)
+        compute_NDM2 = self._compute_ms(held, sum_replicas(by_table), len(placed)) + self._offload_D12(by_table)
         return [
             self._prediction(parts, compute_DM2, exchanges.select(number))
             for number, (parts, compute_DM2) in enumerate(zip(placed, compute_NDM2, strict=True))
@@ -227,13 +227,13 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the time of each part alone on its device, and the time that the device would save without it, ms.
+        """Return each part's time alone on its device, and its marginal time there, ms.
 
         Communication counts as if all devices had the same volumes.
         """
         by_table = parts_by_table(self.task, parts)
         slopes_V, replica_ms = self.exchange_slopes
-        held = list(held_parts(self.task, by_table))
+        held = list(list_held_parts(self.task, by_table))
         lookups = LookupColumns(self.prices)
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
         row_E = np.array([lookups.row(one.lookups) for one in held])
@@ -244,7 +244,7 @@ class PartCosts:
         is_replica_E = np.array([one.device == EVERY_DEVICE for one in held])
         device_E = np.where(is_replica_E, 0, [one.device for one in held])
         cells = CellChanges(only_E, np.array([calls[one.call] for one in held]), row_E, device_E, only_E + 1)
-        loads.fill(cells)
+        loads.recompute(cells)
         compute_D = loads.compute_2ND[:, 0].sum(axis=0)
         device_E = np.where(is_replica_E, compute_D.argmax(), device_E)
         left_ED = loads.try_out(only_E, replace(cells, change_E=number_E, sign_E=only_E - 1)).sum(axis=0)
@@ -254,17 +254,17 @@ class PartCosts:
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
         for number, part in enumerate(ordered):
-            more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_V, replica_ms)
+            more = self._outside_kernels_ms(part, tables[part.table], by_table[part.table], slopes_V, replica_ms)
             alone[number] += more
             adds[number] += more
         position = {part: number for number, part in enumerate(ordered)}
         order = [position[part] for part in parts]
         return tuple(alone[order].tolist()), tuple(adds[order].tolist())
 
-    def _beside_ms(
+    def _outside_kernels_ms(
         self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_V: FloatArray, replica_ms: float
     ) -> float:
-        """Sum a part's times outside of kernels: communication, dense gradients and other memory."""
+        """Return a part's time outside of kernels: communication, dense gradients and offloading."""
         if len(part.devices) > 1:
             values = table.num_rows * table.embedding_dim
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
@@ -292,7 +292,7 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """Return the communication time per unit of each volume, [V], equal on all devices, and per replicated weight.
+        """Return communication time per unit of each volume, [V], for equal devices, and per replicated weight.
 
         It is a lower bound without latencies. An input dist that overlaps the step before counts as 0.
         """
@@ -302,11 +302,11 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """Return the communication time per unit of each volume, [V], if only one device has any."""
+        """Return communication time per unit of volume, [V], if a single device has all the volume."""
         return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
     def _slopes_V(self, held_D: FloatArray) -> FloatArray:
-        """Return the communication time on the first device per volume, if ``held_D`` is the volume of each device."""
+        """Return the first device's communication time per unit of each volume; ``held_D`` has each device's volume."""
         found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
@@ -318,9 +318,9 @@ class PartCosts:
         return list(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
-        """Return forward and backward compute times by ensemble member, [N, D, M, 2], of ``copies`` (N) machines."""
+        """Return forward and backward compute times by ensemble member, [N, D, M, 2], of N placements at once."""
         devices = copies * self.task.num_devices
-        found = [kind.price.held_ms(held, devices) for kind in self.kinds]
+        found = [kind.price.held_parts_ms(held, devices) for kind in self.kinds]
         total = np.zeros((devices, max(times.shape[1] for times in found), 2))
         kind_of_D = np.tile(self.kind_of_D, copies)
         for number, (kind, times) in enumerate(zip(self.kinds, found, strict=True)):
@@ -331,7 +331,7 @@ class PartCosts:
 
 
 def exchanges_ms_3(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """Return the time of each exchange on the first device, without latencies, [3]."""
+    """Return the first device's input dist, forward and backward communication time without latencies, [3]."""
     found = exchange_times(task, volumes, links)
     return np.array([float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])])
 
@@ -345,7 +345,7 @@ def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
     return Phases(inputs, forward, out, back, backward)
 
 
-def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
+def sum_replicas(by_table: Mapping[str, Sequence[TablePart]]) -> float:
     """Return the number of weights of all replicated tables."""
     replicated = (part for parts in by_table.values() for part in parts if len(part.devices) > 1)
     return float(sum(part.rows.size * part.columns.size for part in replicated))

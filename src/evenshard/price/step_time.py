@@ -1,14 +1,14 @@
-"""The time of a training step from the times of its devices' phases: exchanges are barriers.
+"""Step time from the phase times of all devices; collectives act as barriers.
 
-An exchange begins when the slowest device is ready. Between two barriers a step takes the slowest device's time. The
+A collective begins when the slowest device is ready. Between two barriers a step takes the slowest device's time. The
 step time is the sum over these windows:
 
-- none, base: input dist and forward kernels; forward exchange; backward exchange and backward kernels.
-- sparse_dist, prefetch: forward exchange; backward exchange, backward kernels and the forward kernels of the next step,
+- none, base: input dist and forward kernels; output dist; backward all-to-all and backward kernels.
+- sparse_dist, prefetch: output dist; backward all-to-all, backward kernels and the forward kernels of the next step,
   between which no device waits. The input dist overlaps these kernels: on each device, only its time beyond theirs
   counts.
 
-The dense part is between both exchanges and equal on all devices, so it moves no barrier. It could hide more of the
+The dense part is between both all-to-alls and equal on all devices, so it moves no barrier. It could hide more of the
 input dist, which is ignored. Papers that learn from measured costs (DreamShard, AutoShard) have no barrier: their step
 is the largest sum of a device's phases (``LARGEST_SUM``).
 
@@ -39,19 +39,19 @@ class Phases(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Times of devices between two barriers, [..., D] ms each."""
+    """Kernel and communication times of devices between two barriers, [..., D] ms."""
 
     kernels: FloatArray
     exchanges: FloatArray
 
     @property
     def total(self) -> FloatArray:
-        """Return kernels plus exchanges, [..., D]."""
+        """Return kernel plus communication time, [..., D]."""
         return self.kernels + self.exchanges
 
 
 def hides_inputs(pipeline: str) -> bool:
-    """Return True if the input dist overlaps the step before, as in the default pipeline."""
+    """Return True if the input dist overlaps the previous step, as in the default pipeline."""
     return pipeline != LARGEST_SUM and PIPELINES[pipeline or USUAL_PIPELINE].overlaps_inputs
 
 
@@ -72,8 +72,8 @@ def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
     return Window(forward, inputs), Window(nothing, out), Window(backward, back)
 
 
-def without_last_digits(ms: float) -> float:
-    """Round a time, so that sorting keeps the order of practically equal times."""
+def round_for_sorting(ms: float) -> float:
+    """Round a time so that floating-point noise does not change the sort order."""
     return float(f"{ms:.9g}")
 
 
@@ -88,7 +88,7 @@ def device_ms(phases: Phases, pipeline: str) -> FloatArray:
 
 
 def hidden_ms(phases: Phases, pipeline: str) -> FloatArray:
-    """Return the time of the input dist that overlaps kernels of the step before, [..., D]."""
+    """Return the input-dist time that is hidden behind the previous step's kernels, [..., D]."""
     if not hides_inputs(pipeline):
         return np.zeros_like(phases.input_dist)
     return np.minimum(phases.input_dist, phases.forward + phases.backward)

@@ -1,9 +1,9 @@
-"""The search for the cheapest placement: its moves and starts, lower bounds, and reasons why tables do not fit.
+"""Search for the cheapest placement: initial placements, annealing, lower bounds and infeasibility checks.
 
 ::
 
-    search              one search: starts, annealing, the best placement; near_placement: near the one in use
-    space, sharding_option, piece_builder    the options of each table, and their costs
+    search              one search: starts, annealing, the best placement; near_placement: near the placement in use
+    space, sharding_option, shard_builder    the options of each table, and their costs
     greedy, placer      starts, such as rules of thumb, and greedy placement
     annealing, proposals, chains, moves      changes of many placements at once, as arrays
     lower_bound, device_times, bound_lines   lower bounds of all placements

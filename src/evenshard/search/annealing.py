@@ -1,12 +1,12 @@
-"""Simulated annealing of several placements at once.
+"""Simulated annealing of several placements in parallel.
 
-The energy of a placement is, summed over the windows of a step, the time of the slowest device, plus a small term for
-how close the other devices are to it, plus a weight, which falls to 0, times the mean device. At first all work counts,
-so groups find cheaper options and suitable devices; at the end only the slowest device counts. Exceeding a device's
-memory has a growing penalty. A batch of changes of each chain is scored in one call; changes that pass the Metropolis
-test are applied in order, unless they touch a device or a group of an earlier one.
+The energy of a placement is the time of its slowest device, summed over the windows of a step, plus a small term for
+other devices that are almost as slow, plus the mean time of all devices times a weight that falls to 0. At the start,
+all work counts, so groups find cheaper options and suitable devices; at the end, only the slowest device counts. Memory
+overflow has a growing penalty. Each batch of changes of all chains is scored in one call. Changes that pass the
+Metropolis test are applied in order, unless they touch a device or a group of an earlier change.
 
-Legend: N chains, M changes, E edits, F pieces, G groups, S pieces of an option (padded), D devices, B windows.
+Legend: N chains, M changes, E edits, F shards, G groups, S shards of an option (padded), D devices, B windows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from evenshard.price.loads import Indices, Mask, Rows
 from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.proposals import Proposals
-from evenshard.search.sharding_option import Edits, Pieces
+from evenshard.search.sharding_option import Edits, Shards
 from evenshard.tables.reuse import FloatArray
 
 # Phases: share of the changes, chains that are kept, initial weight of the mean device, highest temperature.
@@ -53,13 +53,13 @@ class Best(Rows):
 
     @staticmethod
     def of(chains: Chains) -> Best:
-        """Return the current placements of chains."""
+        """Record the current placements of the chains."""
         found = Best(np.full(chains.num, np.inf), chains.option_NG.copy(), chains.place_NGS.copy())
-        found.note(chains)
+        found.update(chains)
         return found
 
-    def note(self, chains: Chains) -> None:
-        """Replace placements that the chains improve on."""
+    def update(self, chains: Chains) -> None:
+        """Replace each stored placement if its chain now has a cheaper one."""
         more_N = UNUSUAL * chains.unusual_N
         if chains.moves is not None:
             more_N += chains.moves.weigh(chains.moved_N, overflow=0.0)
@@ -74,7 +74,7 @@ class Best(Rows):
 
 
 class Annealing:
-    """An annealer of placements. Before each batch it calls ``is_over``, and ``note`` with the number of changes."""
+    """Annealer of placements. It calls ``is_over`` before each batch of changes, and ``note`` after it."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Annealing:
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
     ) -> list[Best]:
-        """Anneal all placements, which may exceed memory, then the best again; return the best of each phase.
+        """Anneal the starts, then the best placements again in each further phase; return the best of each phase.
 
         Args:
             changes: number of changes over all phases.
-            make_chains: function from placements to chains.
+            make_chains: function from placements, which may exceed memory, to chains.
         """
         found = []
         for share, kept, mean, hottest in phases:
@@ -118,20 +118,21 @@ class Annealing:
             done = step / steps
             temperature, weights = start * (END / start) ** done, (mean * (1 - done), OVERFLOW * OVERFLOW_GROWTH**done)
             chain_M, edits = self._proposals.draw(chains, batch)
-            pieces = chains.changed_pieces(chain_M, edits)
-            outcome = chains.try_out(chain_M, pieces)
-            unusual_M, moved_M = chains.unusual_after(chain_M, edits), chains.moved_after(chain_M, edits)
+            shards = chains.list_changed_shards(chain_M, edits)
+            outcome = chains.try_out(chain_M, shards)
+            unusual_M, moved_M = chains.unusual_share_after(chain_M, edits), chains.moved_bytes_after(chain_M, edits)
+            # Metropolis test: -log of a uniform number is exponential, so it is drawn directly.
             energy_M = _energy(chains, outcome.windows_BMD, outcome.overflow_M, unusual_M, moved_M, weights)
             now_N = _energy_of(chains, weights)
             passes_M = energy_M <= now_N[chain_M] * (1 + temperature * rng.exponential(size=len(chain_M)))
-            passes_M &= np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
+            passes_M &= np.bincount(shards.change_F, minlength=len(chain_M)) > 0
             if passes_M.any():
-                chosen_M = _keep_apart(chains, chain_M, edits, pieces, passes_M)
-                chains.make(chain_M, edits, pieces, chosen_M)
-                best.note(chains)
+                chosen_M = _keep_apart(chains, chain_M, edits, shards, passes_M)
+                chains.apply(chain_M, edits, shards, chosen_M)
+                best.update(chains)
             if step % period == period - 1:
                 self._change_many(chains, temperature, weights)
-                best.note(chains)
+                best.update(chains)
             self._note(len(chain_M), best)
         return best
 
@@ -163,7 +164,7 @@ def _energy(
     mean, overflow = weights
     slowest_BM = windows_BMD.max(axis=-1)
     ratio_BMD = windows_BMD / np.maximum(slowest_BM, 1e-12)[..., None]
-    for _ in range(POWER):
+    for _ in range(POWER):  # squares: ratio ** (2 ** POWER)
         ratio_BMD *= ratio_BMD
     slowest_M = slowest_BM.sum(axis=0)
     found_M = (slowest_BM * (1 + CLOSENESS * ratio_BMD.mean(axis=-1))).sum(axis=0)
@@ -175,10 +176,10 @@ def _energy(
     return round_last_digits(found_M)
 
 
-def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, pieces: Pieces, passes_M: Mask) -> Indices:
-    """Return the passing changes that share no device and no group with an earlier one."""
+def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, shards: Shards, passes_M: Mask) -> Indices:
+    """Return the passing changes that share no device and no group with an earlier change."""
     devices, (_, groups), count = chains.task.num_devices, chains.option_NG.shape, len(chain_M)
-    each = chains.on_each(pieces.select(passes_M[pieces.change_F]))
+    each = chains.expand_to_devices(shards.select(passes_M[shards.change_F]))
     own = np.flatnonzero(passes_M[edits.change_E])
     change_E = edits.change_E[own]
     loses_M = np.zeros(count, dtype=bool)

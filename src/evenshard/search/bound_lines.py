@@ -1,22 +1,22 @@
-"""Linear lower bounds of kernel and communication times.
+"""Linear lower bounds of kernel and communication times, used by ``lower_bound``.
 
 **Kernels.** Kernel times are convex in the sums of columns (``kernel_calls.DevicePrice``), so a tangent is a lower
-bound for any sum of pieces. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
+bound for any sum of shards. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
 
 **Communication.** A line bounds communication times by the volumes of devices, without latencies. Some times are
-common: no device takes less, including waits, than if all devices had the mean volume. Common times follow the curves
-of links, with a line for each of several ranges of the mean volume:
+common: every device, including its waits, takes at least the time that it would take if all devices had the mean
+volume. Common times follow the curves of links, with a line for each of several ranges of the mean volume:
 
-- Sums over all devices take the same time on each device.
+- Reductions over all devices take the same time on each device.
 - A single link between all devices carries the bytes that a device sends, or that all others send, whichever is more.
-- All devices wait for the longest forward exchange if nothing else of the step is in its window, and some device has at
-  least the mean volume. Sums of a node are equal on all of its devices; but if a domain has several nodes, that device
-  may have no such sums, and the longest exchange takes the mean time of all of them, by floors.
-- Without such sums, if the forward exchange is longer by at least the time that a device of another domain may save in
-  the backward exchange, both together are common, too. Suppose a domain has d more than the mean domain. Each of its
-  devices then receives less from the others, which saves ``(far - near) * d``, where far and near are the times of a
-  byte between domains and within one, per device. But one of them sends more forward, ``far_forward * (domains - 1) *
-  d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
+- All devices wait for the longest output dist if nothing else of the step is in its window, and some device has at
+  least the mean volume. Reductions within a node are equal on all of its devices; but if a domain has several nodes,
+  that device may have no reduction, and the longest output dist takes the mean time of all, by linear bounds.
+- Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
+  at least the time that a device of another domain may save backward. Suppose a domain has d more than the mean domain.
+  Each of its devices then receives less from the others, which saves ``(far - near) * d``, where far and near are the
+  times of a byte between domains and within a domain, per device. But one device sends more forward, ``far_forward *
+  (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
 
 A line through 0 bounds the other times of a device by its own volume.
 
@@ -32,7 +32,7 @@ from functools import singledispatch
 import numpy as np
 
 from evenshard.placement.task import ShardingTask
-from evenshard.price.collectives import VOLUMES, Links, Volumes, bends
+from evenshard.price.collectives import VOLUMES, Links, Volumes, find_slope_changes
 from evenshard.price.device_model import (
     NS_PER_MS,
     NS_PER_US,
@@ -61,74 +61,74 @@ REPLICATED = "replicated_values"
 SUMMED_BY_ALL = ("summed", REPLICATED)
 OF_A_NODE = "summed_in_node"
 SENT = "sent"
-MOST_RANGES = 2
-TURN = 1.25
+MOST_RANGES = 2  # ranges of a volume above the first; more ranges multiply the cases of a bound
+TILT = 1.25  # factor of a slope in ``tilt_toward``
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TangentLine:
-    """Linear lower bounds of the forward and backward kernel time of a device with one kernel call.
+    """Linear lower bound of a kernel call's forward and backward time, as a function of its column sums.
 
-    Their values are ``at_0_2 + slopes_2H @ columns``, for sums of columns.
+    Its value is ``at_0_2 + slopes_2H @ sums_H``, where ``at_0_2`` is the time at zero columns.
     """
 
     at_0_2: FloatArray
     slopes_2H: FloatArray
 
-    def works(self, columns_PH: Columns) -> FloatArray:
-        """Return the work of tables along the lines, [2, P] ms."""
+    def compute_work(self, columns_PH: Columns) -> FloatArray:
+        """Return each table's contribution to the linear bound, forward and backward, [2, P] ms."""
         return np.asarray(self.slopes_2H @ columns_PH.T)
 
 
 class SharedSteps:
-    """Least work of tables for the time steps that all of them cause together, but none of them alone.
+    """Lower bound of the step increases (such as sort passes) that occur only when tables are combined.
 
-    ``at_0_2`` is the forward and backward work of a mean device without a table; below 0 for steps that devices save.
+    ``at_0_2`` is the forward and backward time of a mean device without a table; below 0 for increases that are saved.
     """
 
     def __init__(self) -> None:
         self.at_0_2: FloatArray = np.zeros(2)
 
-    def works(self, columns_PH: Columns) -> FloatArray:
-        """Return the work of tables, [2, P] ms."""
+    def compute_work(self, columns_PH: Columns) -> FloatArray:
+        """Return each table's share of the step increases, forward and backward, [2, P] ms."""
         return np.zeros((2, len(columns_PH)))
 
 
 class PriceBounds:
-    """Lower bounds of a price whose times grow with the tables of a device, ms."""
+    """Lower bounds, ms, of a price whose times do not decrease when tables are added."""
 
     def __init__(self, price: DevicePrice) -> None:
         self.price = price
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return linear lower bounds of the kernel times of a device, or of a call, that are tight near these sums."""
+        """Return a linear lower bound of kernel time that is tight near the given column sums."""
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time, above every line, of the steps that each table's own rows cause on any device, [2, P]."""
+        """Return the time of the sort passes and lanes that each table needs alone, above every line, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the time steps that equal devices need for all their rows, without those of ``own_steps_ms``.
+        """Return the step increases, beyond ``own_steps_ms``, that equal devices need for the rows of all tables.
 
         Args:
-            columns_PH: tables for which the work is maximized; it is valid for all other tables.
+            columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.
             total_rows: least number of rows on all devices together.
         """
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the least one-time cost, above a line, of a call with each table, [2, P]."""
+        """Return the minimum one-time cost, above the line, of a kernel call that contains each table, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the least time of a device with each table, forward plus backward, [P]."""
+        """Return the minimum forward plus backward time of a device that holds each table, [P]."""
         return alone_ms(self.price, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:
-        """Return True if every call with one of these tables has a backward pass, which needs a lookup."""
+        """Return True if every call that contains one of these tables has lookups, hence a backward pass."""
         return True
 
     @property
@@ -136,8 +136,8 @@ class PriceBounds:
         """Return the least kernel time of each additional call of a device, [2]."""
         return np.zeros(2)
 
-    def launched_ms_2(self, calls: int) -> FloatArray:
-        """Return the least time of a device with this number of calls, however short its kernels are, [2]."""
+    def least_launch_ms_2(self, calls: int) -> FloatArray:
+        """Return the minimum forward and backward time of a device that launches ``calls`` kernel calls, [2]."""
         return np.zeros(2)
 
 
@@ -148,9 +148,9 @@ def price_bounds(price: DevicePrice) -> PriceBounds:
 
 
 class DeviceModelBounds(PriceBounds):
-    """Bounds of the device model.
+    """Lower bounds of the device model's times.
 
-    There are no shared steps: each call sorts its own lookups, and the number of calls that share rows is unknown.
+    It has no shared steps: each call sorts its own lookups, and the number of calls that share rows is unknown.
     """
 
     def __init__(self, price: DeviceModelPrice) -> None:
@@ -158,7 +158,7 @@ class DeviceModelBounds(PriceBounds):
         self._price, self._profile = price, price.profile
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return tangents of the waits of a call's kernels.
+        """Return linear lower bounds from tangents to the memory wait times of a call's kernels.
 
         The waits of several calls are at least those of one call (Minkowski). Not included are the longest bag, the
         hottest row, lanes that rows use because others are wider, misses of tables that share the L2, the start of
@@ -173,14 +173,14 @@ class DeviceModelBounds(PriceBounds):
         return TangentLine(self._price.overhead_ms_2 + self.further_call_ms_2, slopes_2H / NS_PER_MS)
 
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the time of the sort passes that the rows of each table alone need, [2, P]."""
+        """Return the radix-sort time that each table's row count alone requires, [2, P]."""
         found_2P = np.zeros((2, len(columns_PH)))
         passes_P = sort_passes(columns_PH[:, ROWS])
         found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
 
     def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the time of the hottest row, the longest bag's indices and the starts of the sort, [2, P]."""
+        """Return the time of the hottest row, the longest bag's index handling and sort startup, [2, P]."""
         profile, columns_HP = self._profile, columns_PH.T
         starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
         once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
@@ -188,7 +188,7 @@ class DeviceModelBounds(PriceBounds):
         return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return times alone, [P], without terms that other tables can hide: longest bag, time outside of kernels."""
+        """Return the time of each table alone, [P], without terms that other tables can hide."""
         is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
         times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
         times_QP[2] = 0.0
@@ -196,15 +196,15 @@ class DeviceModelBounds(PriceBounds):
         return np.asarray(self._price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
 
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
-        """Return True if every call of these tables has a lookup."""
+        """Return True if every one of these tables has lookups."""
         return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
 
     @property
     def further_call_ms_2(self) -> FloatArray:
-        """Return the minimum times of a call's kernels, [2]."""
+        """Return the minimum kernel time that each additional call adds, forward and backward, [2]."""
         return np.asarray(self._price.floors_ns[:, 0] / NS_PER_MS)
 
-    def launched_ms_2(self, calls: int) -> FloatArray:
+    def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the host time to launch this number of calls, [2]."""
         return np.asarray(self._price.overhead_ms_2 + calls * self._price.launch_ms_2)
 
@@ -212,16 +212,16 @@ class DeviceModelBounds(PriceBounds):
 price_bounds.register(DeviceModelPrice, DeviceModelBounds)
 
 
-# Exchanges ------------------------------------------------------------------------------------------------------------
+# Communication -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ExchangeLine:
-    """The least communication time, ms, if the mean volume of a device is from ``least`` to ``most``.
+    """Linear lower bound of communication time, ms, valid if the mean device volume is from ``least`` to ``most``.
 
     Attributes:
         at_0, slope: time on every device, and per unit of the mean volume.
-        own_slope, alone_slope: time per unit of a device's own volume if all devices have the same, or all others none.
+        own_slope, alone_slope: time per unit of a device's own volume, if all devices have the same, or no other any.
     """
 
     at_0: float
@@ -231,21 +231,21 @@ class ExchangeLine:
     least: float = 0.0
     most: float = float("inf")
 
-    def turned_against(self, volume: float) -> ExchangeLine:
-        """Return a line that is at most this one in its range, and steeper toward a volume beyond the range."""
+    def tilt_toward(self, volume: float) -> ExchangeLine:
+        """Return a line, at most this line in its range, that is steeper toward a volume outside the range."""
         if self.least <= volume <= self.most:
             return self
-        end, factor = (self.least, 1 / TURN) if volume < self.least else (self.most, TURN)
+        end, factor = (self.least, 1 / TILT) if volume < self.least else (self.most, TILT)
         return replace(self, at_0=self.at_0 + self.slope * end * (1 - factor), slope=self.slope * factor)
 
 
 def exchange_lines(
     task: ShardingTask, links: Links, pipeline: str, *, beside_nodes: bool = False
 ) -> list[list[ExchangeLine]]:
-    """Return the lines of each of ``VOLUMES``, and of ``REPLICATED``, for consecutive ranges of the volume.
+    """Return linear lower bounds for each of ``VOLUMES`` and for ``REPLICATED``, by consecutive volume ranges.
 
     Args:
-        beside_nodes: True if devices may also have sums of a node, and a domain has several nodes.
+        beside_nodes: True if devices may also have partial sums within a node, and a domain has several nodes.
     """
     return [_lines_of(task, links, pipeline, name, beside_nodes) for name in (*VOLUMES, REPLICATED)]
 
@@ -255,7 +255,7 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
     is_alike, waits = task.machine.num_domains == 1 or name in SUMMED_BY_ALL, pipeline != LARGEST_SUM
     counts_3 = np.array([not hides_inputs(pipeline), True, True])
     by_curve_3 = np.array([is_alike, is_alike or (waits and not beside_nodes), is_alike]) & (name != OF_A_NODE)
-    is_made_up = name == SENT and not beside_nodes and _makes_up(task, links, pipeline)
+    is_made_up = name == SENT and not beside_nodes and _forward_outweighs_backward(task, links, pipeline)
     by_floor_3 = ~by_curve_3 & np.array([False, waits and beside_nodes, is_made_up])
     own, of_alone, floor = (
         float(exchanges_ms_3(task, volumes, links.floor) @ (counts_3 & phases_3))
@@ -271,12 +271,12 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
 
     return [
         replace(line, slope=line.slope + floor, own_slope=own, alone_slope=of_alone)
-        for line in _lines_below(curve_ms, bends(task, even, links))
+        for line in _lines_below(curve_ms, find_slope_changes(task, even, links))
     ]
 
 
 def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> list[ExchangeLine]:
-    """Return linear lower bounds of a time that is linear between these volumes, and 0 at 0."""
+    """Return linear lower bounds of a piecewise linear time that is 0 at volume 0."""
     if not points:
         return [ExchangeLine(0.0, curve_ms(1.0), 0.0, 0.0)]
     kept = points[-MOST_RANGES:]
@@ -289,8 +289,8 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
     return lines
 
 
-def _makes_up(task: ShardingTask, links: Links, pipeline: str) -> bool:
-    """Return True if a longer forward exchange of sent tables outweighs the time saved in the backward exchange."""
+def _forward_outweighs_backward(task: ShardingTask, links: Links, pipeline: str) -> bool:
+    """Return True if extra forward all-to-all time outweighs the time saved in the backward all-to-all."""
     machine = task.machine
     if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:
         return False

@@ -1,9 +1,9 @@
-"""The placements of a search, improved in parallel: option and places of every group, with their sums, as arrays.
+"""State of the parallel annealing chains: one placement per chain, with device sums, as arrays.
 
 Changes of all chains are scored in one call. Changes that are applied to the same chain touch different devices.
 
-Legend: N chains, D devices, G groups, O options of all groups, P pieces of all options, S pieces of an option (padded),
-M changes that are tried out, E edits (a group's new option and places), F pieces added or removed, C kernel calls,
+Legend: N chains, D devices, G groups, O options of all groups, P shards of all options, S shards of an option (padded),
+M changes that are tried out, E edits (a group's new option and places), F shards added or removed, C kernel calls,
 V volumes, B windows of a step.
 """
 
@@ -20,7 +20,7 @@ from evenshard.price.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.price.loads import CellChanges, Indices, Loads, repeat_numbers
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import Phases, windows
-from evenshard.search.sharding_option import Choice, Edits, Pieces, arrays_of
+from evenshard.search.sharding_option import Choice, Edits, Shards, arrays_of
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -35,7 +35,7 @@ def round_last_digits(values: FloatArray) -> FloatArray:
 
 @dataclass
 class _Sums:
-    """Sums of placements other than the loads of kernels."""
+    """Per-device sums of each placement except kernel loads: volumes, memory, offload times and replicas."""
 
     volumes_VND: FloatArray
     used_3ND: Indices
@@ -61,7 +61,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times and memory of chains after changes, and their overflow (``Chains.overflow_N``)."""
+    """Result of trial changes: device times, memory use and overflow (``Chains.overflow_N``)."""
 
     windows_BMD: FloatArray
     used_3MD: Indices
@@ -69,13 +69,13 @@ class Outcome:
 
 
 class Chains:
-    """N complete placements with all their sums.
+    """State of N complete placements: options, places and per-device sums.
 
     Attributes:
-        option_NG, place_NGS: the option of each group, and the places of its pieces.
-        all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their slots in their options.
+        option_NG, place_NGS: the option of each group, and the places of its shards.
+        all_shards, all_group_F, all_slot_F: the shards of all chains, their groups, and their slots in their options.
         windows_BND: times of devices in each window of a step, ms.
-        moves, moved_N: the bytes that move from an earlier placement; zeros without one.
+        moves, moved_N: the bytes that move from an earlier placement; zeros without it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Chains:
     ) -> None:
         self.moves = moves
         self.space, self.table, self.task, self.costs = space, space.table, space.task, space.costs
-        self.arrays = space.piece_arrays
+        self.arrays = space.shard_arrays
         self.option_NG, self.place_NGS = option_NG, place_NGS
         self._means = space.means
         self._active_V = np.flatnonzero(self.arrays.volume_PV.any(axis=0)).tolist()
@@ -96,10 +96,10 @@ class Chains:
         self._has_offload = bool(self.arrays.offload_PK2.any())
         self._has_replicas = bool(self.arrays.values_P.any())
         self._loads = Loads(space.lookups, self.costs.prices, self.costs.kind_of_D, space.span_of_call, self.num)
-        self.fill()
+        self.recompute()
 
     def with_placements(self, option_NG: Indices, place_NGS: Indices) -> Chains:
-        """Return chains of other placements of the same space."""
+        """Create chains for other placements in the same search space."""
         return Chains(self.space, option_NG, place_NGS, moves=self.moves)
 
     @property
@@ -117,117 +117,117 @@ class Chains:
         """Return the step time, ms."""
         return np.asarray(self.windows_BND.max(axis=-1).sum(axis=0))
 
-    # Pieces and cells -------------------------------------------------------------------------------------------------
+    # Shards and cells -------------------------------------------------------------------------------------------------
 
-    def pieces(
+    def list_shards(
         self, number_E: Indices, option_E: Indices, place_ES: Indices, sign: int
-    ) -> tuple[Pieces, Indices, Indices]:
-        """Return the pieces of groups, with the edit and the slot of each."""
+    ) -> tuple[Shards, Indices, Indices]:
+        """Return the shards of the given groups, with the edit and the slot (index in its option) of each."""
         table = self.table
         from_F, slot_F = repeat_numbers(table.count_O[option_E])
         option_F = option_E[from_F]
-        piece_F = table.piece_A[table.first_O[option_F] + slot_F]
+        shard_F = table.shard_A[table.first_O[option_F] + slot_F]
         device_F = place_ES[from_F, slot_F] * table.span_O[option_F]
-        return Pieces(number_E[from_F], piece_F, device_F, np.full(len(from_F), sign)), from_F, slot_F
+        return Shards(number_E[from_F], shard_F, device_F, np.full(len(from_F), sign)), from_F, slot_F
 
-    def on_each(self, pieces: Pieces) -> Pieces:
-        """Repeat the pieces for each of their devices."""
-        from_F, offset_F = repeat_numbers(self.arrays.span_P[pieces.piece_F])
-        found = pieces.select(from_F)
+    def expand_to_devices(self, shards: Shards) -> Shards:
+        """Expand shards that span several devices to one entry per device."""
+        from_F, offset_F = repeat_numbers(self.arrays.span_P[shards.shard_F])
+        found = shards.select(from_F)
         return replace(found, device_F=found.device_F + offset_F)
 
-    def changed_pieces(self, chain_M: Indices, edits: Edits) -> Pieces:
-        """Return the pieces that changes remove and add, without pieces that stay."""
+    def list_changed_shards(self, chain_M: Indices, edits: Edits) -> Shards:
+        """Return the shards that the changes add or remove, excluding unchanged ones."""
         chain_E = chain_M[edits.change_E]
         old_E = self.option_NG[chain_E, edits.group_E]
         old_ES = self.place_NGS[chain_E, edits.group_E]
         stays_ES = (old_E == edits.option_E)[:, None] & (old_ES == edits.place_ES)
         found = []
         for option_E, place_ES, sign in ((old_E, old_ES, -1), (edits.option_E, edits.place_ES, 1)):
-            pieces, from_F, slot_F = self.pieces(edits.change_E, option_E, place_ES, sign)
-            found.append(pieces.select(~stays_ES[from_F, slot_F]))
-        return Pieces.join(found)
+            shards, from_F, slot_F = self.list_shards(edits.change_E, option_E, place_ES, sign)
+            found.append(shards.select(~stays_ES[from_F, slot_F]))
+        return Shards.join(found)
 
-    def _cells(self, pieces: Pieces) -> CellChanges:
-        from_C, at_C = self.arrays.cells_of(pieces.piece_F)
-        own = pieces.select(from_C)
+    def _cells(self, shards: Shards) -> CellChanges:
+        from_C, at_C = self.arrays.cells_of(shards.shard_F)
+        own = shards.select(from_C)
         return CellChanges(own.change_F, self.arrays.call_C[at_C], self.arrays.row_C[at_C], own.device_F, own.sign_F)
 
-    def _list_pieces(self) -> CellChanges:
+    def _list_all_shards(self) -> CellChanges:
         groups = self.option_NG.shape[1]
         numbers = np.arange(self.num).repeat(groups)
         options, places = self.option_NG.reshape(-1), self.place_NGS.reshape(self.num * groups, -1)
-        self.all_pieces, from_F, self.all_slot_F = self.pieces(numbers, options, places, 1)
+        self.all_shards, from_F, self.all_slot_F = self.list_shards(numbers, options, places, 1)
         self.all_group_F = from_F % groups
-        self.moved_N: Indices = self._moved_bytes(options, places).reshape(self.num, -1).sum(axis=1)
-        return self._cells(self.all_pieces)
+        self.moved_N: Indices = self._count_moved_bytes(options, places).reshape(self.num, -1).sum(axis=1)
+        return self._cells(self.all_shards)
 
     # Sums -------------------------------------------------------------------------------------------------------------
 
-    def fill(self) -> None:
+    def recompute(self) -> None:
         """Recompute the sums of all chains."""
-        cells = self._list_pieces()
-        self._loads.fill(cells)
+        cells = self._list_all_shards()
+        self._loads.recompute(cells)
         self._sums = _Sums.empty(self.num, self.task.num_devices, len(self.space.calls), len(self._means.names))
-        self._add(self._sums, self.all_pieces, cells)
+        self._add(self._sums, self.all_shards, cells)
         self.windows_BND = self._windows(self._sums, self._loads.compute_2ND)
 
-    def try_out(self, chain_M: Indices, pieces: Pieces) -> Outcome:
-        """Return times and memory of chains after each change separately."""
-        sums, cells = self._sums.select(chain_M), self._cells(pieces)
-        self._add(sums, pieces, cells)
+    def try_out(self, chain_M: Indices, shards: Shards) -> Outcome:
+        """Compute times and memory for each change applied alone to its chain."""
+        sums, cells = self._sums.select(chain_M), self._cells(shards)
+        self._add(sums, shards, cells)
         windows_BMD = self._windows(sums, self._loads.try_out(chain_M, cells))
         return Outcome(windows_BMD, sums.used_3ND, self._overflow(sums))
 
-    def make(self, chain_M: Indices, edits: Edits, pieces: Pieces, chosen_M: Indices) -> None:
+    def apply(self, chain_M: Indices, edits: Edits, shards: Shards, chosen_M: Indices) -> None:
         """Apply the chosen changes; those of one chain touch different devices and groups."""
         is_chosen = np.zeros(len(chain_M), dtype=bool)
         is_chosen[chosen_M] = True
-        edits, pieces = edits.select(is_chosen[edits.change_E]), pieces.select(is_chosen[pieces.change_F])
+        edits, shards = edits.select(is_chosen[edits.change_E]), shards.select(is_chosen[shards.change_F])
         chain_E = chain_M[edits.change_E]
         self.option_NG[chain_E, edits.group_E] = edits.option_E
         self.place_NGS[chain_E, edits.group_E] = edits.place_ES
-        of_chains = replace(pieces, change_F=chain_M[pieces.change_F])
+        of_chains = replace(shards, change_F=chain_M[shards.change_F])
         cells = self._cells(of_chains)
         self._add(self._sums, of_chains, cells)
-        self._loads.make(cells, self._list_pieces())
+        self._loads.apply(cells, self._list_all_shards())
         own_N = np.unique(chain_M[chosen_M])
         compute_2ND = np.take(self._loads.compute_2ND, own_N, axis=1)
         self.windows_BND[:, own_N] = self._windows(self._sums.select(own_N), compute_2ND)
 
     def replace(self, number_M: Indices, option_MG: Indices, place_MGS: Indices) -> None:
-        """Replace the placements of some chains."""
+        """Replace the placements of the chains ``number_M``."""
         self.option_NG[number_M], self.place_NGS[number_M] = option_MG, place_MGS
-        self.fill()
+        self.recompute()
 
-    def _add(self, sums: _Sums, pieces: Pieces, cells: CellChanges) -> None:
-        """Add or remove pieces and their cells in the sums of placements, one per change."""
+    def _add(self, sums: _Sums, shards: Shards, cells: CellChanges) -> None:
+        """Add or remove shards and their kernel-call entries (cells) in the sums, one placement per change."""
         (count, calls), arrays = sums.users_NC.shape, self.arrays
         for at in self._active_V:
-            sums.volumes_VND[at] += self.sum_by_device(pieces, arrays.volume_PV[:, at], count)
-        sums.used_3ND[0] += self.sum_by_device(pieces, arrays.size_P, count).astype(np.int64)
+            sums.volumes_VND[at] += self.sum_by_device(shards, arrays.volume_PV[:, at], count)
+        sums.used_3ND[0] += self.sum_by_device(shards, arrays.size_P, count).astype(np.int64)
         if self._has_offload:
-            sums.used_3ND[1] += self.sum_by_device(pieces, arrays.host_P, count).astype(np.int64)
-            sums.used_3ND[2] += self.sum_by_device(pieces, arrays.ssd_P, count).astype(np.int64)
+            sums.used_3ND[1] += self.sum_by_device(shards, arrays.host_P, count).astype(np.int64)
+            sums.used_3ND[2] += self.sum_by_device(shards, arrays.ssd_P, count).astype(np.int64)
             for kind in range(arrays.offload_PK2.shape[1]):
                 is_kind_D = self.costs.kind_of_D == kind
                 for own_ND, own_P in zip(sums.offload_2ND, arrays.offload_PK2[:, kind].T, strict=True):
-                    own_ND += is_kind_D * self.sum_by_device(pieces, own_P, count)
+                    own_ND += is_kind_D * self.sum_by_device(shards, own_P, count)
         if self._has_replicas:
-            sums.values_N += np.bincount(pieces.change_F, pieces.sign_F * arrays.values_P[pieces.piece_F], count)
+            sums.values_N += np.bincount(shards.change_F, shards.sign_F * arrays.values_P[shards.shard_F], count)
         more = np.bincount(cells.change_E * calls + cells.call_E, cells.sign_E, count * calls)
         sums.users_NC += more.reshape(count, calls).astype(np.int64)
         if self._means.names:
-            sums.rows_NK += self._means.count_rows(pieces, count)
+            sums.rows_NK += self._means.count_rows(shards, count)
 
-    def sum_by_device(self, pieces: Pieces, values_P: npt.NDArray[Any], count: int) -> FloatArray:
-        """Sum values of pieces by device for each of ``count`` changes, [M, D]."""
-        devices, span_F = self.task.num_devices, self.arrays.span_P[pieces.piece_F]
-        value_F = pieces.sign_F * values_P[pieces.piece_F]
+    def sum_by_device(self, shards: Shards, values_P: npt.NDArray[Any], count: int) -> FloatArray:
+        """Sum values of shards by device for each of ``count`` changes, [M, D]."""
+        devices, span_F = self.task.num_devices, self.arrays.span_P[shards.shard_F]
+        value_F = shards.sign_F * values_P[shards.shard_F]
         found_MD = np.zeros((count, devices))
         for span in self._spans:
             own = span_F == span
-            at_F = pieces.change_F[own] * (devices // span) + pieces.device_F[own] // span
+            at_F = shards.change_F[own] * (devices // span) + shards.device_F[own] // span
             sums_MQ = np.bincount(at_F, value_F[own], count * devices // span).reshape(count, -1)
             found_MD += sums_MQ.repeat(span, axis=1) if span > 1 else sums_MQ
         return found_MD
@@ -248,17 +248,17 @@ class Chains:
         phases = Phases(inputs, forward, out, back, backward)
         found = np.stack([one.total for one in windows(phases, self.costs.pipeline)])
         if self._means.names:
-            found[0] += self._means.divided_ms(sums.rows_NK)[:, None]
+            found[0] += self._means.division_ms(sums.rows_NK)[:, None]
         return found
 
     @property
     def overflow_N(self) -> FloatArray:
-        """Return the bytes beyond memory, relative to a device or host, plus wrong rows of MEAN tables; 0 if legal."""
+        """Return the memory overflow of each chain as a fraction of capacity, plus MEAN-rule violations; 0 if legal."""
         return self._overflow(self._sums)
 
     def _overflow(self, sums: _Sums) -> FloatArray:
-        machine, room_D, used_3MD = self.task.machine, self.space.room_D, sums.used_3ND
-        found = (np.maximum(used_3MD[0] - room_D, 0) / np.maximum(room_D, 1)).sum(axis=-1)
+        machine, memory_D, used_3MD = self.task.machine, self.space.memory_D, sums.used_3ND
+        found = (np.maximum(used_3MD[0] - memory_D, 0) / np.maximum(memory_D, 1)).sum(axis=-1)
         if self._has_offload:
             for used_MD, rooms in zip(used_3MD[1:], (machine.host_bytes, machine.ssd_bytes), strict=True):
                 by_host = used_MD.reshape(len(used_MD), machine.num_nodes, -1).sum(axis=-1)
@@ -272,11 +272,11 @@ class Chains:
 
     @property
     def unusual_N(self) -> FloatArray:
-        """Return the share of the groups whose columns are cut in unusual ways, [N]."""
+        """Return the fraction of groups with an unusual column cut (``OptionTable.is_unusual_O``), [N]."""
         return np.asarray(self.table.is_unusual_O[self.option_NG].mean(axis=1))
 
-    def unusual_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
-        """Return the share of unusual groups after each change, [M]."""
+    def unusual_share_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
+        """Return the fraction of groups with an unusual column cut after each change, [M]."""
         is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
         old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
         more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
@@ -284,18 +284,18 @@ class Chains:
 
     # Moved bytes ------------------------------------------------------------------------------------------------------
 
-    def moved_after(self, chain_M: Indices, edits: Edits) -> Indices:
+    def moved_bytes_after(self, chain_M: Indices, edits: Edits) -> Indices:
         """Return the moved bytes after each change, [M]."""
         chain_E = chain_M[edits.change_E]
-        old_E = self._moved_bytes(self.option_NG[chain_E, edits.group_E], self.place_NGS[chain_E, edits.group_E])
-        more_E = self._moved_bytes(edits.option_E, edits.place_ES) - old_E
+        old_E = self._count_moved_bytes(self.option_NG[chain_E, edits.group_E], self.place_NGS[chain_E, edits.group_E])
+        more_E = self._count_moved_bytes(edits.option_E, edits.place_ES) - old_E
         return self.moved_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)).astype(np.int64)
 
-    def _moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
-        return np.zeros_like(option_E) if self.moves is None else self.moves.moved_bytes(option_E, place_ES)
+    def _count_moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
+        return np.zeros_like(option_E) if self.moves is None else self.moves.count_bytes(option_E, place_ES)
 
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
-    """Return chains of placements."""
+    """Create chains from placements."""
     arrays = [arrays_of(space.table, one) for one in placements]
     return Chains(space, *map(np.stack, zip(*arrays, strict=True)))

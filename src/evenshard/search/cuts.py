@@ -1,4 +1,4 @@
-"""The cuts of a table in terms of memory: equal blocks of columns or rows, grids of them, and known parts.
+"""Memory model of cut tables: equal blocks of columns or rows, grids, and fixed parts.
 
 The blocks of a table on one device form one part.
 
@@ -20,28 +20,28 @@ from evenshard.tables.table import Table
 Devices = npt.NDArray[np.int64]
 
 
-class Taken(NamedTuple):
-    """Bytes of a device, of its host's memory and of its host's SSDs."""
+class MemoryUse(NamedTuple):
+    """Memory that a part uses on a device, on its host and on the host's SSDs, bytes."""
 
     device: int
     host: int = 0
     ssd: int = 0
 
-    def less(self, other: Taken) -> Taken:
-        """Subtract the bytes of another record."""
-        return Taken(*(own - their for own, their in zip(self, other, strict=True)))
+    def minus(self, other: MemoryUse) -> MemoryUse:
+        """Return this memory use minus ``other``."""
+        return MemoryUse(*(own - their for own, their in zip(self, other, strict=True)))
 
 
 class Line(NamedTuple):
-    """Bytes of a part: a constant, and an amount per block."""
+    """Memory of a part as a linear function of its number of blocks."""
 
-    part: Taken
-    block: Taken
+    part: MemoryUse
+    block: MemoryUse
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks of a table, and the sets of devices that may hold them."""
+    """A table divided into equal blocks, with the device sets that may hold the blocks."""
 
     fills: int  # number of devices for rows, all unless equal blocks end before the last devices; 0 for columns
     blocks: int  # blocks of the table
@@ -57,21 +57,21 @@ class Cut:
 
     @property
     def part_bytes(self) -> int:
-        """Return the device memory of a part without its blocks, such as an optimizer's state per row."""
+        """Return the fixed device memory of a part, such as per-row optimizer state."""
         return self.line.part.device
 
     @property
     def in_rows(self) -> bool:
-        """Return True if blocks are rows; otherwise a block is four columns."""
+        """Return True if blocks are rows, False if a block is four columns."""
         return self.fills > 0
 
     @property
     def even_rows(self) -> range:
-        """Return the first rows of even shares, for as many devices as get any."""
+        """Return the first row of each device's part when rows are divided evenly."""
         return row_starts(self.blocks, self.fills)
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of blocks that fit each device; ``left_D`` of -1 means that no part fits."""
+        """Return the maximum number of blocks that each device can hold; ``left_D`` is -1 where no part fits."""
         left_D = np.where(left_D < 0, -1, left_D - self.part_bytes)
         most_D = left_D // self.block_bytes if self.block_bytes else np.where(left_D < 0, 0, self.widest)
         most_D = np.asarray(np.where(left_D < 0, 0, most_D.clip(0, self.widest)))
@@ -88,7 +88,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Grid:
-    """Column parts of a table over nodes, each cut by rows over the devices of its node."""
+    """Grid sharding: columns divided over nodes, and each node's rows divided over its devices."""
 
     nodes: tuple[Devices, ...]  # devices of each node
     blocks: int  # blocks of four columns in the table
@@ -100,12 +100,12 @@ class Grid:
     widest: int  # blocks of the widest part
 
     def even_parts(self, table: Table, fours: Sequence[int]) -> list[TablePart]:
-        """Return the table's parts, given each node's blocks of four columns; devices share a node's rows evenly."""
+        """Return the table's parts, given the number of four-column blocks on each node."""
         cut = zip(self.nodes, spans_of_sizes(COLUMN_STEP * count for count in fours), strict=False)
         return [part for node, columns in cut if columns.size for part in cut_rows(table, node.tolist(), columns)]
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
-        """Return the blocks of the widest part that fits in memory on a node's devices; 0 if none fits."""
+        """Return the maximum number of column blocks that fit on a node's devices; 0 if none fits."""
         most = [
             (left - line.part.device) // max(line.block.device, 1)
             for left, (_, line) in zip(left_D.tolist(), self.even, strict=False)
@@ -115,11 +115,11 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class KnownParts:
-    """Fixed parts with their bytes on each device: replicas, and even rows with uneven lookups."""
+class FixedParts:
+    """Parts with fixed sizes: replicas, and equal row shards whose lookups differ."""
 
     parts: tuple[TablePart, ...]
-    taken: Mapping[int, Taken]
+    taken: Mapping[int, MemoryUse]
 
     @property
     def device_bytes(self) -> int:

@@ -1,28 +1,28 @@
-"""Lower bounds of device times: of the mean device, of devices that hold whole pieces, and of column cuts.
+"""Lower bounds of device time: for the mean device, for indivisible shards and for column cuts.
 
-A device has the step time minus the time that every device spends on any placement: calls, latencies, and the cost of
-tables that are on all devices, such as replicas, rows cut over all of them, and exchanges between all. All other pieces
-have to fit into the rest, its room. Dual feasible functions decide if they can. Such a function maps each piece's share
-of the room to a number so that pieces that fit together sum to at most 1. Then all pieces together sum to at most the
-number of devices. Functions: Martello and Toth, "Lower bounds and reduction procedures for the bin packing problem"
-(1990); Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001).
+Each device has a time budget: the step time minus the time that every device spends in any placement (kernel calls,
+latencies, and tables that are on all devices: replicas, row-wise tables, and their collectives). All other shards have
+to fit into the budgets. Dual feasible functions decide if they can: they map each shard's share of the budget to a
+number, so that shards that fit together sum to at most 1, and all shards to at most the number of devices (Martello and
+Toth, "Lower bounds and reduction procedures for the bin packing problem", 1990; Fekete and Schepers, "New classes of
+fast lower bounds for bin packing problems", 2001).
 
-The room depends on the cost of tables on all devices, so ranges of this cost are examined one by one, and halved until
-no range is left in which the pieces may fit. Within a range each table takes the option that minimizes its pieces'
-numbers plus a price for its cost on all devices (Lagrange).
+The budget depends on the cost of tables on all devices, so ranges of this cost are examined one by one, and halved
+until no range is left in which the shards may fit. Within a range each table takes the option that minimizes its
+shards' numbers plus a Lagrange price for its cost on all devices.
 
-Some costs of a call occur once, such as its hottest row: the maximum over its pieces. This is at least the mean over
-its pieces, weighted by their work. So the excess of a piece over the minimum of every call counts in proportion to its
+Some costs of a call occur once, such as its hottest row: the maximum over its shards. This is at least the mean over
+its shards, weighted by their work. So the excess of a shard over the minimum of every call counts in proportion to its
 work.
 
-**Cuts by columns** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64
-half of a warp, so 80 columns are cheaper as 64 and 16 than as 40 and 40. So each width is priced, and the least sum of
-widths that make up the table is computed for each number of parts. An option of the search represents its own number of
-parts, and the numbers up to the next option's: all its parts together cost at least that sum, and the widest at least
-the time of a part of an even share alone. If there are many tables, only those with the most lookups are bounded so.
+**Column cuts** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64 half
+of a warp, so 80 columns are cheaper as 64 and 16 than as 40 and 40. So each width is priced, and for each number of
+parts the minimum total over widths that add up to the table is computed. An option represents all numbers of parts
+below the next option's: its parts together cost at least that total, and the widest at least the time of an even share
+alone. If there are many tables, only those with the most lookups are bounded so.
 
 Legend: G groups, O options of a group (of ``CutBounds`` those bounded there), W options (in ``Options`` those of a
-group), Q pieces of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
+group), Q shards of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
 ``COLUMN_STEP`` columns, E widths of all tables, P lookups, N parts, S sets of values.
 """
 
@@ -54,7 +54,7 @@ MOST_WIDTHS = 1_000
 
 @dataclass(frozen=True)
 class Options:
-    """Options of all groups, [G, W]: work of all devices together, of the slowest piece alone, and memory."""
+    """Costs of all options, [G, W]: total work, time of the slowest shard alone, and memory."""
 
     total_GW: FloatArray
     alone_GW: FloatArray
@@ -64,7 +64,7 @@ class Options:
 def least_time_ms(
     options: Options, offset: float, room: float, devices: int, known: float = 0.0
 ) -> tuple[float, Numbers | None]:
-    """Find the least time into which all groups fit, and the option of each group at this time, by bisection.
+    """Find by bisection the minimum time in which all groups fit on the devices, and their options.
 
     Args:
         known: a known lower bound: if all groups fit into it, it is returned without options.
@@ -87,7 +87,7 @@ def least_time_ms(
 
 
 def _fit_options(options: Options, time_ms: float, offset: float, room: float, devices: int) -> Numbers | None:
-    """Return options that fit into a time, relaxed by a price of memory; None if there are none."""
+    """Choose options that fit in ``time_ms``, with memory as a Lagrangian penalty; None if impossible."""
     total = np.where(options.alone_GW <= time_ms, options.total_GW, np.inf)
     rows = np.arange(len(total))
     chosen = np.asarray(total.argmin(axis=1))
@@ -98,6 +98,8 @@ def _fit_options(options: Options, time_ms: float, offset: float, room: float, d
         return None
     bytes_GW = np.where(np.isfinite(total), options.bytes_GW, 0.0)
     used = bytes_GW[rows, chosen].sum()
+    # The price doubles from a thousandth of the work per available byte until the options fit or the budget is
+    # exceeded.
     price = float(total[rows, chosen].sum()) / max(room, 1.0) * 1e-3
     for _ in range(24):
         if used <= room:
@@ -113,7 +115,7 @@ def _fit_options(options: Options, time_ms: float, offset: float, room: float, d
 
 @dataclass(frozen=True)
 class _Cut:
-    """A table that a type may cut by columns; each option represents a range of ``parts``."""
+    """Table with a sharding type that divides its columns; each option covers a range of part counts."""
 
     position: int
     sharding_type: str
@@ -125,11 +127,7 @@ class _Cut:
 
 
 class CutBounds:
-    """Lower bounds of the costs of column cuts.
-
-    Attributes:
-        options: indices, among all options, of the bounded ones.
-    """
+    """Lower bounds of the cost of sharding tables by columns, for any widths of the shards."""
 
     def __init__(self, space: SearchSpace, shared: SharedSteps | None = None) -> None:
         self._space, self._shared = space, shared or SharedSteps()
@@ -139,6 +137,7 @@ class CutBounds:
             if left < 0:
                 break
             self._cuts.append(cut)
+        # Indices of the bounded options among all options.
         self.options = np.array([at for cut in self._cuts for at in cut.options], dtype=np.int64)
         of_options = [(number, *parts) for number, cut in enumerate(self._cuts) for parts in cut.parts]
         self._parts_3O = np.array(of_options, dtype=np.int64).reshape(-1, 3).T
@@ -189,7 +188,7 @@ class CutBounds:
         self._kinds = [(price_bounds(price), price.columns(lookups)) for price in prices]
 
     def alone_ms(self, slopes_V: FloatArray) -> FloatArray:
-        """Return a lower bound of the time of each option's widest part, alone on its device; 0 if rows are cut."""
+        """Return a lower bound of the time of each option's widest shard alone on a device; 0 for row cuts."""
         if not self._cuts:
             return np.zeros(0)
         alone_E = np.zeros(len(self._cut_E))
@@ -200,41 +199,42 @@ class CutBounds:
         return np.where(has_rows_O, alone_O, 0.0)
 
     def widest(self, values_FU: FloatArray) -> FloatArray:
-        """Return the least value of each option's widest part, which is at least an even share; values by blocks."""
+        """Return the minimum value over the widths that each option's widest part can have; values by blocks."""
         least_FU = np.minimum.accumulate(values_FU[:, ::-1], axis=1)[:, ::-1]
         number_O, _, most_O = self._parts_3O
         return np.asarray(least_FU[number_O, -(-self._blocks_F[number_O] // most_O) - 1])
 
-    def works_2(self, works_2FU: FloatArray) -> FloatArray:
-        """Return the least work of all parts of each option, both passes, [2, options]."""
+    def least_work_2(self, works_2FU: FloatArray) -> FloatArray:
+        """Return the minimum total work of each option's parts, forward and backward, [2, options]."""
         return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
-    def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite for impossible widths.
+    def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
+        """Return the work of a part of 1, 2, ... blocks on one device kind; infinite for invalid widths.
 
-        Args:
-            line_W: index of the line for each option.
+        ``line_W`` is the index of each option's line.
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))
         bounds, columns_PH = self._kinds[kind]
         line_P = line_W[[cut.options[0] for cut in self._cuts]][self._cut_E[self._width_P]]
-        works_2P = np.array([line.works(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
+        works_2P = np.array([line.compute_work(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
         return self._sum_widths_2FU(works_2P + bounds.own_steps_ms(columns_PH))
 
     @cached_property
-    def shared_works_2FU(self) -> FloatArray:
-        """Return the work of a part for the steps that all parts cause together, on any kind of device."""
+    def shared_work_2FU(self) -> FloatArray:
+        """Return each part width's share of the step increases that occur only for combined parts."""
         if not self._cuts:
             return np.zeros((2, 0, 0))
-        return self._sum_widths_2FU(np.min([self._shared.works(columns_PH) for _, columns_PH in self._kinds], axis=0))
+        return self._sum_widths_2FU(
+            np.min([self._shared.compute_work(columns_PH) for _, columns_PH in self._kinds], axis=0)
+        )
 
-    def exchanged_FU(self, slopes_V: FloatArray) -> FloatArray:
-        """Return the communication time of a part of 1, 2, ... blocks; infinite for impossible widths."""
+    def communication_FU(self, slopes_V: FloatArray) -> FloatArray:
+        """Return the communication time of a part of 1, 2, ... blocks; infinite for invalid widths."""
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
     def least(self, values_SFU: FloatArray) -> FloatArray:
-        """Return the least sum of values over the parts of each option, [S, options], of values by blocks."""
+        """Return the minimum total value over each option's parts, [S, options]."""
         if not self._cuts:
             return np.zeros((len(values_SFU), 0))
         number_O, least_O, most_O = self._parts_3O
@@ -245,7 +245,7 @@ class CutBounds:
         return found_SO
 
     def of_tables(self, values_W: FloatArray) -> FloatArray:
-        """Return the values of tables, [F], for options that are equal in all cuts of a table."""
+        """Return one value per table, [F], from option values that are equal for all cuts of the table."""
         return values_W[[cut.options[0] for cut in self._cuts]]
 
     def _sum_widths_2FU(self, works_2P: FloatArray) -> FloatArray:
@@ -254,14 +254,14 @@ class CutBounds:
         return np.stack([self._by_blocks(works_E) for works_E in works_2E])
 
     def _by_blocks(self, values_E: FloatArray) -> FloatArray:
-        """Index values of widths by table and blocks, [F, U]; infinite for impossible widths."""
+        """Rearrange values by width into an array by table and block count, [F, U]; infinite for invalid widths."""
         found = np.full((len(self._cuts), max(cut.blocks for cut in self._cuts)), np.inf)
         found[self._cut_E, self._blocks_E - 1] = values_E
         return found
 
 
 def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
-    """Return the least sum of values over widths that make up a table, for 1, 2, ... ``most`` parts, [S, F, N].
+    """Compute the minimum total value of widths that add up to each table, for 1 to ``most`` parts, [S, F, N].
 
     Args:
         values_SFU: values of a width of 1, 2, ... blocks; infinite for impossible widths.
@@ -282,28 +282,28 @@ def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArr
 # Parameters of the functions ``_by_share`` and ``_by_count``, one function for each.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 COUNTS = (1, 2, 3, 4, 5)
-# Prices, relative to the cost of lost room on all devices.
+# Prices, relative to the cost of lost time budget on all devices.
 PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 # Most halvings of a range, and its least width relative to the time.
 MOST_HALVES, NARROW = 7, 3e-3
-# Relative difference at which the slower bisection for whole pieces ends.
-CLOSE_PIECES = 4e-3
-_ROUNDING = 1e-9
+# Relative difference at which the slower bisection for whole shards ends.
+CLOSE_SHARDS = 4e-3
+_ROUNDING = 1e-9  # tolerance for the rounding of sums
 
 
 @dataclass(frozen=True)
-class WholePieces:
-    """Lower bounds from pieces that must fit on devices; times of options, [W] each."""
+class IndivisibleShards:
+    """Lower bounds that treat shards as indivisible, as in bin packing; times of options are [W] each."""
 
     table: OptionTable
     devices: int
     offset_ms: float  # additional time of each device
-    # Least time of a device with the option's longest piece; infinite if the option is not allowed.
+    # Least time of a device with the option's longest shard; infinite if the option is not allowed.
     alone_W: FloatArray
     common_W: FloatArray  # time on every device
     once_W: FloatArray  # one-time cost of a call with the option, beyond the minimum of its class
-    is_spread_W: npt.NDArray[np.bool_]  # True if its pieces are on all devices
-    # For the other options: classes of equal pieces, with the time of one, and the number of devices with such pieces.
+    is_spread_W: npt.NDArray[np.bool_]  # True if its shards are on all devices
+    # For the other options: classes of equal shards, with the time of a shard, and the number of their devices.
     option_Q: Numbers
     work_Q: FloatArray
     count_Q: FloatArray
@@ -312,10 +312,10 @@ class WholePieces:
     cut_FU: FloatArray
 
     def least_ms(self, low: float, high: float) -> float:
-        """Find the largest time between ``low`` and ``high`` below which no placement can be."""
+        """Find the largest lower bound on the step time between ``low`` and ``high``."""
         if not self.may_fit(high):
             return high
-        while high - low > CLOSE_PIECES * high:
+        while high - low > CLOSE_SHARDS * high:
             middle = (low + high) / 2
             if self.may_fit(middle):
                 high = middle
@@ -324,7 +324,7 @@ class WholePieces:
         return low
 
     def may_fit(self, time_ms: float) -> bool:
-        """Return False if no placement can take this time or less."""
+        """Return False if it is proven that no placement has a step time of at most ``time_ms``."""
         is_allowed_W = self.alone_W <= time_ms
         most = time_ms - self.offset_ms
         least = float(self.table.pad_by_group(np.where(is_allowed_W, self.common_W, np.inf)).min(axis=1).sum())
@@ -342,7 +342,7 @@ class WholePieces:
         return False
 
     def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
-        """Return the excess of the best function over the number of devices, if each device takes at most ``most``."""
+        """Return the excess of the best dual feasible function over the number of devices; above 0, nothing fits."""
         common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
         share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
         is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))
@@ -368,7 +368,7 @@ class WholePieces:
 
     @cached_property
     def _widest_W(self) -> FloatArray:
-        """Return a lower bound of the widest piece's time, for any uneven cut."""
+        """Return a lower bound of the widest shard's time, valid for uneven cuts too, [W]."""
         widest_W = np.zeros(len(self.alone_W))
         np.maximum.at(widest_W, self.option_Q, self.work_Q)
         if len(self.cuts.options):
@@ -383,12 +383,12 @@ class WholePieces:
 
 
 def _by_share(share_Q: FloatArray, least: float) -> FloatArray:
-    """Count small pieces as 0, and pieces that leave room for small pieces alone as a whole device."""
+    """Map small shards to 0, and shards that leave space only for small ones to 1."""
     return np.where(share_Q > 1 - least, 1.0, np.where(share_Q < least, 0.0, share_Q))
 
 
 def _by_count(share_Q: FloatArray, count: int) -> FloatArray:
-    """Count whole steps of 1 / (count + 1): at most ``count`` pieces of a device exceed one."""
+    """Round shares down to multiples of 1 / (count + 1): at most ``count`` shards of a device exceed one."""
     times_Q = (count + 1) * share_Q
     return np.where(times_Q == np.round(times_Q), share_Q, np.floor(times_Q) / count)
 

@@ -1,10 +1,10 @@
-"""Placements from which a search starts: an option for each group, placed greedily (``placer``).
+"""Initial placements for the search: an option for each group, placed greedily by ``placer``.
 
-There are three families of starts: rules of thumb (small tables replicated, the costliest cut, the others whole),
-limits on the work of a piece, also with the costliest tables cut by rows, and separate devices for each class of
-widths. All starts are placed in parallel as arrays.
+There are three families of starts: rules of thumb (small tables replicated, the costliest cut, the others whole);
+limits on the work of a shard, also with the costliest tables row-wise; and separate devices for each class of widths.
+All starts are placed in parallel, as arrays.
 
-Legend: N starts, G groups, O options of all groups, D devices, S pieces of an option (padded), P pieces of all options.
+Legend: N starts, G groups, O options of all groups, D devices, S shards of an option (padded), P shards of all options.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evenshard.search.placer import GreedyPlacer, cheapest_options
 from evenshard.search.space import SMALL
 from evenshard.tables.reuse import FloatArray
 
-# Limits on the work of a piece, relative to an even share of a device.
+# Limits on the work of a shard, relative to an even share of a device.
 LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
 # Limits on the weights of replicated tables.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
@@ -34,14 +34,14 @@ MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
 NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
 # Numbers of the next tables that are then cut by columns.
 NUMBERS_BESIDE_ROWS = (1, 2, 4)
-COLUMN_PARTS = (2, 4, 8, 16)
+COLUMN_PARTS = (2, 4, 8, 16)  # shards per table of the column-wise rules of thumb
 # Number of best limits on replicas that cuts are tried with, and of best rules that are tried with every limit.
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
 # Number of best rules whose limit on replicas is also set to the sizes of tables, and the number of these sizes.
 MOST_WITH_SIZES, NUM_SIZES = 8, 24
-# Numbers of the costliest tables cut by rows, and the best limits on the work of the other pieces.
+# Numbers of the costliest tables cut by rows, and the best limits on the work of the other shards.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
-# Eighths of the devices for pieces of each greater width.
+# Eighths of the devices for shards of each greater width.
 EIGHTHS = (0, 1, 2, 3, 4)
 # Shares of the devices' memory to use if memory has a price, and steps to find the price.
 SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
@@ -62,9 +62,9 @@ _Cut = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Start:
-    """Options of all groups; starts of one family differ only in limits.
+    """Initial option of every group; starts in one family differ only in their limits.
 
-    If ``by_width``, pieces of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule`` is the
+    If ``by_width``, shards of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule`` is the
     rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
     """
 
@@ -77,7 +77,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A start with its places [G, S] and its cost, ms; ``overflow`` of memory is infinite if it breaks a rule."""
+    """A placed start: places [G, S], cost in ms, and memory overflow (infinite if it violates a rule)."""
 
     start: Start
     place_GS: Indices
@@ -86,22 +86,22 @@ class Placed:
 
     @property
     def rank(self) -> float:
-        """Return the cost with a penalty for overflow."""
+        """Return the cost with a penalty for memory overflow."""
         return self.cost_ms * (1 + OVERFLOW * self.overflow)
 
 
 class GreedyStarts:
-    """A generator of all starts of a space."""
+    """Generator of initial placements for a search space."""
 
     def __init__(self, placer: GreedyPlacer) -> None:
-        self.placer, self.space, self.works = placer, placer.space, placer.works
+        self.placer, self.space, self.times = placer, placer.space, placer.times
         self.table, space = placer.table, placer.space
         table = self.table
         self._name_O = np.array(table.types)[table.type_O]
         self._cuts_rows_O = np.array([TYPES[name].cuts_rows for name in table.types])[table.type_O]
         self._is_allowed_O = self._find_allowed()
         self._may_be_O = self._is_allowed_O & ~space.means.is_mean_O
-        self._usable_O = self._may_be_O & table.is_on_device_O & (table.bytes_O <= space.room_D.max())
+        self._usable_O = self._may_be_O & table.is_on_device_O & (table.bytes_O <= space.memory_D.max())
         tables = space.task.tables
         weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
         self._weights_G = np.array(weights)
@@ -115,52 +115,52 @@ class GreedyStarts:
         return [values[at * len(values) // count] for at in range(count)]
 
     def _find_allowed(self) -> Mask:
-        """Mark options with enough devices for their group, and few enough beside tables to keep apart, [O]."""
+        """Mark options with enough allowed devices, and few enough shards for tables to keep apart, [O]."""
         table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
         found_O = np.ones(len(table.group_O), dtype=bool)
         num_apart = Counter(rule for group in groups for rule in group.apart)
         for group, first, count in zip(groups, table.first_option_G, table.num_options_G, strict=True):
             most = max(devices // max((num_apart[rule] for rule in group.apart), default=1), 1)
             for option in range(first, first + count) if group.apart or group.allowed_D is not None else ():
-                pieces, span, home = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+                shards, span, home = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
                 allowed_D = np.ones(devices, dtype=bool) if group.allowed_D is None else group.allowed_D
                 allowed_HQ = allowed_D.reshape(-1, span).all(axis=1).reshape(-1, home // span)
-                found_O[option] = pieces * span <= most and allowed_HQ.sum(axis=1).max() >= pieces
+                found_O[option] = shards * span <= most and allowed_HQ.sum(axis=1).max() >= shards
         return found_O
 
     def _first_of(self, is_wanted_O: Mask) -> Indices:
-        """Return the first usable option of each group that is wanted, or -1, [G]."""
+        """Return the first usable option of each group for which ``is_wanted_O`` is true, or -1, [G]."""
         found = np.flatnonzero(is_wanted_O & self._usable_O)
         first_G = np.full(len(self.table.num_options_G), -1)
         first_G[self.table.group_O[found[::-1]]] = found[::-1]
         return first_G
 
-    def options(
+    def choose_options(
         self, types: frozenset[str], limit_ms: float = np.inf, lane: float = np.inf, cheapest: bool = False
     ) -> Indices:
-        """Return each group's option with the fewest pieces, or the cheapest, within both limits, [G].
+        """Return each group's option with the fewest shards, or the cheapest, within limits of work and width, [G].
 
         Options that exceed memory, leave device memory, or break rules are used only if there are no others.
         """
-        works, table = self.works, self.table
+        times, table = self.times, self.table
         count_O = table.count_O * np.where(table.is_replica_O & (lane < np.inf), self.space.task.num_devices, 1)
-        key_O = works.total_O if cheapest else count_O + 1e-3 * works.total_O / works.total_O.max()
+        key_O = times.total_O if cheapest else count_O + 1e-3 * times.total_O / times.total_O.max()
         faults = (
             ~self._usable_O,
             ~np.isin(self._name_O, list(types)),
             (table.width_O > lane) & ~table.is_replica_O,
-            works.longest_O > limit_ms,
+            times.longest_O > limit_ms,
         )
         fault_O = sum(fault * 2**at for at, fault in enumerate(reversed(faults)))
-        too_long_O = np.where(works.longest_O > limit_ms, works.longest_O, 0.0)
+        too_long_O = np.where(times.longest_O > limit_ms, times.longest_O, 0.0)
         order = np.lexsort((key_O, too_long_O, fault_O, table.group_O))
         _, first = np.unique(table.group_O[order], return_index=True)
         return order[first]
 
-    def all(self) -> list[Placed]:
+    def make_all(self) -> list[Placed]:
         """Return all starts that break no rule, best first, without duplicates."""
-        found = self.rules()
-        even = self.works.even_ms
+        found = self.make_rules()
+        even = self.times.even_ms
         limits = self._thin(LIMITS)
         starts, sorted_starts = list[Start](), list[Start]()
         for name, types in (
@@ -171,40 +171,40 @@ class GreedyStarts:
             ("whole", frozenset({TABLE_WISE})),
         ):
             for limit, cheapest in product(limits, (False, True)):
-                option_G = self.options(types, limit * even, cheapest=cheapest)
+                option_G = self.choose_options(types, limit * even, cheapest=cheapest)
                 starts.append(Start(f"{name}, {'cheapest' if cheapest else 'fewest'}", option_G))
         for types, lane, limit in product((BY_COLUMNS, WITH_REPLICAS), (np.inf, *self.space.lane_limits), (1.0, 0.5)):
-            option_G = self.options(types, limit * even, lane)
+            option_G = self.choose_options(types, limit * even, lane)
             sorted_starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
             starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
         sorted_starts += chain.from_iterable(map(self._widen, (BY_COLUMNS, WITH_REPLICAS)))
         for types, share, limit in product(TYPES_AT_A_PRICE, SHARES_OF_MEMORY, (np.inf, 1.0, 0.5)):
-            if (priced_G := self._priced(types, limit * even, share)) is not None:
+            if (priced_G := self._choose_by_price(types, limit * even, share)) is not None:
                 starts.append(Start(f"memory at a price, {share}, {sorted(types)}", priced_G))
         placed = self._place(starts)
         found += placed + self._place(sorted_starts)
         for family in ("columns, fewest", "columns, replicas, fewest"):
             own = [one for one in placed if one.start.family == family]
             best = sorted(own, key=lambda one: one.rank)[:LIMITS_BESIDE_ROWS]
-            found += self._place(list(self._in_rows([one.start for one in best])))
+            found += self._place(list(self._cut_by_rows([one.start for one in best])))
         unique: dict[tuple[bytes, bool], Placed] = {}
         for one in sorted(found, key=lambda one: one.rank):
             unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
         return [one for one in unique.values() if np.isfinite(one.overflow)]
 
-    def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
-        """Return each group's option with the least work plus memory price, including host and SSD options, [G].
+    def _choose_by_price(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
+        """Return each group's option with the least work plus a price of memory, also outside of device memory, [G].
 
-        The price is the least for which all groups take at most the given share of the devices' memory; return None if
-        they do so without a price.
+        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None if they
+        do without a price.
         """
-        table, works = self.table, self.works
+        table, times = self.table, self.times
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
-        fits_O = (table.bytes_O <= self.space.room_D.max()) & (works.longest_O <= limit_ms)
+        fits_O = (table.bytes_O <= self.space.memory_D.max()) & (times.longest_O <= limit_ms)
         fits_O &= self._may_be_O & np.isin(self._name_O, list(types))
-        work_O = np.where(fits_O, works.total_O, works.total_O + 1e3 * works.total_O.max())
-        most_bytes = share * float(self.space.room_D.sum())
-        low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)
+        work_O = np.where(fits_O, times.total_O, times.total_O + 1e3 * times.total_O.max())
+        most_bytes = share * float(self.space.memory_D.sum())
+        low, high = 0.0, 1e3 * times.total_O.max() / max(float(bytes_O.max()), 1.0)
         option_G = cheapest_options(table, work_O)
         if bytes_O[option_G].sum() <= most_bytes:
             return None
@@ -215,26 +215,26 @@ class GreedyStarts:
         return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts that keep wide pieces on some eighths of the devices, within their work and memory."""
-        works, table, lanes = self.works, self.table, [*self.space.lane_limits, np.inf]
+        """Yield starts that place wide shards on up to 4/8 of the devices, within their work and memory."""
+        times, table, lanes = self.times, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
-        narrow_G, *wider = (self.options(types, works.even_ms, lane) for lane in lanes)
+        narrow_G, *wider = (self.choose_options(types, times.even_ms, lane) for lane in lanes)
         for eighths in self._thin(list(product(EIGHTHS, repeat=len(wider)))):
             option_G = narrow_G.copy()
             for wide_G, eighth in zip(reversed(wider), eighths, strict=True):
                 can = np.flatnonzero((wide_G != narrow_G) & (option_G == narrow_G))
-                saved = (works.total_O[option_G[can]] - works.total_O[wide_G[can]]) / bytes_O[wide_G[can]]
+                saved = (times.total_O[option_G[can]] - times.total_O[wide_G[can]]) / bytes_O[wide_G[can]]
                 order = can[np.argsort(-saved, kind="stable")]
-                parts = [np.cumsum(of_O[wide_G[order]]) / of_O[narrow_G].sum() for of_O in (works.total_O, bytes_O)]
+                parts = [np.cumsum(of_O[wide_G[order]]) / of_O[narrow_G].sum() for of_O in (times.total_O, bytes_O)]
                 chosen = order[np.maximum(*parts) <= eighth / 8]
                 option_G[chosen] = wide_G[chosen]
             if 0 < sum(eighths) < 8:
                 yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
 
-    def _in_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
-        """Yield starts with the costliest tables cut by rows, for each row type and width."""
-        whole_G = self.options(frozenset({TABLE_WISE}))
-        order = np.argsort(-self.works.total_O[whole_G], kind="stable")
+    def _cut_by_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
+        """Yield starts that shard the costliest tables by rows, for each row-wise sharding type and width."""
+        whole_G = self.choose_options(frozenset({TABLE_WISE}))
+        order = np.argsort(-self.times.total_O[whole_G], kind="stable")
         able_O = self._cuts_rows_O & self._usable_O
         shapes = sorted({(str(self._name_O[at]), int(self.table.count_O[at])) for at in np.flatnonzero(able_O)})
         for (name, count), number in product(shapes, self._thin(NUMBERS_IN_ROWS)):
@@ -247,13 +247,13 @@ class GreedyStarts:
                 option_G[able[:number]] = own_G[able[:number]]
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
-    def means_in_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best starts with one collection of MEAN tables cut by rows, and with all of them."""
+    def cut_means_by_rows(self, starts: Sequence[Placed]) -> list[Placed]:
+        """Return the best starts with row-wise sharding of one MEAN collection, and of all of them."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found
-        beside = [one.start.option_G for one in greedy_starts(starts, BESIDE_MEANS)]
-        fits_O = self._is_allowed_O & table.is_on_device_O & (table.bytes_O <= self.space.room_D.max())
+        beside = [one.start.option_G for one in select_starts(starts, BESIDE_MEANS)]
+        fits_O = self._is_allowed_O & table.is_on_device_O & (table.bytes_O <= self.space.memory_D.max())
         rows = [self.placer.cheapest(4 * ~means.is_row_O + 2 * ~fits_O + (self._name_O != name)) for name in ROWS_ALONE]
         numbers = list(range(len(means.names)))
         for some in [numbers] if len(numbers) == 1 else [*([one] for one in numbers[:MOST_ALONE]), numbers]:
@@ -266,8 +266,8 @@ class GreedyStarts:
 
     # Rules of thumb ---------------------------------------------------------------------------------------------------
 
-    def rules(self) -> list[Placed]:
-        """Return all rules of thumb, best first: cuts with the best limits on replicas, then other limits."""
+    def make_rules(self) -> list[Placed]:
+        """Return all rule-of-thumb starts, best first."""
         made: dict[tuple[int, tuple[_Cut, ...]], Placed] = {}
 
         def make(keys: Iterable[tuple[int, tuple[_Cut, ...]]]) -> None:
@@ -277,7 +277,7 @@ class GreedyStarts:
         def best(count: int) -> list[tuple[int, tuple[_Cut, ...]]]:
             return sorted(made, key=lambda key: made[key].rank)[:count]
 
-        rows, columns = ([way for way in self._ways if word in way] for word in ("rows", "columns"))
+        rows, columns = ([way for way in self._options_of_cut if word in way] for word in ("row-wise", "column-wise"))
         cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
         cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None, *NUMBERS_BESIDE_ROWS)))
         make((most, ()) for most in self._thin(MOST_REPLICATED))
@@ -287,7 +287,7 @@ class GreedyStarts:
         return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
-        """Yield the cuts of the best rules with the sizes of tables as limits on replicas."""
+        """Yield variants of the best rules that replicate all tables up to each of some table sizes."""
         families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
         cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
         sizes = np.unique(self._weights_G)
@@ -296,33 +296,33 @@ class GreedyStarts:
             yield self._rule(most, own)
 
     @cached_property
-    def _ways(self) -> dict[str, Indices]:
-        """Return each group's option for each kind of cut, or -1, [G]."""
+    def _options_of_cut(self) -> dict[str, Indices]:
+        """Map each kind of cut to each group's option, [G]; -1 if it has none."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
-        found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
-        found["in rows of a node"] = self._first_of(single_O & (self.table.span_O < devices))
+        found["row-wise"] = self._first_of(single_O & (self.table.span_O == devices))
+        found["row-wise in a node"] = self._first_of(single_O & (self.table.span_O < devices))
         is_cut_O = ~self._cuts_rows_O & ~self.table.is_replica_O
         for parts in COLUMN_PARTS:
-            found[f"in {parts} parts of columns"] = self._first_of(is_cut_O & (self.table.count_O == parts))
+            found[f"column-wise in {parts} shards"] = self._first_of(is_cut_O & (self.table.count_O == parts))
         return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}
 
     def _rule(self, most: int, cuts: tuple[_Cut, ...]) -> Start:
         """Replicate tables of at most ``most`` weights, then apply the cuts in order to the costliest of the others."""
-        option_G = self.options(frozenset({TABLE_WISE}))
+        option_G = self.choose_options(frozenset({TABLE_WISE}))
         is_replicated_G = (self._weights_G <= most) & (self._replica_G >= 0)
         option_G = np.where(is_replicated_G, self._replica_G, option_G)
-        order, uncut_G = np.argsort(-self.works.total_O[option_G], kind="stable"), ~is_replicated_G
-        words = [f"replicated below {most:,} weights"] if most else []
+        order, uncut_G = np.argsort(-self.times.total_O[option_G], kind="stable"), ~is_replicated_G
+        words = [f"tables of up to {most:,} weights replicated"] if most else []
         words += ["whole"] if not most and all(number is not None for _, number in cuts) else []
         for way, number in cuts:
-            chosen = order[uncut_G[order] & (self._ways[way][order] >= 0)][:number]
-            option_G[chosen], uncut_G[chosen] = self._ways[way][chosen], False
-            words.append(f"{number or ('the others' if words else 'all')} {way}")
+            chosen = order[uncut_G[order] & (self._options_of_cut[way][order] >= 0)][:number]
+            option_G[chosen], uncut_G[chosen] = self._options_of_cut[way][chosen], False
+            words.append(f"{number or ('the rest' if words else 'all')} {way}")
         return Start(f"rule of thumb, {cuts}", option_G, rule=", ".join(words), cuts=cuts)
 
     def _place(self, starts: Sequence[Start]) -> list[Placed]:
-        """Place starts in parallel; equal starts share their places."""
+        """Place all starts in parallel; identical starts are placed once."""
         unique = {(one.option_G.tobytes(), one.by_width): one for one in starts}
         distinct, found = list(unique.values()), list[tuple[Indices, float, float]]()
         at_once = max(1, MOST_PLACED // self.space.task.num_devices)
@@ -340,18 +340,17 @@ class GreedyStarts:
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
     def _scale(self, chains: Chains) -> FloatArray:
-        """Return the time of each group's first device over the work of the device's pieces, [N, G]."""
-        ms_P = np.where(self.space.piece_arrays.span_P == 1, self.works.ms_P, 0.0)
-        load_ND = chains.sum_by_device(chains.all_pieces, ms_P, chains.num)
+        """Return the ratio of device time to summed work for the first device of each group, [N, G]."""
+        ms_P = np.where(self.space.shard_arrays.span_P == 1, self.times.ms_P, 0.0)
+        load_ND = chains.sum_by_device(chains.all_shards, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))
         return round_last_digits(np.take_along_axis(ratio_ND, chains.place_NGS[:, :, 0].astype(np.int64), axis=1))
 
 
-def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
+def select_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
     """Return the best start of each family, at most ``most``, half of them rules of thumb if there are enough.
 
-    Args:
-        starts: all starts, best first.
+    ``starts`` has all starts, best first.
     """
     best: dict[str, Placed] = {}
     for one in starts:

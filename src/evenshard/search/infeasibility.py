@@ -1,11 +1,11 @@
-"""Simple reasons that a task has no placement, with numbers and a remedy, found without a search.
+"""Infeasibility checks: explain, without a search, why a task has no legal placement and what to change.
 
 A reason holds for every placement. Memory is counted as if each table could be spread as its types allow: a table that
 may be cut counts with the least memory of all its parts together. In a task of whole tables
 (``ShardingTask.is_whole``), no table may be cut.
 
-Not every infeasible task has a simple reason: tables may fit by total size but not as pieces. Sharders that reach a
-dead end raise the other errors below, and ``legal_parts`` decides if there is another placement.
+These checks do not cover every infeasible task: tables may fit by total size but not as shards. Sharders that find no
+placement raise the other errors below, and ``legal_parts`` decides if there is another placement.
 
 Legend: I items, D devices.
 """
@@ -31,103 +31,103 @@ from evenshard.tables.table import Table
 
 MORE_MEMORY = "Raise memory_cap_gb"
 # The remedy if memory is short. Only a search can find the amount: adding the missing bytes may not be enough.
-MORE_ROOM = f"{MORE_MEMORY} or num_devices"
+MORE_CAPACITY = f"{MORE_MEMORY} or num_devices"
 
 
-def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
-    """Return an error with a simple reason that no placement can exist; None if there is no such reason.
+def find_reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
+    """Return an InfeasibleTask error that explains why no placement can exist; None if no check finds a reason.
 
-    The most specific reason comes first: rules that leave a table no sharding type, replicas that fill a device,
-    contradicting rules, tables larger than each of their allowed devices, tables that together exceed their few
-    allowed devices, then all tables together, and last a table that no cut makes fit.
+    The most specific reason comes first: a table without an allowed sharding type, replicas that exceed a device, rules
+    that contradict each other, tables larger than each of their allowed devices, tables that together exceed their few
+    allowed devices, then all tables together, and last a table that does not fit however it is cut.
     """
     found = PackedItems.of(task) if items is None else items
     looks = (_without_types, _overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
     return next((why for look in looks for why in look(task, found)), None)
 
 
-def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
-    """Raise InfeasibleTask if there is a simple reason that no placement can exist."""
-    if (why := reason(task, items)) is not None:
+def require_feasible_sharding(task: ShardingTask, items: PackedItems | None = None) -> None:
+    """Raise InfeasibleTask if a quick check proves that no placement exists."""
+    if (why := find_reason(task, items)) is not None:
         raise why
 
 
-def require_room(task: ShardingTask) -> PackedItems:
-    """Return the whole tables of a task as items; raise InfeasibleTask for a simple reason that they do not fit."""
+def require_feasible(task: ShardingTask) -> PackedItems:
+    """Return the unsharded tables as items to pack; raise InfeasibleTask if they provably do not fit."""
     assert task.is_whole, "a sharder of whole tables is given task.as_whole"
     items = PackedItems.of(task)
-    if (why := reason(task, items)) is not None:
+    if (why := find_reason(task, items)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
     return items
 
 
 def require_types(task: ShardingTask) -> None:
-    """Raise InfeasibleTask if the rules of a table leave it no sharding type or no memory."""
+    """Raise InfeasibleTask if the rules exclude every sharding type, or all memory, for a table."""
     position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
     if position is not None:
         kernels = task.limits_of(position).kernels or task.kernels
         raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
-            f"no memory for that.",
-            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
+            f"table {brief(task.tables[position].name)} allows only kernel {' or '.join(kernels)}, but the machine has "
+            f"no memory for this kernel.",
+            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow {FUSED}.",
         )
     if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
         raise InfeasibleTask(
-            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
-            f"for all of them.",
-            "Allow them a common one, or drop the rule.",
+            f"tables {brief(', '.join(task.tables[at].name for at in group))} must stay together, but no kernel is "
+            f"allowed for all of them.",
+            "Allow a common kernel, or drop the rule.",
         )
     position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
     if position is not None:
         raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(REPLICATED)}, and only be "
-            f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
-            f"Allow it another type, or {FUSED}.",
+            f"table {brief(task.tables[position].name)} allows only {' or '.join(REPLICATED)} sharding, but replicas "
+            f"need device memory and it allows only kernel {' or '.join(task.kernels_of(position))}.",
+            f"Allow another sharding type, or {FUSED}.",
         )
     for why in _without_types(task):
         raise why
 
 
-def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
-    """Return the error of a sharder that finds no device for some tables, given the bytes in use on each device."""
+def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
+    """Build the error for tables that fit on no device, given the bytes in use on each device."""
     joined = next(one for one in merge_groups(len(task.tables), task.together) if tables[0] in one)
     everywhere = device_mask(task.num_devices, None)
     allowed_D = everywhere if (own_D := common_device_mask(task, joined)) is None else own_D
     need, named = sum(task.table_bytes[position] for position in tables), [task.tables[position] for position in tables]
     left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
     where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
-    problem = f"the freest device{where} has {gb_text(left)} left ({caps_text(task.room_bytes)})."
-    remedy = f"{MORE_ROOM}."
+    problem = f"no device{where} has more than {gb_text(left)} left ({caps_text(task.room_bytes)})."
+    remedy = f"{MORE_CAPACITY}."
     if legal_mask(0, need, left):
-        problem = "the devices with room hold tables that must stay apart from it."
+        problem = "all devices with enough memory hold tables that must stay apart from it."
         remedy = "Raise num_devices or drop that rule."
-    return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
+    return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}, but {problem}", remedy)
 
 
-def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
-    """Return the error of a sharder that has no placement, with the memory that the task needs and has."""
+def no_placement_error(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
+    """Build the error for a sharder that found no placement, with required and available memory."""
     if task.may_offload:
-        return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
+        return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_CAPACITY}, or host_memory_gb.")
     needs = _needs_and_room(PackedItems.of(task) if items is None else items)
-    return InfeasibleTask(f"{why}: {needs}.", f"{MORE_ROOM}.")
+    return InfeasibleTask(f"{why}: {needs}.", f"{MORE_CAPACITY}.")
 
 
 def _needs_and_memory(task: ShardingTask) -> str:
     machine = task.machine
     rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
-    have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
-    return f"the tables need {gb_text(sum(task.table_bytes))}, {have or 'there is no memory for them'}"
+    have = ", ".join(f"{gb_text(room)} on {what}" for what, room in rooms.items() if room)
+    return f"the tables need {gb_text(sum(task.table_bytes))}, the machine has {have or 'no memory for them'}"
 
 
 def _needs_and_room(items: PackedItems) -> str:
-    rooms = items.room_D.tolist()
-    need = sum(_least_bytes(item, items.room_D) for item in items.items)
-    room = f"{gb_text(need)} of the {len(rooms)} devices' {gb_text(sum(rooms))}"
+    rooms = items.memory_D.tolist()
+    need = sum(_least_bytes(item, items.memory_D) for item in items.items)
+    room = f"{gb_text(need)} of the {gb_text(sum(rooms))} on {len(rooms)} devices"
     if any(item.is_free for item in items.items):
-        return f"the tables need at least {room} ({caps_text(rooms)}), however they are cut"
+        return f"the tables need at least {room} ({caps_text(rooms)}), however they are sharded"
     tables = [one for item in items.items for one in zip(item.table_bytes, item.tables, strict=True)]
     size, largest = max(tables, key=lambda one: one[0])
-    return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) {gb_text(size)}"
+    return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) needs {gb_text(size)}"
 
 
 def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[InfeasibleTask]:
@@ -136,25 +136,25 @@ def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator
         asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
         clauses = ", and ".join(dict.fromkeys(why[one] for one in asked))
         is_free = len(asked) == len(SHARDING_TYPES)
-        limits = "cannot be placed" if is_free else f"may only be sharded {' or '.join(asked)}"
-        remedy = "Allow it another type, or drop one of these rules."
+        limits = "cannot be placed because" if is_free else f"allows only {' or '.join(asked)} sharding, but"
+        remedy = "Allow another sharding type, or drop one of these rules."
         if width_problem(task, table.embedding_dim):
             remedy = (
-                f"Cut it by columns over {task.fewest_column_parts(table)} devices or more, or make it several tables "
-                f"of at most {task.max_columns:,} columns, in the model too."
+                f"Shard it column_wise over {task.fewest_column_parts(table)} devices or more, or make several tables "
+                f"of at most {task.max_columns:,} columns, also in the model."
             )
-        yield InfeasibleTask(f"table {brief(table.name)} {limits}, but {clauses}.", remedy)
+        yield InfeasibleTask(f"table {brief(table.name)} {limits} {clauses}.", remedy)
 
 
 def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
-    if items.room_D.min() < 0:
-        device = int(items.room_D.argmin())
-        need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
+    if items.memory_D.min() < 0:
+        device = int(items.memory_D.argmin())
+        need, room = task.room_bytes[device] - int(items.memory_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
         yield InfeasibleTask(
-            f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
-            f"every device; device {device} has {gb_text(room)}.",
-            f"{MORE_MEMORY}, or allow them another type.",
+            f"replicas of {names}, which allow only {' or '.join(REPLICATED)} sharding, need {gb_text(need)} "
+            f"on every device; device {device} has {gb_text(room)}.",
+            f"{MORE_MEMORY}, or allow another sharding type.",
         )
 
 
@@ -165,11 +165,11 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Infeasib
         for position, table in zip(item.positions, item.tables, strict=True):
             if not device_mask(devices, task.limits_of(position).devices).any():
                 yield InfeasibleTask(
-                    f"{_subject([table])} may live on no device.", f"Allow it at least one of 0 to {devices - 1}."
+                    f"{_subject([table])} has no allowed device.", f"Allow at least one of devices 0 to {devices - 1}."
                 )
         yield InfeasibleTask(
             f"tables {_names(item.tables)} must stay together, but no device is allowed for all of them.",
-            "Allow them a common device, or drop the rule.",
+            "Allow a common device, or drop the rule.",
         )
     for kind, group in enumerate(task.apart):
         numbers = [number for number, item in enumerate(items.items) if kind in item.apart]
@@ -184,38 +184,40 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Infeasib
             if len(inside) > allowed_D.sum():
                 confined = {position for at in inside for position in items.items[numbers[at]].positions}
                 names = _names([task.tables[position] for position in group if position in confined])
-                room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
+                room, remedy = f"there are only {devices} devices", f"Raise num_devices to at least {len(inside)}"
                 if not allowed_D.all():
-                    room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
-                yield InfeasibleTask(f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer apart.")
+                    room, remedy = f"are only allowed on {_devices(allowed_D)}", "Allow more devices"
+                yield InfeasibleTask(
+                    f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer tables apart."
+                )
 
 
 def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
-    most_I = np.where(items.allowed_ID, items.room_D, -1).max(axis=1)
+    most_I = np.where(items.allowed_ID, items.memory_D, -1).max(axis=1)
     rooms = zip(items.items, most_I.tolist(), strict=True)
     too_large = [(item, room) for item, room in rooms if not item.is_free and not legal_mask(0, item.size_bytes, room)]
     if not too_large:
         return
     item, room = max(too_large, key=lambda one: one[0].size_bytes)
-    limit, remedy = f"a whole device ({caps_text(items.room_D.tolist())})", MORE_MEMORY
+    limit, remedy = f"a whole device ({caps_text(items.memory_D.tolist())})", MORE_MEMORY
     if not item.allowed_D.all():
-        limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
-        remedy += ", or allow it a larger device"
+        limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and no other device is allowed"
+        remedy += ", or allow a larger device"
     subject = _subject(item.tables)
     if len(item.tables) > 1:
         subject, remedy = f"{subject}, which must stay together,", f"{remedy}, or do not keep them together"
     missing = missing_text(item.size_bytes - room)
     if len(too_large) > 1:
-        missing += f"; too large as well: {len(too_large) - 1} more"
+        missing += f"; {len(too_large) - 1} more are too large"
     yield InfeasibleTask(
         f"{subject} {_needs(item.tables, item.size_bytes)}, more than {limit}: {missing}.", f"{remedy}."
     )
 
 
 def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
-    needs_I = np.array([_least_bytes(item, items.room_D) for item in items.items], dtype=np.int64)
+    needs_I = np.array([_least_bytes(item, items.memory_D) for item in items.items], dtype=np.int64)
     for allowed_D, inside in _confinements(items.allowed_ID):
-        need, room = int(needs_I[inside].sum()), int(items.room_D[allowed_D].sum())
+        need, room = int(needs_I[inside].sum()), int(items.memory_D[allowed_D].sum())
         if legal_mask(0, need, room):
             continue
         missing, confined = missing_text(need - room), [items.items[at] for at in inside]
@@ -225,88 +227,87 @@ def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask
             subject = "the tables" if len(tables) > 1 else _subject(tables)
             yield InfeasibleTask(
                 f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
-                f"({caps_text(items.room_D.tolist())}): {missing}.",
-                f"{MORE_ROOM}.",
+                f"({caps_text(items.memory_D.tolist())}): {missing}.",
+                f"{MORE_CAPACITY}.",
             )
         else:
             yield InfeasibleTask(
-                f"{_subject(tables)} {needs} and may only live on {_devices(allowed_D)} with {gb_text(room)}: "
-                f"{missing}.",
-                f"{MORE_MEMORY}, or allow some of them elsewhere.",
+                f"{_subject(tables)} {needs}, but may only use {_devices(allowed_D)} with {gb_text(room)}: {missing}.",
+                f"{MORE_MEMORY}, or allow more devices.",
             )
 
 
 def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     for item in items.items:
-        if item.is_free and not _fits_alone(task, item, items.room_D):
+        if item.is_free and not _fits_alone(task, item, items.memory_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
             yield InfeasibleTask(
-                f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
-                f"sharded ({types}): they have room for {_most_of(item, items.room_D)} "
-                f"({caps_text(items.room_D.tolist())}).",
-                f"{MORE_ROOM}, or allow it more types.",
+                f"table {brief(item.tables[0].name)} does not fit on its allowed devices, however it is sharded "
+                f"({types}): they can hold {_most_of(item, items.memory_D)} "
+                f"({caps_text(items.memory_D.tolist())}).",
+                f"{MORE_CAPACITY}, or allow more sharding types.",
             )
 
 
 def _confinements(
     allowed_ID: npt.NDArray[np.bool_],
 ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
-    """Yield sets of devices, smallest first, with the items confined to them; all devices last."""
+    """Yield sets of devices, smallest first, each with the items that are allowed only there."""
     sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
     for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
         yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))
     yield np.ones(allowed_ID.shape[1], dtype=bool), np.arange(len(allowed_ID))
 
 
-def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
-    """Return a lower bound of an item's memory; with column cuts, each part has the optimizer's state per row."""
-    room_D = np.where(item.allowed_D, room_D, -1)
+def _least_bytes(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> int:
+    """Return a lower bound of an item's memory; each column shard repeats the per-row optimizer state."""
+    memory_D = np.where(item.allowed_D, memory_D, -1)
     if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
         return item.least_bytes
-    if item.may_be_whole and room_D.max() >= item.size_bytes:
+    if item.may_be_whole and memory_D.max() >= item.size_bytes:
         return item.least_bytes
     (cut,) = item.cuts
-    parts = min(_fewest_parts(cut, room_D), len(room_D))
+    parts = min(_fewest_parts(cut, memory_D), len(memory_D))
     least = item.size_bytes + cut.part_bytes * (max(parts, item.least_parts) - 1)
-    return min([least, *(known.device_bytes for known in item.known if known.fit(room_D))])
+    return min([least, *(known.device_bytes for known in item.known if known.fit(memory_D))])
 
 
-def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    """Return the least number of parts that fit; more than the number of devices if none do."""
-    fewest = len(room_D) + 1
+def _fewest_parts(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
+    """Return the fewest parts in which the table fits on the devices; more than their number if impossible."""
+    fewest = len(memory_D) + 1
     for scope in cut.scopes:
-        enough = (-np.sort(-cut.most_blocks(room_D[scope]))).cumsum() >= cut.blocks
+        enough = (-np.sort(-cut.most_blocks(memory_D[scope]))).cumsum() >= cut.blocks
         if enough.any():
             fewest = min(fewest, int(enough.argmax()) + 1)
     return fewest
 
 
-def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
-    if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
+def _fits_alone(task: ShardingTask, item: PackedItem, memory_D: npt.NDArray[np.int64]) -> bool:
+    if item.may_be_whole and memory_D[item.allowed_D].max() >= item.size_bytes:
         return True
-    if any(known.fit(room_D) for known in item.known):
+    if any(known.fit(memory_D) for known in item.known):
         return True
     if task.pipeline and any(cut.in_rows for cut in item.cuts):  # the memory of uneven parts is not counted
-        return int(room_D[item.allowed_D].sum()) >= item.least_bytes
-    if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
+        return int(memory_D[item.allowed_D].sum()) >= item.least_bytes
+    if any(_most_together(cut, memory_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
         return True
-    return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes
+    return item.grid is not None and int(memory_D[item.allowed_D].sum()) >= item.least_bytes
 
 
-def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
-    most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
+def _most_of(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> str:
+    most = [(max(_most_together(cut, memory_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
     if not most:
-        return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
+        return f"{gb_text(int(memory_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
     count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
     if cut.in_rows:
         return f"{count:,} of its {cut.blocks:,} rows"
-    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in parts of at least " + (
+    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in shards of at least " + (
         f"{COLUMN_STEP * cut.least_blocks}"
     )
 
 
-def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    return int(np.sort(cut.most_blocks(room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
+def _most_together(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
+    return int(np.sort(cut.most_blocks(memory_D))[::-1][: cut.blocks // cut.least_blocks].sum())
 
 
 def _names(tables: Sequence[Table]) -> str:

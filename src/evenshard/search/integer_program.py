@@ -1,4 +1,4 @@
-"""Packing as an integer program: HiGHS (SciPy) finds a packing of items, or proves that there is none.
+"""Packing as a mixed-integer program: HiGHS (SciPy) finds legal parts or proves that none exist.
 
 Legend: D devices.
 """
@@ -16,7 +16,7 @@ from scipy.sparse import coo_array
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.search.cuts import Cut, Grid, Taken
+from evenshard.search.cuts import Cut, Grid, MemoryUse
 from evenshard.search.items import PackedItem, PackedItems
 
 Terms = Iterable[tuple[int, float]]
@@ -26,7 +26,7 @@ _SOLVER_ERROR = 4  # status of SciPy's milp
 
 
 class Solution(NamedTuple):
-    """The outcome of a solver: the value of each variable, if found, and if infeasibility was proved."""
+    """Solver result: variable values if a solution was found, and whether infeasibility was proved."""
 
     values: Sequence[int] = ()
     is_infeasible: bool = False
@@ -34,7 +34,7 @@ class Solution(NamedTuple):
 
 @dataclass
 class IntegerProgram:
-    """Integer variables of at least 0, and limits on weighted sums of them."""
+    """Integer program: non-negative integer variables and linear constraints."""
 
     most: list[int] = field(default_factory=list)  # the largest value of each variable
     _rows: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class IntegerProgram:
     _limits: list[tuple[float, float]] = field(default_factory=list)
 
     def variable(self, most: int = 1) -> int:
-        """Add a variable and return its number."""
+        """Add an integer variable with upper bound ``most`` and return its index."""
         self.most.append(most)
         return len(self.most) - 1
 
@@ -58,11 +58,11 @@ class IntegerProgram:
         self._limits.append((least / scale, most / scale))
 
     def equate(self, terms: Terms, others: Terms = (), constant: float = 0) -> None:
-        """Add a constraint: the sum of all terms equals that of the others and a constant."""
+        """Add the constraint sum(terms) = sum(others) + constant."""
         self.limit([*terms, *((variable, -weight) for variable, weight in others)], constant, constant)
 
     def solve(self, time_limit_s: float, costs: Sequence[float] | None = None) -> Solution:
-        """Return values with the least cost, or any feasible values without costs."""
+        """Minimize the cost, or find any feasible solution if ``costs`` is None."""
         if not self.most:
             return Solution(is_infeasible=any(least > 0 or most < 0 for least, most in self._limits))
         shape = len(self._limits), len(self.most)
@@ -83,7 +83,7 @@ class IntegerProgram:
 
 
 class Solved(NamedTuple):
-    """The outcome of packing: parts of all items, if found, and if infeasibility was proved."""
+    """Packing result: the parts of all items if found, and whether infeasibility was proved."""
 
     parts: list[TablePart] | None = None
     impossible: bool = False
@@ -94,7 +94,7 @@ _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 
 @dataclass
 class _Model:
-    """An integer program under construction; ``taken`` has variables with their bytes, by device, host and SSD."""
+    """Integer program being built; ``taken`` lists variables and their bytes per device, host and SSD."""
 
     machine: Nodes
     even_grids: bool
@@ -109,14 +109,14 @@ class _Model:
         return variable
 
     def blocks(self, cut: Cut | Grid, sharding: int) -> tuple[int, int]:
-        """Add the number of blocks on a place, and a variable that is 1 if there are any."""
+        """Add a variable for the number of blocks on a place, and a 0/1 variable that is 1 if there are any."""
         count, held = self.program.variable(cut.widest), self.program.variable()
         self.program.limit([(count, 1), (held, -cut.widest)], most=0)
         self.program.limit([(count, 1), (held, -cut.least_blocks)], least=0)
         self.program.limit([(held, 1), (sharding, -1)], most=0)
         return count, held
 
-    def take(self, device: int, variable: int, taken: Taken) -> None:
+    def take(self, device: int, variable: int, taken: MemoryUse) -> None:
         node = self.machine.node_of(device)
         for place, size in zip((("device", device), ("host", node), ("ssd", node)), taken, strict=True):
             if size:
@@ -128,7 +128,7 @@ class _Model:
 
     def limit(self, items: PackedItems) -> None:
         machine = self.machine
-        rooms = {"device": items.room_D.tolist(), "host": machine.host_bytes, "ssd": machine.ssd_bytes}
+        rooms = {"device": items.memory_D.tolist(), "host": machine.host_bytes, "ssd": machine.ssd_bytes}
         for (what, number), takes in self.taken.items():
             self.program.limit(takes, most=rooms[what][number] if rooms[what] else 0)
         for present in self.holders.values():
@@ -136,7 +136,7 @@ class _Model:
 
 
 def solve_program(items: PackedItems, time_limit_s: float) -> Solved:
-    """Solve for the parts within the time limit."""
+    """Solve the packing of all items within the time limit."""
     found = _solve(items, time_limit_s, even_grids=True)
     if found.impossible and any(one.grid is not None for own in _storage_variants(items) for one in own):
         return Solved(impossible=_solve(items, time_limit_s, even_grids=False).impossible)
@@ -204,7 +204,7 @@ def _add_cut(model: _Model, item: PackedItem, cut: Cut) -> int:
 
 
 def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, int]], chosen: int) -> None:
-    """Put rows on every device, or even shares that may leave the last devices without rows."""
+    """Constrain row cuts: rows on every device, or equal blocks where the last devices may be empty."""
     on_all, even = program.variable(int(len(own) >= cut.fills)), cut.even_rows
     program.limit([(on_all, 1), (chosen, -1)], most=0)
     for count, _ in own:
@@ -213,7 +213,7 @@ def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, 
 
 
 def _add_grid(model: _Model, item: PackedItem, grid: Grid) -> int:
-    """Add columns on at least two nodes, with rows cut evenly over the devices of each."""
+    """Add a grid option: columns over at least two nodes, each node's rows divided evenly over its devices."""
     counts: list[int] = []
     holds = []
     sharding = model.add_sharding(
@@ -237,7 +237,7 @@ def _add_bytes(model: _Model, item: PackedItem, grid: Grid) -> int:
     counts = {device: model.program.variable(total) for device in np.flatnonzero(item.allowed_D).tolist()}
     model.program.equate(_ones(counts.values()), [(sharding, total)])
     for device, count in counts.items():
-        model.take(device, count, Taken(grid.block_bytes))
+        model.take(device, count, MemoryUse(grid.block_bytes))
     return sharding
 
 

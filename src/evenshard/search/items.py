@@ -1,4 +1,4 @@
-"""Items to pack, each a table or tables that stay together, and the ways to spread their bytes over devices.
+"""Packing items: tables, or groups of tables that stay together, and how their memory can be divided.
 
 An item is whole on one device, or cut into equal blocks that several devices share: a table of 64 columns has sixteen
 blocks of four columns, or as many blocks as rows. Each device holds at most one part of an item.
@@ -47,20 +47,20 @@ from evenshard.placement.sharding import (
     least_limited_column_type,
 )
 from evenshard.placement.task import ShardingTask, common_kernels, may_be_cut_by_columns, memory_of_part
-from evenshard.search.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
+from evenshard.search.cuts import Cut, Devices, FixedParts, Grid, Line, MemoryUse
 from evenshard.tables.table import Table
 
 # Items by first table and storage: building them takes far longer than packing them.
 KnownItems = dict[tuple[int, Storage], "PackedItem"]
-NOTHING = Taken(0)
-LEAST_CACHE = 0.01
+NOTHING = MemoryUse(0)
+LEAST_CACHE = 0.01  # load factor of the smallest cache that the search also tries
 # Kernels that keep tables outside of device memory, those that use the least of it first; the CPU is last.
 OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
 
 
 @dataclass(frozen=True)
 class PackedItem:
-    """Tables on one device, or a table that may be cut or replicated."""
+    """Unit of packing: tables that share one device, or one table that may be sharded or replicated."""
 
     positions: tuple[int, ...]  # positions of its tables in the task
     tables: tuple[Table, ...]  # one table, or tables that stay together
@@ -71,8 +71,8 @@ class PackedItem:
     may_be_whole: bool
     cuts: tuple[Cut, ...] = ()  # possible cuts, columns first
     grid: Grid | None = None  # cut of columns and of each part's rows; None if not allowed
-    known: tuple[KnownParts, ...] = ()  # other cuts, whose parts are known
-    outside: Taken = NOTHING  # memory on its host if it is whole; nothing of the device
+    known: tuple[FixedParts, ...] = ()  # other cuts, whose parts are known
+    outside: MemoryUse = NOTHING  # memory on its host if it is whole; nothing of the device
     storage: Storage = ON_DEVICE
 
     @property
@@ -82,12 +82,12 @@ class PackedItem:
 
     @property
     def is_free(self) -> bool:
-        """Return True if it may be cut or replicated."""
+        """Return True if the item may be sharded or replicated."""
         return bool(self.cuts or self.grid or self.known)
 
     @property
     def least_parts(self) -> int:
-        """Return the least number of devices that it needs."""
+        """Return the minimum number of devices that the item needs."""
         return 1 if self.may_be_whole else 2
 
     def whole(self, device: int) -> list[TablePart]:
@@ -95,7 +95,7 @@ class PackedItem:
         return [whole_part(table, (device,)) for table in self.tables]
 
     def with_storage(self, parts: Iterable[TablePart]) -> list[TablePart]:
-        """Return its parts with its storage."""
+        """Return ``parts`` with the item's storage set."""
         return [replace(part, storage=self.storage) for part in parts]
 
 
@@ -106,7 +106,7 @@ class PackedItems:
     items: tuple[PackedItem, ...]  # in the order of their first tables
     replicas: tuple[Table, ...]  # tables that may only be replicated, and so are on every device
     # Memory of each device left for the items, below 0 if the replicas alone do not fit.
-    room_D: npt.NDArray[np.int64]
+    memory_D: npt.NDArray[np.int64]
     machine: Nodes
     # Each item in its other possible storages, for a solver to choose from; may be empty.
     others: tuple[tuple[PackedItem, ...], ...] = ()
@@ -115,7 +115,7 @@ class PackedItems:
     def of(
         task: ShardingTask, storages: Mapping[int, Storage] | None = None, known: KnownItems | None = None
     ) -> PackedItems:
-        """Build the items of a task whose tables all have a sharding type (``task.types``).
+        """Build the items of a task; every table must have at least one sharding type (``task.types``).
 
         Args:
             storages: storages of tables outside of device memory, by position.
@@ -124,8 +124,8 @@ class PackedItems:
         return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),), known)
 
     @staticmethod
-    def wherever_kept(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
-        """Build the items of such a task, with all the storages that each item may have."""
+    def with_all_storages(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
+        """Build the items of a task with every storage that each item may use."""
 
         def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
             on_device = FUSED in common_kernels(task, positions)
@@ -136,30 +136,30 @@ class PackedItems:
     @property
     def allowed_ID(self) -> npt.NDArray[np.bool_]:
         """Mark the allowed devices of each item, [I, D]."""
-        return np.array([item.allowed_D for item in self.items], dtype=bool).reshape(-1, len(self.room_D))
+        return np.array([item.allowed_D for item in self.items], dtype=bool).reshape(-1, len(self.memory_D))
 
     def replica_parts(self) -> list[TablePart]:
         """Return the parts of the replicated tables."""
-        everywhere = tuple(range(len(self.room_D)))
+        everywhere = tuple(range(len(self.memory_D)))
         return [whole_part(table, everywhere) for table in self.replicas]
 
 
-class Room:
-    """Memory of devices left for items, and the groups of tables to keep apart that each device has a table of."""
+class FreeMemory:
+    """Available memory of each device, and the keep-apart groups already present on it."""
 
     def __init__(self, items: PackedItems) -> None:
-        self.left_D = items.room_D.copy()
+        self.left_D = items.memory_D.copy()
         self._taken_D: dict[int, npt.NDArray[np.bool_]] = {}
 
     def of(self, item: PackedItem) -> npt.NDArray[np.int64]:
-        """Return the memory left for an item, [D]; -1 on forbidden devices."""
+        """Return the available memory for an item on each device, [D]; -1 where it is forbidden."""
         free_D = item.allowed_D
         for group in self._taken_D.keys() & item.apart:
             free_D = free_D & ~self._taken_D[group]
         return np.where(free_D, self.left_D, -1)
 
     def take(self, item: PackedItem, bytes_of: Mapping[int, int]) -> None:
-        """Take an item's bytes on each device."""
+        """Subtract an item's memory from each device."""
         for device, size in bytes_of.items():
             self.left_D[device] -= size
         for group in item.apart:
@@ -167,7 +167,7 @@ class Room:
 
 
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
-    """Return the storages outside of device memory for tables on one device, each with the least device memory."""
+    """Return, for tables on one device, the offloaded storages that use the least device memory."""
     if not task.only_replicated.isdisjoint(positions):  # replicas never leave it
         return ()
     kernels = common_kernels(task, positions)
@@ -203,9 +203,9 @@ def _items(
 
 def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
-    wholes = [Taken(task.table_bytes[position]) for position in positions]
+    wholes = [MemoryUse(task.table_bytes[position]) for position in positions]
     if storage != ON_DEVICE:
-        wholes = [_memory_taken(task, table, whole_part(table, storage=storage)) for table in tables]
+        wholes = [_memory_use(task, table, whole_part(table, storage=storage)) for table in tables]
     allowed_D = common_device_mask(task, positions)
     whole = PackedItem(
         tuple(positions),
@@ -215,7 +215,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
         device_mask(task.num_devices, None) if allowed_D is None else allowed_D,
         separation_groups(task, positions),
         may_be_whole=True,
-        outside=Taken(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
+        outside=MemoryUse(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
         storage=storage,
     )
     if task.num_devices == 1 or len(positions) > 1 or task.types[positions[0]] == {TABLE_WISE}:
@@ -223,7 +223,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)
     grid = next((_grid(task, positions[0], TYPES[one].span(task.machine), storage) for one in types & {*GRIDS}), None)
-    known = tuple(_known_parts(task, positions[0], storage))
+    known = tuple(_fixed_parts(task, positions[0], storage))
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
     return replace(
@@ -281,51 +281,51 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
     )
 
 
-def _known_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
-    """Yield replicas, and even rows whose memory is not linear."""
+def _fixed_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[FixedParts]:
+    """Yield the fixed parts of a table: replicas, and equal row shards with non-linear memory."""
     table, allowed = task.tables[position], task.limits_of(position).devices
     if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
-        yield KnownParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
+        yield FixedParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
     if _is_line(task, table):
         return
     for span in reversed(_row_cuts(task, position)):
         for devices in allowed_sets(task.machine, span, allowed):
             parts = cut_rows(table, devices, storage=storage)
-            yield KnownParts(tuple(parts), {part.device: _memory_taken(task, table, part) for part in parts})
+            yield FixedParts(tuple(parts), {part.device: _memory_use(task, table, part) for part in parts})
 
 
-def _replica(task: ShardingTask, table: Table) -> Taken:
-    return _memory_taken(task, table, whole_part(table, tuple(range(task.num_devices))))
+def _replica(task: ShardingTask, table: Table) -> MemoryUse:
+    return _memory_use(task, table, whole_part(table, tuple(range(task.num_devices))))
 
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
-    """Return the memory as a line, which is exact for columns in every storage."""
+    """Return the memory of column parts as a linear function of their columns (exact)."""
     whole = whole_part(table, storage=storage)
     narrow, wide = (
-        _memory_taken(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))
+        _memory_use(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))
         for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
-    block = wide.less(narrow)
-    return Line(narrow.less(block), block)
+    block = wide.minus(narrow)
+    return Line(narrow.minus(block), block)
 
 
 def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
-    """Return a linear bound of the memory of row parts; with counted lookups, each part has all rows' inputs."""
+    """Return a linear upper bound of the memory of row parts; with counted lookups, each has the inputs of all rows."""
     whole = whole_part(table, storage=storage)
     if _has_even_lookups(task, table):
         few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent whole
-        first, last = (_memory_taken(task, table, replace(whole, rows=Span(0, rows))) for rows in (few, many))
-        block = Taken(*(-(-more // max(many - few, 1)) for more in last.less(first)))
+        first, last = (_memory_use(task, table, replace(whole, rows=Span(0, rows))) for rows in (few, many))
+        block = MemoryUse(*(-(-more // max(many - few, 1)) for more in last.minus(first)))
         rounded = _rounded_bytes(task, table, 1) if task.pipeline else 0
         if storage.is_cached:  # a cache holds whole rows
             rounded += -(-table.embedding_dim * table.weight_bits // 8) + CACHE_SLOT_BYTES
-        return Line(Taken(*first.less(block))._replace(device=first.device - block.device + rounded), block)
+        return Line(MemoryUse(*first.minus(block))._replace(device=first.device - block.device + rounded), block)
     memory = memory_of_part(task, table, whole)
     of_rows = memory.weights + memory.optimizer_state + memory.cache_state
     sent = 0 if table.is_sequence else memory.sent
-    block = Taken(*(-(-one // table.num_rows) for one in (of_rows, memory.host_bytes, memory.ssd_weights)))
-    return Line(Taken(memory.device_bytes - of_rows - sent), block)
+    block = MemoryUse(*(-(-one // table.num_rows) for one in (of_rows, memory.host_bytes, memory.ssd_weights)))
+    return Line(MemoryUse(memory.device_bytes - of_rows - sent), block)
 
 
 def _has_even_lookups(task: ShardingTask, table: Table) -> bool:
@@ -337,14 +337,14 @@ def _is_line(task: ShardingTask, table: Table) -> bool:
 
 
 def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
-    """Return a bound of the bytes by which rounding can put row parts below their share of the whole."""
+    """Bound how far rounding can push a row part's memory below its proportional share, bytes."""
     of_rows = table.num_rows if table.embedding_dim * table.weight_bits % 8 else 0
     return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
 
 
-def _memory_taken(task: ShardingTask, table: Table, part: TablePart) -> Taken:
+def _memory_use(task: ShardingTask, table: Table, part: TablePart) -> MemoryUse:
     memory = memory_of_part(task, table, part)
-    return Taken(memory.device_bytes, memory.host_bytes, memory.ssd_weights)
+    return MemoryUse(memory.device_bytes, memory.host_bytes, memory.ssd_weights)
 
 
 @lru_cache(maxsize=4096)

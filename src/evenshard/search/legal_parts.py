@@ -1,4 +1,4 @@
-"""Legal placements of any cost: by packing if memory is ample, by a solver if it is tight."""
+"""Find some legal placement, regardless of cost: by packing, or by a solver if memory is tight."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
 from evenshard.placement.placement import is_legal_sharding, merge_groups
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.search.cuts import Cut, Devices, Grid
-from evenshard.search.infeasibility import no_parts_found, require_sharding_room, require_types
-from evenshard.search.items import KnownItems, PackedItem, PackedItems, Room, least_outside
+from evenshard.search.infeasibility import no_placement_error, require_feasible_sharding, require_types
+from evenshard.search.items import FreeMemory, KnownItems, PackedItem, PackedItems, least_outside
 
 # Most items times devices for the solver, which then needs about 0.5 GB.
 MAX_PAIRS = 150_000
-TIME_LIMIT_S = 10.0
-MOST_TRIED_OFFLOADS = 8
+TIME_LIMIT_S = 10.0  # default time limit of the solver
+MOST_TRIED_OFFLOADS = 8  # numbers of offloaded tables to try, evenly spaced
 
 
 def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
-    """Return some legal parts, ordered by table; deterministic.
+    """Return the parts of some legal placement, ordered by table; deterministic.
 
     Args:
         time_limit_s: the solver's time; if it ends early, another run may find a placement.
@@ -37,30 +37,29 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
         return found
     items = PackedItems.of(task, known=known)
     if task.may_offload:
-        items = PackedItems.wherever_kept(task, known)
+        items = PackedItems.with_all_storages(task, known)
     else:
-        require_sharding_room(task, items)
+        require_feasible_sharding(task, items)
     if (len(items.items) + sum(map(len, items.others))) * task.num_devices > MAX_PAIRS:
-        raise no_parts_found(task, "no placement was found by packing (the task is too large to solve exactly)", items)
+        raise no_placement_error(task, "packing found no placement, and the task is too large for the solver", items)
     try:
         require_package("scipy")
     except MissingPackage as error:
-        raise no_parts_found(task, f"no placement was found by packing ({error})", items) from None
+        raise no_placement_error(task, f"packing found no placement ({error})", items) from None
     from evenshard.search.integer_program import solve_program
 
     ended = solve_program(items, time_limit_s)
     if ended.impossible and not _is_rounded(task, items):
-        raise no_parts_found(task, "no placement fits", items)
+        raise no_placement_error(task, "no placement fits", items)
     if (found := _sort_if_legal(task, ended.parts)) is not None:
         return found
-    raise no_parts_found(task, f"no placement was found in {time_limit_s:g} s of the solver", items)
+    raise no_placement_error(task, f"the solver found no placement in {time_limit_s:g} s", items)
 
 
 def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
-    """Return some legal parts if packing finds them, in device memory or, if allowed, outside of it.
+    """Return a legal placement found by greedy packing, offloading tables if allowed; None if none is found.
 
-    Args:
-        known: items of the same task for any memory of devices and hosts; new items are added.
+    ``known`` caches items of the same task; new items are added.
     """
     machine = task.machine
     outside = sum(machine.host_bytes) + sum(machine.ssd_bytes) if task.may_offload else 0
@@ -69,13 +68,13 @@ def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[Ta
         return None  # not even the weights fit
     known = {} if known is None else known
     items = PackedItems.of(task, known=known)
-    too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
-    found = None if too_much or items.room_D.min() < 0 else _pack(task, items)
+    too_much = sum(item.least_bytes for item in items.items) > int(items.memory_D.sum())
+    found = None if too_much or items.memory_D.min() < 0 else _pack(task, items)
     return _offloaded_parts(task, known) if found is None and task.may_offload else found
 
 
 def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, ...] | None:
-    """Move tables with few lookups per row out of device memory first, to the kernel with the least device memory."""
+    """Offload the tables with the fewest lookups per row first, to the storage that needs the least device memory."""
     outside = {
         at: least[0]
         for positions in merge_groups(len(task.tables), task.together)
@@ -87,7 +86,7 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
         (at for at in outside if at not in forced),
         key=lambda at: task.tables[at].pooling_factor / task.tables[at].num_rows,
     )
-    fewest = _fewest(task, outside, forced, chosen)
+    fewest = _offloads(task, outside, forced, chosen)
     step = max((len(chosen) - fewest) // MOST_TRIED_OFFLOADS, 1)
     for count in dict.fromkeys((*range(fewest, len(chosen), step), len(chosen))):
         storages = {at: outside[at] for at in (*forced, *chosen[:count])}
@@ -101,8 +100,8 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
     return None
 
 
-def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many of ``chosen`` must leave device memory for all bytes to fit."""
+def _offloads(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many tables of ``chosen`` must be offloaded until all tables fit by total memory."""
 
     def size(at: int) -> int:
         return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))
@@ -130,13 +129,13 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
-    """Return True if real parts may be smaller than counted: inputs are even shares, bytes are rounded."""
+    """Return True if the linear memory model may overestimate parts (rounding, equal input shares)."""
     in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
 def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield orders of items, with few-device and uncut items first.
+    """Yield packing orders, the least flexible items first, each for best-fit and for worst-fit packing.
 
     Each order comes once for the emptiest devices, and once for the fullest that fit; see ``pack_in_order``.
     """
@@ -153,18 +152,18 @@ def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
 
 
 def _freedom(item: PackedItem) -> int:
-    """Rank whole items 0, column cuts 1, and row cuts, which fit any free memory, 2."""
+    """Return how flexible an item is: 0 whole, 1 column cuts, 2 row cuts (which fit any free memory)."""
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
 def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> list[TablePart] | None:
-    """Pack all items in order and return their parts; None at a dead end.
+    """Pack all items in order and return their parts; None if an item does not fit.
 
     Args:
-        tightest: True to use the fullest devices that fit, and to fill them with column parts; False to use the
+        tightest: True to use the fullest devices that fit, and to first_fit them with column parts; False to use the
             emptiest devices, and even parts.
     """
-    room, found = Room(items), items.replica_parts()
+    room, found = FreeMemory(items), items.replica_parts()
     for number in order:
         item = items.items[number]
         used = _place(item, room.of(item), tightest)
@@ -180,37 +179,37 @@ _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
-    """Place an item where it fits; -1 left means that no part fits."""
+    """Place an item on devices where it fits; ``left_D`` is -1 where no part fits. None if impossible."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
         device = int(roomy_D.argmin() if tightest else roomy_D.argmax())
         return item.whole(device), {device: item.size_bytes}
     for cut in item.cuts:
-        for scope in _roomiest(cut, left_D):
-            blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], tightest)
+        for scope in _sort_by_free_memory(cut, left_D):
+            blocks = _cut_rows(cut, left_D[scope]) if cut.in_rows else _cut_columns(cut, left_D[scope], tightest)
             if blocks is not None:
-                return _hold(item, cut, scope, blocks)
-    if item.grid is not None and (found := _grid(item, left_D)) is not None:
+                return _lay_out(item, cut, scope, blocks)
+    if item.grid is not None and (found := _cut_grid(item, left_D)) is not None:
         return found
     known = next((one for one in item.known if one.fit(left_D)), None)
     return None if known is None else (list(known.parts), {at: one.device for at, one in known.taken.items()})
 
 
-def _hold(item: PackedItem, cut: Cut, scope: Devices, blocks: npt.NDArray[np.int64]) -> _Placed:
+def _lay_out(item: PackedItem, cut: Cut, scope: Devices, blocks: npt.NDArray[np.int64]) -> _Placed:
     held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
     bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
     return cut.parts(item.tables[0], held), bytes_of
 
 
-def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
+def _sort_by_free_memory(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
     if len(cut.scopes) < 2:
         return cut.scopes
     return sorted(cut.scopes, key=lambda scope: -int(left_D[scope].clip(min=0).sum()))
 
 
-def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
+def _cut_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
     most_D = cut.most_blocks(left_D)
-    if (found := _in_fewest(cut, most_D, tightest)) is None:
+    if (found := _use_fewest(cut, most_D, tightest)) is None:
         return None
     chosen, blocks = found
     blocks_D = np.zeros_like(most_D)
@@ -218,8 +217,8 @@ def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.
     return blocks_D
 
 
-def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tuple[Devices, Devices] | None:
-    """Return the fewest places, at least two, that fit all columns, and their blocks."""
+def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -> tuple[Devices, Devices] | None:
+    """Return the fewest places (at least two) that can hold all columns, and the blocks on each."""
     roomy = (-most).argsort(kind="stable")
     enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
@@ -229,12 +228,12 @@ def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tupl
     rest = cut.blocks - count * cut.least_blocks
     if len(chosen) < count or not most[chosen[-1]] or rest < 0:
         return None
-    return chosen, cut.least_blocks + _spread(rest, most[chosen] - cut.least_blocks, fill)
+    return chosen, cut.least_blocks + _spread(rest, most[chosen] - cut.least_blocks, first_fit)
 
 
-def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[np.int64]:
-    """Fill one place after the other, or share blocks as evenly as memory allows."""
-    if fill:
+def _spread(count: int, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDArray[np.int64]:
+    """Distribute blocks: fill places one after the other if ``first_fit``, else evenly within memory."""
+    if first_fit:
         before = np.concatenate([[0], most.cumsum()[:-1]])
         return np.asarray((count - before).clip(0, most))
     found = np.zeros_like(most)
@@ -243,8 +242,8 @@ def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[
     return found
 
 
-def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Share rows evenly, else by free memory with at least one row each; few rows use as many devices."""
+def _cut_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Distribute rows evenly, else in proportion to free memory, at least one row per device; None if impossible."""
     most_D = cut.most_blocks(left_D)
     even_D = np.zeros_like(most_D)
     even = cut.even_rows
@@ -256,24 +255,24 @@ def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] |
         return even_D
     if len(most_D) < cut.fills or cut.blocks < len(most_D) or not most_D.all():
         return None
-    rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
+    rows = _divide_in_proportion(cut.blocks - len(most_D), most_D - 1)
     return None if rows is None else 1 + rows
 
 
-def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+def _divide_in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
     total = int(most.sum())
     if total < count:
         return None
     found = (most * (count / max(total, 1) * (1 - 1e-12))).astype(np.int64)  # rounding must not exceed the total
-    return np.asarray(found + _spread(count - int(found.sum()), most - found, fill=True))
+    return np.asarray(found + _spread(count - int(found.sum()), most - found, first_fit=True))
 
 
-def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
+def _cut_grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
     """Cut columns evenly over the fewest nodes, and each part's rows over the node's devices."""
     grid = item.grid
     assert grid is not None
     most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
-    if (found := _in_fewest(grid, most, fill=False)) is None:
+    if (found := _use_fewest(grid, most, first_fit=False)) is None:
         return None
     blocks = np.zeros_like(most)
     blocks[found[0]] = found[1]

@@ -1,23 +1,24 @@
-"""Lower bounds of the predicted time of all placements that a task allows: all types, all cuts and all devices.
+"""Lower bounds of the predicted step time over all placements that a task allows.
 
-A bound is the least over cases, which are opened and tightened one by one, the lowest first:
+A bound is the minimum over cases, which are opened and tightened one by one, the lowest first:
 
 1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose minimum times and latencies
    add to the costs of tables, as do the one-time costs of a call, such as its hottest row.
 2. **Ranges of communication volumes**, with a linear lower bound of the communication time in each (``bound_lines``).
 3. **The mean device** (``least_time_ms``). A step takes at least the time of its slowest device, which is at least the
-   mean. Kernel times are convex, so a linear lower bound holds for any sum of pieces; along such a line the work of a
-   table is a number for each of its options, however fine it is cut: cutting columns repeats lookups, cutting rows
-   repeats bags, replicas repeat rows. Each table takes the option with the least work whose pieces, alone on their
-   device, are below the time in question; the bound is the least time for which this fits into all devices. Memory
-   has the price (Lagrange) that maximizes the bound. Lines touch the kernel times at the mean device of the tables'
-   current options. A pass takes at least the time of its launches, too, whatever its kernels take.
-4. **Whole pieces** (``WholePieces``). Pieces cannot be divided: they have to fit into the rest of each device.
+   mean. Kernel times are convex, so a linear lower bound holds for any sum of shards. Along this line, the work of a
+   table is one number per option, whatever the cut: column shards repeat lookups, row shards repeat bags, replicas
+   repeat rows. Each table takes the option with the least work whose shards, alone on their device, stay below the
+   time; the bound is the least time for which this work fits into all devices. Memory has the Lagrange price that
+   maximizes the bound. Lines touch the kernel times at the mean device of the tables' current options. A pass takes at
+   least the time of its launches, whatever its kernels take.
+4. **Indivisible shards** (``IndivisibleShards``). Shards cannot be divided: they have to fit into the rest of each
+   device.
 
-Included are the time steps that a table's own rows cause, those that all rows cause together on devices that are alike,
-and uneven cuts by columns (``CutBounds``; of many tables, those with the most lookups, and even cuts of the others).
+Included are the time steps that a table's own rows cause, those that all rows cause together on equal devices, and
+uneven column cuts (``CutBounds``; of many tables, those with the most lookups, and even cuts of the others).
 
-Legend: G groups, W options of a group, A pieces of options, Q classes of equal pieces, D devices, P lookups, C
+Legend: G groups, W options of a group, A shards of options, Q classes of equal shards, D devices, P lookups, C
 looked-up rows of options, K kinds of devices, H columns, S sets, Y classes of options, X volumes, F tables that are cut
 by columns, U blocks of columns.
 """
@@ -38,7 +39,7 @@ from evenshard.price.collectives import VOLUMES
 from evenshard.price.step import dense_ms
 from evenshard.price.step_time import hides_inputs
 from evenshard.search.bound_lines import OF_A_NODE, ExchangeLine, SharedSteps, TangentLine, exchange_lines, price_bounds
-from evenshard.search.device_times import CutBounds, Numbers, Options, WholePieces, least_time_ms
+from evenshard.search.device_times import CutBounds, IndivisibleShards, Numbers, Options, least_time_ms
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -46,19 +47,19 @@ from evenshard.tables.reuse import FloatArray
 _ROUNDING = 1e-4
 # Lines that are tried for each set of types, each at the mean device of the options chosen by the line before.
 LINES = 6
-# Most modules times sharding types for which each is a class of its own; otherwise all modules are one class.
+# Most modules times sharding types for which each is a separate class; with more, all modules share classes.
 MOST_CLASSES = 8
 # True if the kernels count, False if their launches do, for the forward and the backward pass.
 KERNELS = (True, True)
 OTHERS = ((True, False), (False, True), (False, False))
-# With more options, pieces are small, and how they fit is not checked.
+# With more options, shards are small, and how they fit is not checked.
 MOST_OPTIONS = 4_096
 # Relative amount by which a bound may exceed ``enough_ms``.
 ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """Return the bound, ms, which need not exceed ``enough_ms``; 0 if there is none."""
+    """Return a lower bound of the step time, ms, at most about ``enough_ms``; 0 if there is none."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
     # Ties of bounds are broken by the order of opening.
@@ -78,13 +79,13 @@ def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
     return 0.0
 
 
-# Tighter bounds of the same placements, each with a function for a still tighter one, up to a bound that is enough.
+# Tighter bounds of the same placements, each with a function for tighter bounds, up to a bound that is enough.
 Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Linear lower bounds of a mean device's times; ``works_2W`` is along them, of all devices together."""
+    """Linear lower bounds of the mean device's times; ``works_2W`` is each option's total contribution."""
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
@@ -93,7 +94,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """All placements with exactly these classes and volumes in these ranges; ``alone_W`` times the longest piece."""
+    """Placements with exactly these option classes and these volume ranges; ``alone_W`` is the longest shard's time."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -103,22 +104,22 @@ class _Case:
 
 class _Bounds:
     def __init__(self, space: SearchSpace) -> None:
-        self._space, self._table, pieces = space, space.table, space.piece_arrays
-        task, costs, table, piece_A = space.task, space.costs, space.table, space.table.piece_A
+        self._space, self._table, shards = space, space.table, space.shard_arrays
+        task, costs, table, shard_A = space.task, space.costs, space.table, space.table.shard_A
         self._devices, self._copies_W = task.num_devices, table.span_O.astype(np.float64)
-        # Looked-up rows of all pieces, with their kernel calls.
-        self._piece_C, cell_C = pieces.cells_of(piece_A)
-        self._option_C = table.option_A[self._piece_C]
-        self._call_C, self._row_C = pieces.call_C[cell_C], pieces.row_C[cell_C]
+        # Looked-up rows of all shards, with their kernel calls.
+        self._shard_C, cell_C = shards.cells_of(shard_A)
+        self._option_C = table.option_A[self._shard_C]
+        self._call_C, self._row_C = shards.call_C[cell_C], shards.row_C[cell_C]
         self._kinds = list(zip(map(price_bounds, costs.prices), space.lookups.columns_KPH, strict=True))
         self._has_backward = all(bounds.always_has_backward(columns_PH) for bounds, columns_PH in self._kinds)
-        bytes_W = np.add.reduceat(pieces.size_P[piece_A], table.first_O)
-        self._room = _room(space, bytes_W)
+        bytes_W = np.add.reduceat(shards.size_P[shard_A], table.first_O)
+        self._memory_bytes = _available_bytes(space, bytes_W)
         least_bytes_W, offload_W, longest_offload_W = _least_offload(space, self._copies_W * bytes_W)
         self._bytes_GW = table.pad_by_group(least_bytes_W)
         # Work outside of kernels and communication.
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
-        values_W, self._volume_AV = pieces.values_P[piece_A[table.first_O]], pieces.volume_PV[piece_A]
+        values_W, self._volume_AV = shards.values_P[shard_A[table.first_O]], shards.volume_PV[shard_A]
         self._replicas_W = values_W * update_ms
         self._apart_W = (self._replicas_W + offload_W) * self._copies_W
         volume_VW = np.add.reduceat(self._volume_AV, table.first_O).T
@@ -129,7 +130,7 @@ class _Bounds:
         self._shared = self._shared_steps()
         self._steps_2W = np.min(
             [
-                self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
+                self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.compute_work(columns_PH))
                 for bounds, columns_PH in self._kinds
             ],
             axis=0,
@@ -138,7 +139,7 @@ class _Bounds:
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
         longest_W += self._replicas_W + longest_offload_W + values_W * costs.exchange_slopes[1]
-        # A piece alone on its device may be the only communication.
+        # A shard alone on its device may be the only communication.
         self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
         self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
         self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
@@ -153,7 +154,7 @@ class _Bounds:
         return bounds.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
-        """Group options that share kernel launches and output exchanges."""
+        """Group options that share kernel launches and output dists."""
         space, machine = self._space, self._space.task.machine
         first_W = np.full(len(self._copies_W), len(space.calls))
         np.minimum.at(first_W, self._option_C, self._call_C)
@@ -174,11 +175,11 @@ class _Bounds:
             np.minimum.at(least_Y, self._class_W[self._option_C], least_C)
 
     def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
-        """Yield sets of classes that give every group an option, each with a quick bound."""
+        """Yield sets of option classes that include an option for every group, each with a quick lower bound."""
         table, lines = self._table, self._lines_of_wholes
         all_lines_X = zip(self._lines_X, self._lines_beside_nodes_X, strict=True)
         slopes_X = [min(one.slope + one.own_slope for one in (*some, *others)) for some, others in all_lines_X]
-        works_W = lines.works_2W.sum(axis=0) + self._apart_W + self._exchanged_W(slopes_X) * self._devices
+        works_W = lines.works_2W.sum(axis=0) + self._apart_W + self._communication_W(slopes_X) * self._devices
         count = len(self._latency_Y)
         sets_SY = np.array(list(product((False, True), repeat=count)), dtype=bool)[1:]
         least_YG = np.array(
@@ -209,7 +210,7 @@ class _Bounds:
             yield [line for line in lines if least <= line.most and line.least <= most]
 
     def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """Return a bound by the mean device's time, along lines that fit the tables' options."""
+        """Yield lower bounds from the mean device's time, tightened with the options that it selects."""
         lines, chosen_G = self._lines_of_wholes, None
         best, found = 0.0, (case, lines)
         for _ in range(LINES):
@@ -222,43 +223,43 @@ class _Bounds:
             if best >= enough or chosen_G is None:
                 break
             volume_X = self._volume_XW @ (self._table.number_O == chosen_G[self._table.group_O])
-            turned_X = tuple(line.turned_against(one) for line, one in zip(case.exchange_X, volume_X, strict=True))
+            turned_X = tuple(line.tilt_toward(one) for line, one in zip(case.exchange_X, volume_X, strict=True))
             if before_G is not None and np.array_equal(before_G, chosen_G) and turned_X == case.exchange_X:
                 break
             case, lines = replace(case, exchange_X=turned_X), self._lines(chosen_G)
         is_small = len(self._table.group_O) <= MOST_OPTIONS
-        yield best, partial(self._of_whole_pieces, *found, best) if is_small else None
+        yield best, partial(self._of_whole_shards, *found, best) if is_small else None
 
     def _least_ms(
         self, case: _Case, lines: _Lines, counted: tuple[bool, bool], known: float
     ) -> tuple[float, Numbers | None]:
         """Return the mean device's least time, or ``known`` if that is more, and each group's option."""
         slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
-        works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._exchanged_W(slopes_X) * self._devices
+        works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._communication_W(slopes_X) * self._devices
         total_GW, alone_GW = (
             self._table.pad_by_group(one_W) for one_W in (np.where(case.is_own_W, works_W, np.inf), case.alone_W)
         )
         offset_ms = sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, lines.at_0_2, counted)
         options = Options(total_GW, alone_GW, self._bytes_GW)
-        return least_time_ms(options, offset_ms, self._room, self._devices, known)
+        return least_time_ms(options, offset_ms, self._memory_bytes, self._devices, known)
 
     @cached_property
     def _lines_of_wholes(self) -> _Lines:
         return self._lines(None)
 
-    def _of_whole_pieces(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
-        """Return a bound for placements of whole pieces."""
+    def _of_whole_shards(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
+        """Yield lower bounds that treat shards as indivisible."""
         table = self._table
         own_V = np.array([one.alone_slope for one in case.exchange_X[: len(VOLUMES)]])
-        work_A = np.bincount(self._piece_C, self._row_works(lines), len(table.option_A)) + self._volume_AV @ own_V
+        work_A = np.bincount(self._shard_C, self._row_works(lines), len(table.option_A)) + self._volume_AV @ own_V
         is_spread_W = self._copies_W == self._devices
-        common_W = self._exchanged_W([one.slope for one in case.exchange_X])
+        common_W = self._communication_W([one.slope for one in case.exchange_X])
         common_W += is_spread_W * (np.bincount(table.option_A, work_A, len(common_W)) + self._replicas_W)
         parts_A = np.stack([table.option_A, work_A])[:, ~is_spread_W[table.option_A]]
         (option_Q, work_Q), count_Q = np.unique(parts_A, axis=1, return_counts=True)
         option_Q = option_Q.astype(np.int64)
         at_0_2 = lines.at_0_2 - self._shared.at_0_2  # it holds for all devices together
-        pieces = WholePieces(
+        shards = IndivisibleShards(
             table,
             self._devices,
             sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, at_0_2, KERNELS),
@@ -272,23 +273,23 @@ class _Bounds:
             self._cuts,
             self._cut_works_FU(lines, own_V),
         )
-        yield pieces.least_ms(low, enough if np.isfinite(enough) else 2 * low), None
+        yield shards.least_ms(low, enough if np.isfinite(enough) else 2 * low), None
 
     def _row_works(self, lines: _Lines) -> FloatArray:
         found, class_C = list[FloatArray](), self._class_W[self._option_C]
         for (bounds, columns_PH), of_classes in zip(self._kinds, lines.of_kinds, strict=True):
-            works_YP = np.array([line.works(columns_PH).sum(axis=0) for line in of_classes])
+            works_YP = np.array([line.compute_work(columns_PH).sum(axis=0) for line in of_classes])
             works_YP += bounds.own_steps_ms(columns_PH).sum(axis=0)
             found.append(works_YP[class_C, self._row_C])
         return np.asarray(np.min(found, axis=0))
 
     def _cut_works_FU(self, lines: _Lines, own_V: FloatArray) -> FloatArray:
         of_kinds = enumerate(lines.of_kinds)
-        works_K2FU = [self._cuts.part_works_2FU(kind, of_classes, self._class_W) for kind, of_classes in of_kinds]
-        return np.asarray(np.min([one.sum(axis=0) for one in works_K2FU], axis=0)) + self._cuts.exchanged_FU(own_V)
+        works_K2FU = [self._cuts.part_work_2FU(kind, of_classes, self._class_W) for kind, of_classes in of_kinds]
+        return np.asarray(np.min([one.sum(axis=0) for one in works_K2FU], axis=0)) + self._cuts.communication_FU(own_V)
 
     def _once_W(self, classes: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return a call's one-time cost beyond the part in ``_offset_ms``."""
+        """Return each option's one-time cost of a kernel call beyond the minimum that ``_offset_ms`` includes."""
         of_some = classes & ~self._is_everywhere_Y
         least_Y = self._least_call_2Y.sum(axis=0)
         least_Y[of_some] = least_Y[of_some].min(initial=np.inf)
@@ -297,18 +298,18 @@ class _Bounds:
         more_W = least_W - least_Y[self._class_W]
         return np.where(classes[self._class_W], np.maximum(more_W, 0.0), 0.0) * self._has_backward
 
-    def _exchanged_W(self, slopes_X: Sequence[float]) -> FloatArray:
+    def _communication_W(self, slopes_X: Sequence[float]) -> FloatArray:
         return np.asarray(np.array(slopes_X) @ self._volume_XW)
 
     def _offset_ms(self, classes: npt.NDArray[np.bool_], at_0_2: FloatArray, counted: tuple[bool, ...]) -> float:
-        """Sum kernel minimum times or launches, and latencies; calls on all devices count for each, others for one."""
+        """Return the fixed time of every device: minimum kernel times or launches, one-time costs, and latencies."""
         of_all, of_some = classes & self._is_everywhere_Y, classes & ~self._is_everywhere_Y
         calls = int(of_all.sum() + of_some.any())
         once_2 = self._least_call_2Y[:, of_all].sum(axis=1)
         if of_some.any():
             once_2 += self._least_call_2Y[:, of_some].min(axis=1)
         further_2 = np.min([bounds.further_call_ms_2 for bounds, _ in self._kinds], axis=0)
-        launched_2 = np.min([bounds.launched_ms_2(calls) for bounds, _ in self._kinds], axis=0)
+        launched_2 = np.min([bounds.least_launch_ms_2(calls) for bounds, _ in self._kinds], axis=0)
         passes_2 = np.where(counted, at_0_2 + (calls - 1) * further_2 + once_2, launched_2)
         passes_2 = np.where([True, self._has_backward], passes_2, 0.0)
         return float(passes_2.sum() + self._latency_Y[classes].sum())
@@ -335,19 +336,19 @@ class _Bounds:
                 sums_H = weight_W[self._option_C] @ columns_CH
             lines.append(line := bounds.line_at(sums_H))
             is_own_W = self._class_W == own
-            works_2W[:, is_own_W] += self._sum_copies(line.works(columns_PH))[:, is_own_W]
-        parts_2FU = self._cuts.part_works_2FU(kind, lines, self._class_W) + self._cuts.shared_works_2FU
-        works_2W[:, self._cuts.options] = self._cuts.works_2(parts_2FU)
+            works_2W[:, is_own_W] += self._sum_copies(line.compute_work(columns_PH))[:, is_own_W]
+        parts_2FU = self._cuts.part_work_2FU(kind, lines, self._class_W) + self._cuts.shared_work_2FU
+        works_2W[:, self._cuts.options] = self._cuts.least_work_2(parts_2FU)
         return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), works_2W)
 
     def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
-        """Sum the work of the looked-up rows of each option, with all their copies."""
+        """Sum the work of each option's looked-up rows over all its devices."""
         count, works_2C = len(self._copies_W), works_2P[:, self._row_C]
         return np.array([np.bincount(self._option_C, works_C, count) for works_C in works_2C]) * self._copies_W
 
 
-def _room(space: SearchSpace, bytes_W: Numbers) -> float:
-    """Return the devices' memory; infinite if tables could leave it by options that the space lacks."""
+def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
+    """Return the devices' memory; infinite if tables may be offloaded by options that the space lacks."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
@@ -359,12 +360,13 @@ def _room(space: SearchSpace, bytes_W: Numbers) -> float:
 
 
 def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return device memory, and additional time outside of it, for all pieces and for the longest, [W] each.
+    """Return each option's device memory and minimum extra time when offloaded, total and longest shard, [W] each.
 
-    Each cache counts with its own memory (the smallest with none) and the time of the next larger (the largest: 0).
+    A cache's time is that of the next larger cache (0 for the largest), and the smallest cache counts with no memory:
+    this covers caches of any size in between.
     """
     table, bytes_W = space.table, bytes_W.copy()
-    offload_A = space.piece_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.piece_A]
+    offload_A = space.shard_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.shard_A]
     offload_W, longest_W = (of.reduceat(offload_A, table.first_O) for of in (np.add, np.maximum))
     caches: dict[tuple[str, int], list[tuple[float, int]]] = {}
     storage_W = [table.storages[at] for at in table.storage_O]

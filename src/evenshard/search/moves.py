@@ -1,10 +1,10 @@
-"""Bytes that the placements of a search move from an earlier placement, within a limit.
+"""Bytes that must move to change from an earlier placement to each placement under search.
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 
-Legend: D devices, O devices of the earlier placement, N devices of the new one; G groups, E options with places, S
-pieces of an option (padded), F pieces of these options, A pieces of all options, P earlier parts of a table, Q places,
-W devices of a place, M placements.
+Legend: D devices, O devices of the earlier placement, N devices of the new placement; G groups, E options with places,
+S shards of an option (padded), F shards of these options, A shards of all options, P earlier parts of a table, Q
+places, W devices of a place, M placements.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from evenshard.placement.placement import find_broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
 from evenshard.price.loads import Indices, repeat_numbers
 from evenshard.search.sharding_option import Choice, arrays_of, choices_from
-from evenshard.search.space import SearchSpace, choice_like, parts_of_group
+from evenshard.search.space import SearchSpace, find_choice, parts_of_group
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Energy of moving all bytes, relative to a step: among placements of equal time, the one that moves less is better.
+# Energy of moving all bytes, relative to a step: among placements of equal time, the placement that moves less is
+# better.
 PRICE = 1e-3
 # Least counted share of all bytes for placements beyond the bound.
 BEYOND = 0.01
 
 
 class Moves:
-    """Bytes that move from an earlier placement; adds the earlier options to the space.
+    """Cost of moving from an earlier placement; adds that placement's options to the search space.
 
     Attributes:
         home_G, home_GS: the option and the places of each group that move nothing; the option is -1 if there is none,
@@ -54,7 +55,7 @@ class Moves:
         option_G, self.home_GS = arrays_of(self.table, [home or Choice(0) for home in homes])
         self._tabulate()
         has_home_G = np.array([home is not None for home in homes])
-        self.home_G = np.where(has_home_G & (self.moved_bytes(option_G, self.home_GS) == 0), option_G, -1)
+        self.home_G = np.where(has_home_G & (self.count_bytes(option_G, self.home_GS) == 0), option_G, -1)
         is_replica_G = (self.home_G >= 0) & self.table.is_replica_O[self.home_G]
         self.costless_groups = np.flatnonzero((self.home_G < 0) | is_replica_G)
         kept = (table.size_bytes for table in space.task.tables if table.name in earlier.parts_of_table)
@@ -69,13 +70,13 @@ class Moves:
             return None
         with suppress(BadConfig):  # rows over the devices of another machine
             if all(find_broken_limit(task, position, own) is None for position, own in zip(tables, found, strict=True)):
-                return choice_like(self.space, group, found[0])
+                return find_choice(self.space, group, found[0])
         return None
 
     # Bytes ------------------------------------------------------------------------------------------------------------
 
     def weigh(self, moved_M: Indices, overflow: float) -> FloatArray:
-        """Return the energy of moved bytes relative to a step, [M]; bytes beyond the bound weigh ``overflow``."""
+        """Return the annealing energy of moved bytes, [M]; bytes over the limit are penalized by ``overflow``."""
         beyond_M = np.maximum(moved_M - self.most_bytes, 0.0)
         overflow_M = overflow * (beyond_M / self.all_bytes + BEYOND * (beyond_M > 0))
         return np.asarray(PRICE * moved_M / self.all_bytes + overflow_M)
@@ -83,28 +84,28 @@ class Moves:
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
         """Return the bytes that a placement moves, given all its parts."""
         task = self.space.task
-        pieces = self.earlier.list_overlaps(task.tables, parts_by_table(task, parts), task.machine)
-        return sum(piece.moved_bytes for piece in pieces)
+        shards = self.earlier.list_overlaps(task.tables, parts_by_table(task, parts), task.machine)
+        return sum(shard.moved_bytes for shard in shards)
 
-    def moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
+    def count_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
         """Return the bytes that options of groups (indices into ``table``) move at their places, [E]."""
         from_F, slot_F = repeat_numbers(self.table.count_O[option_E])
-        bytes_F = self.piece_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
+        bytes_F = self.shard_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
         return np.bincount(from_F, bytes_F, len(option_E)).astype(np.int64)
 
-    def piece_bytes(self, option_F: Indices, slot_F: Indices, place_F: Indices) -> FloatArray:
-        """Return the bytes that pieces of options move to their places, [F]."""
+    def shard_bytes(self, option_F: Indices, slot_F: Indices, place_F: Indices) -> FloatArray:
+        """Return the bytes that shards of options move to their places, [F]."""
         table = self.table
         column_F = np.where(table.span_O[option_F] == 1, self._column_GD[table.group_O[option_F], place_F], place_F)
         return np.asarray(self._bytes[self._first_A[table.first_O[option_F] + slot_F] + column_F])
 
     def _tabulate(self) -> None:
-        """Build the table of bytes that each piece of each option moves to each of its places.
+        """Tabulate the bytes that each shard of each option moves to each of its places.
 
         Devices that hold the same weights of a group share a column.
         """
         groups, devices, table = self.space.groups, self.space.task.num_devices, self.table
-        columns_A = self.space.piece_arrays.columns_P[table.piece_A]
+        columns_A = self.space.shard_arrays.columns_P[table.shard_A]
         start_A = np.cumsum(columns_A) - columns_A
         start_A -= start_A[table.first_O][table.option_A]
         kind_A = (2 * table.type_O + table.is_on_device_O)[table.option_A]
@@ -112,15 +113,15 @@ class Moves:
         self._first_A = np.zeros(len(columns_A), dtype=np.int64)
         found: list[FloatArray] = []
         size = 0
-        pieces_G = np.split(np.arange(len(columns_A)), table.first_O[table.first_option_G[1:]])
-        for number, (group, pieces) in enumerate(zip(groups, pieces_G, strict=True)):
+        shards_G = np.split(np.arange(len(columns_A)), table.first_O[table.first_option_G[1:]])
+        for number, (group, shards) in enumerate(zip(groups, shards_G, strict=True)):
             tables = [self.space.task.tables[position] for position in group.tables]
             reach = [self._reach_DP(one, by_host) for one in tables for by_host in (False, True)]
             marks = np.concatenate([np.zeros((devices, 1), dtype=bool), *reach], axis=1)
             _, first_Q, column_D = np.unique(marks, axis=0, return_index=True, return_inverse=True)
             self._column_GD[number] = column_D.reshape(-1)
-            for kind in np.unique(kind_A[pieces]).tolist():
-                own = pieces[kind_A[pieces] == kind]
+            for kind in np.unique(kind_A[shards]).tolist():
+                own = shards[kind_A[shards] == kind]
                 span, sharding_type = int(table.span_O[table.option_A[own[0]]]), TYPES[table.types[kind // 2]]
                 devices_QW = first_Q[:, None] if span == 1 else np.arange(devices).reshape(-1, span)
                 cut = np.stack([start_A[own], start_A[own] + columns_A[own]], axis=1)
@@ -147,15 +148,15 @@ class Moves:
     def _lacking_bytes(
         self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
     ) -> FloatArray:
-        """Return the bytes of columns that devices lack, with all rows or an equal block each, [A, Q]."""
+        """Return the bytes of these columns that each place's devices lack, all rows or an equal block each, [A, Q]."""
         before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
         if not before:
             return np.zeros((len(columns), len(devices_QW)))
         rows = row_spans(table, span) if cuts_rows else [Span(0, table.num_rows)] * span
         columns_A1P = _overlaps(columns, [part.columns for part in before])[:, None]
         rows_AWP = np.where(columns_A1P > 0, _overlaps(rows, [part.rows for part in before]), 0)
-        pieces: Any = replace(table, num_rows=rows_AWP, embedding_dim=columns_A1P)  # type: ignore[arg-type]
-        bytes_AWP = pieces.size_bytes + state_bytes(pieces, self.earlier.optimizer_of.get(table.name, SGD))
+        shards: Any = replace(table, num_rows=rows_AWP, embedding_dim=columns_A1P)  # type: ignore[arg-type]
+        bytes_AWP = shards.size_bytes + state_bytes(shards, self.earlier.optimizer_of.get(table.name, SGD))
         by_host = not (before[0].storage.is_on_device and is_on_device)
         lacks_QWP = ~self._reach_DP(table, by_host)[devices_QW[:, : len(rows)]]
         return np.tensordot(bytes_AWP.astype(np.float64), lacks_QWP.astype(np.float64), ([1, 2], [1, 2]))
@@ -179,14 +180,14 @@ class Moves:
             if not 1 < span_G1[group] == task.num_devices
             for position, parts in parts_of_group(self.space, group, choice).items()
         }
-        pieces = self.earlier.list_overlaps(task.tables, after, task.machine)
-        names = match_devices(pieces, device_kinds(task), task.machine)
-        is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
-        return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
+        shards = self.earlier.list_overlaps(task.tables, after, task.machine)
+        names = match_devices(shards, device_kinds(task), task.machine)
+        is_shard_GS = np.arange(self.table.most_shards) < self.table.count_O[option_G][:, None]
+        return np.where(is_shard_GS, names[place_GS * span_G1] // span_G1, 0)
 
 
 def _overlaps(ones: Sequence[Span] | Indices, others: Sequence[Span]) -> Indices:
-    """Return the number of rows or columns that each pair of spans shares."""
+    """Return the number of rows or columns shared by each pair of spans."""
     one, other = np.array(ones, dtype=np.int64), np.array(others, dtype=np.int64)
     shared = np.minimum.outer(one[:, 1], other[:, 1]) - np.maximum.outer(one[:, 0], other[:, 0])
     return np.asarray(np.maximum(shared, 0))

@@ -1,11 +1,11 @@
-"""The search near an earlier placement: the best placement that moves at most the allowed bytes.
+"""Search for the best placement within a limit of bytes moved from the placement in use.
 
-It anneals within increasing bounds, the same in every search, so that a larger limit hardly ever gives a worse answer.
-Each bound starts with the best placement within the previous bound, and with placements of the unbounded search. Their
-devices are renumbered so that little moves, and groups return home until the bound holds. The first bound is zero bytes
-or the fewest that have to move.
+It anneals under increasing limits, the same in every search, so that a larger limit hardly ever gives a worse answer.
+Each step starts with the best placement of the previous limit, and with placements of the unlimited search. Their
+devices are renumbered so that little moves, and groups return to their earlier devices until the limit is met. The
+first limit is zero bytes or the fewest that have to move.
 
-Legend: N placements, G groups, S pieces of an option (padded), V variables of the integer program, F pieces of their
+Legend: N placements, G groups, S shards of an option (padded), V variables of the integer program, F shards of their
 options, Q places, R devices, hosts and SSDs.
 """
 
@@ -25,7 +25,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import is_legal_sharding
 from evenshard.price.loads import Indices, repeat_numbers
 from evenshard.price.step import PredictedParts
-from evenshard.price.step_time import without_last_digits
+from evenshard.price.step_time import round_for_sorting
 from evenshard.search.annealing import OVERFLOW, Best
 from evenshard.search.chains import Chains, round_last_digits
 from evenshard.search.integer_program import IntegerProgram
@@ -35,7 +35,7 @@ from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResul
 from evenshard.search.sharding_option import Edits, arrays_of, choices_from
 from evenshard.search.space import choices_of, parts_of
 
-# Among placements within this share of the best time, the one that moves least is the answer.
+# Among placements within this share of the best time, the placement that moves least is the answer.
 ALIKE = 1e-3
 # Candidates of the unbounded search that are renumbered, and those that start each bound: the best and the least moved.
 CANDIDATES, RETURNING = 8, 3
@@ -51,7 +51,7 @@ FIRST_RUN = 16
 PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
 # Limits of the integer program for the fewest bytes.
 MOVES_TIME_LIMIT_S = 20.0
-MOST_VARIABLES = 200_000
+MOST_VARIABLES = 200_000  # with more choices of groups, the program is not solved
 # Share of each memory that is left free, because the solver rounds.
 _SLACK = 1e-5
 # Shares of all changes: for the fewest bytes, within each bound, and within the last bound.
@@ -60,9 +60,9 @@ STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
 
 @dataclass(frozen=True)
 class NearResult:
-    """The best placement within the bound, candidates, and the bytes that the best unbounded placement moves.
+    """Best placement within the limit of moved bytes, its candidates, and the bytes that other placements move.
 
-    ``stay`` is the best placement that moves the fewest bytes.
+    ``stay`` is the best placement that moves the fewest bytes; ``free_bytes`` is what the unlimited optimum moves.
     """
 
     best: PredictedParts
@@ -76,7 +76,7 @@ class NearResult:
 
 @dataclass(frozen=True)
 class _Found:
-    """A placement within the bound."""
+    """A placement whose moved bytes are within the limit."""
 
     predicted: PredictedParts
     moved_bytes: int
@@ -100,10 +100,10 @@ class NearSearch:
         self._found: dict[tuple[TablePart, ...], _Found] = {}
 
     def run(self, free: PlanSearchResult) -> NearResult:
-        """Search for the best placement within the bound.
+        """Search for the best placement that moves at most ``most_bytes``.
 
         Args:
-            free: the result of the search without a bound.
+            free: the result of the search without a limit.
 
         Raises:
             BadConfig: if more bytes have to move; the message has the number, and the tables.
@@ -119,11 +119,11 @@ class NearSearch:
             renamed = [(option_G, self._placer.place(option_G[None], np.zeros(1, dtype=bool))[0])]
         renamed = [renamed[0], *sorted(renamed[1:], key=self._bytes)[: RETURNING - 1]]
         free_bytes = self._bytes(renamed[0]) if of_free else moves.parts_bytes(free.best.parts)
-        self._note_as_they_are(moves.earlier_parts(), free.best.parts)
+        self._record_legal(moves.earlier_parts(), free.best.parts)
         free_ms = free.best.predicted_ms + self._search.costs.divisions_ms(free.best.parts)
         with on_interrupt(self._search.interrupt):
-            best = self._stay(renamed[0])
-            least, ms = 0 if best is None else self._bytes(best), self._note_found(best)
+            best = self._anneal_fewest_moves(renamed[0])
+            least, ms = 0 if best is None else self._bytes(best), self._record_found(best)
             rungs = {self._most_bytes, *(share * free_bytes for share in RUNGS)}
             bounds = sorted(bound for bound in rungs if least < bound <= self._most_bytes)
             for number, bound in enumerate(bounds, 1):
@@ -132,9 +132,9 @@ class NearSearch:
                 returned = [self._return_home(one, bound) for one in renamed]
                 starts = returned if best is None else [best] * COPIES + returned
                 best = self._anneal(starts, bound, number, LAST_SHARE if bound == self._most_bytes else RUNG_SHARE)
-                ms = self._note_found(best)
+                ms = self._record_found(best)
         if not self._found:
-            raise self._nothing_near(best)
+            raise self._near_error(best)
         return self._result(free_bytes, free.is_interrupted or self._search.is_interrupted)
 
     def _anneal(self, starts: Sequence[_Placement], bound: float, number: int, share: float) -> _Placement | None:
@@ -151,17 +151,17 @@ class NearSearch:
         return (ended.option_NG[at], ended.place_NGS[at]) if np.isfinite(ended.cost_N[at]) else None
 
     def _return_home(self, placement: _Placement, bound: float) -> _Placement:
-        """Return groups to their earlier places until a placement is within a bound, cheapest per byte first."""
+        """Move groups back to their earlier devices, cheapest per byte first, until the limit is met."""
         moves = self._moves
         option_G, place_GS = (array.copy() for array in placement)
         chains = Chains(self._search.space, option_G[None], place_GS[None], moves=moves)
         while chains.moved_N[0] > bound:
-            moved_G = moves.moved_bytes(option_G, place_GS)
+            moved_G = moves.count_bytes(option_G, place_GS)
             away = np.flatnonzero((moved_G > 0) & (moves.home_G >= 0))
             if not len(away):
                 break
             edits, chain_M = Edits(np.arange(len(away)), away, moves.home_G[away], moves.home_GS[away]), 0 * away
-            after = chains.try_out(chain_M, chains.changed_pieces(chain_M, edits))
+            after = chains.try_out(chain_M, chains.list_changed_shards(chain_M, edits))
             cost_M = after.windows_BMD.max(axis=-1).sum(axis=0) * (1 + OVERFLOW * after.overflow_M)
             order = np.argsort(round_last_digits((cost_M - chains.cost_N) / moved_G[away]), kind="stable")
             chosen = away[order[: -(-len(away) // RETURN_ROUNDS)]]
@@ -170,10 +170,10 @@ class NearSearch:
         return option_G, place_GS
 
     def _bytes(self, placement: _Placement) -> int:
-        return int(self._moves.moved_bytes(*placement).sum())
+        return int(self._moves.count_bytes(*placement).sum())
 
-    def _stay(self, free: _Placement) -> _Placement | None:
-        """Return a placement that moves the fewest bytes, as far as found."""
+    def _anneal_fewest_moves(self, free: _Placement) -> _Placement | None:
+        """Return the best placement found that moves the fewest bytes."""
         starts = self._earlier_placements(free)
         best = self._anneal(starts, self._bytes(starts[0]), 0, STAY_SHARE)
         if best is not None and not self._bytes(best):
@@ -184,32 +184,32 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return the earlier placement with new tables added, then with all parts of the free one that move nothing."""
+        """Return two starts: the earlier placement plus new tables, and with all move-free parts of ``free``."""
         is_new_G = self._moves.home_G < 0
-        is_free_NG = (is_new_G, is_new_G | (self._moves.moved_bytes(*free) == 0))
+        is_free_NG = (is_new_G, is_new_G | (self._moves.count_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
         return [(np.where(own, free[0], homes[0]), np.where(own[:, None], free[1], homes[1])) for own in is_free_NG]
 
-    def _note_as_they_are(self, *placements: Sequence[TablePart] | None) -> None:
-        """Note legal placements that may be outside of the space, because their rows may be uneven."""
+    def _record_legal(self, *placements: Sequence[TablePart] | None) -> None:
+        """Record legal placements as candidates unchanged, even if the search space cannot represent them."""
         for parts in placements:
             if parts is not None and is_legal_sharding(self._search.costs.task, parts):
-                self._note(tuple(parts), self._moves.parts_bytes(parts))
+                self._record(tuple(parts), self._moves.parts_bytes(parts))
 
-    def _note(self, parts: tuple[TablePart, ...], moved_bytes: int) -> float:
-        """Note a placement if it is within the bound; return its predicted time, ms."""
+    def _record(self, parts: tuple[TablePart, ...], moved_bytes: int) -> float:
+        """Record a placement as a candidate if it is within the limit; return its predicted time, ms."""
         costs = self._search.costs
         predicted = costs.predict(parts)
-        found = _Found(predicted, moved_bytes, without_last_digits(predicted.predicted_ms + costs.divisions_ms(parts)))
+        found = _Found(predicted, moved_bytes, round_for_sorting(predicted.predicted_ms + costs.divisions_ms(parts)))
         if moved_bytes <= self._most_bytes:
             self._found[parts] = found
         return found.ms
 
-    def _note_found(self, placement: _Placement | None) -> float:
+    def _record_found(self, placement: _Placement | None) -> float:
         if placement is None:
             return float("inf")
         parts = parts_of(self._search.space, choices_from(self._moves.table, *placement))
-        return self._note(parts, self._bytes(placement))
+        return self._record(parts, self._bytes(placement))
 
     def _result(self, free_bytes: int, is_interrupted: bool) -> NearResult:
         found = sorted(self._found.values(), key=lambda one: one.ms)
@@ -226,17 +226,17 @@ class NearSearch:
             is_interrupted=is_interrupted,
         )
 
-    def _nothing_near(self, best: _Placement | None) -> BadConfig:
+    def _near_error(self, best: _Placement | None) -> BadConfig:
         if best is None:
-            return BadConfig("no placement near the earlier one was found. Leave near out.")
+            return BadConfig("no placement close to the earlier placement was found. Leave near out.")
         groups, tables = self._search.space.groups, self._search.costs.task.tables
-        away = np.flatnonzero(self._moves.moved_bytes(*best)).tolist()
+        away = np.flatnonzero(self._moves.count_bytes(*best)).tolist()
         names = [tables[groups[group].tables[0]].name for group in away]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         need = f"{np.ceil(bytes_to_gb(self._bytes(best)) * 1e4) / 1e4:.10g}"
         return BadConfig(
-            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
-            f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
+            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal "
+            f"any more: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
         )
 
 
@@ -244,10 +244,10 @@ class NearSearch:
 
 
 def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
-    """Return options [G] and places [G, S] that move the fewest bytes; None if none are found.
+    """Find options [G] and places [G, S] that move the fewest bytes, by an integer program; None if none are found.
 
-    It solves an integer program over choices of groups. Each group stays home, or takes one of its options on
-    neighboring devices or where most of it was. Other places are not tried, although they could move less.
+    Each group stays on its earlier devices, or takes one of its options on neighboring devices or where most of it was.
+    Other places are not tried, although they could move less.
     """
     space, table = moves.space, moves.table
     of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
@@ -255,7 +255,7 @@ def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
     if len(choices) > MOST_VARIABLES or not all(of_group):
         return None
     option_V = np.array([option for option, _ in choices])
-    place_VS = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
+    place_VS = np.zeros((len(choices), table.most_shards), dtype=table.place_type)
     for place_S, (_, places) in zip(place_VS, choices, strict=True):
         place_S[: len(places)] = places
     program = IntegerProgram()
@@ -269,7 +269,7 @@ def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
                 apart.setdefault((rule, place), []).append((variable, 1))
     for present in apart.values():
         program.limit(present, most=1)
-    moved_V = moves.moved_bytes(option_V, place_VS) / moves.all_bytes
+    moved_V = moves.count_bytes(option_V, place_VS) / moves.all_bytes
     chosen = np.flatnonzero(program.solve(MOVES_TIME_LIMIT_S, moved_V.tolist()).values)
     return (option_V[chosen], place_VS[chosen]) if len(chosen) else None
 
@@ -279,23 +279,23 @@ def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
     first = int(table.first_option_G[group])
     for option in range(first, first + int(table.num_options_G[group])):
-        pieces, span, home_span = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+        shards, span, home_span = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
         count = devices // span
-        found = [tuple((start + step) % count for step in range(pieces)) for start in range(count)]
-        found.append(_nearest(moves, option, pieces, count))
+        found = [tuple((start + step) % count for step in range(shards)) for start in range(count)]
+        found.append(_nearest(moves, option, shards, count))
         if option == moves.home_G[group]:
-            found.append(tuple(moves.home_GS[group, :pieces].tolist()))
+            found.append(tuple(moves.home_GS[group, :shards].tolist()))
         for places in found:
             firsts = [place * span for place in places]
             is_allowed = allowed_D is None or all(allowed_D[one : one + span].all() for one in firsts)
-            if is_allowed and len({*places}) == pieces and len({one // home_span for one in firsts}) == 1:
+            if is_allowed and len({*places}) == shards and len({one // home_span for one in firsts}) == 1:
                 yield option, places
 
 
-def _nearest(moves: Moves, option: int, pieces: int, count: int) -> tuple[int, ...]:
-    """Return the place where each piece moves the fewest bytes, the first piece first."""
-    slot_SQ, place_SQ = np.indices((pieces, count))
-    bytes_SQ = moves.piece_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
+def _nearest(moves: Moves, option: int, shards: int, count: int) -> tuple[int, ...]:
+    """Return the place where each shard moves the fewest bytes, chosen shard by shard."""
+    slot_SQ, place_SQ = np.indices((shards, count))
+    bytes_SQ = moves.shard_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
     places: list[int] = []
     for bytes_Q in bytes_SQ:
         bytes_Q[places] = np.inf
@@ -305,21 +305,21 @@ def _nearest(moves: Moves, option: int, pieces: int, count: int) -> tuple[int, .
 
 def _limit_memory(program: IntegerProgram, moves: Moves, option_V: Indices, place_VS: Indices) -> None:
     """Add constraints for the memory of devices, hosts and SSDs."""
-    table, machine, arrays = moves.table, moves.space.task.machine, moves.space.piece_arrays
+    table, machine, arrays = moves.table, moves.space.task.machine, moves.space.shard_arrays
     devices, nodes = machine.num_devices, machine.num_nodes
     variable_F, slot_F = repeat_numbers(table.count_O[option_V])
     option_F = option_V[variable_F]
-    piece_F, span_F = table.piece_A[table.first_O[option_F] + slot_F], table.span_O[option_F]
+    shard_F, span_F = table.shard_A[table.first_O[option_F] + slot_F], table.span_O[option_F]
     from_F, offset_F = repeat_numbers(span_F)
     device_F = (place_VS[variable_F, slot_F] * span_F)[from_F] + offset_F
-    piece_F, variable_F = piece_F[from_F], variable_F[from_F]
+    shard_F, variable_F = shard_F[from_F], variable_F[from_F]
     node_F = devices + device_F // machine.devices_per_node
     room_R = np.array(
-        [*moves.space.room_D, *(machine.host_bytes or (0,) * nodes), *(machine.ssd_bytes or (0,) * nodes)]
+        [*moves.space.memory_D, *(machine.host_bytes or (0,) * nodes), *(machine.ssd_bytes or (0,) * nodes)]
     )
     used = ((device_F, arrays.size_P), (node_F, arrays.host_P), (node_F + nodes, arrays.ssd_P))
     for rooms_F, bytes_P in used:
         for room in np.unique(rooms_F).tolist():
-            own = np.flatnonzero((rooms_F == room) & (bytes_P[piece_F] > 0))
-            shares = bytes_P[piece_F[own]] / max(float(room_R[room]), 1.0)
+            own = np.flatnonzero((rooms_F == room) & (bytes_P[shard_F] > 0))
+            shares = bytes_P[shard_F[own]] / max(float(room_R[room]), 1.0)
             program.limit(zip(variable_F[own].tolist(), shares.tolist(), strict=True), most=1 - _SLACK)

@@ -1,6 +1,6 @@
 """Greedy placement of groups on the devices with the least load and enough memory, for many starts in parallel.
 
-Legend: N starts, G groups, O options of all groups, D devices, S pieces of an option (padded), P pieces of all options,
+Legend: N starts, G groups, O options of all groups, D devices, S shards of an option (padded), P shards of all options,
 Q places, R rules of tables that stay apart, M options.
 """
 
@@ -17,36 +17,37 @@ from evenshard.search.sharding_option import OptionTable
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
-# Sort if more than one of this many devices is needed; otherwise search the minimum repeatedly.
+# Sort if more than one of this many devices is needed, else search the minimum repeatedly.
 DEVICES_PER_ARGMIN = 8
-# Additions to the keys of devices with pieces of other widths, without enough memory, and forbidden by rules; any work
+# Additions to the keys of devices with shards of other widths, without enough memory, and forbidden by rules; any work
 # is far below them.
 FAR, NO_MEMORY, FORBIDDEN = 1e5, 1e6, 1e12
 # Penalty for options with faults, ms.
 FAULT = 1e6
 
 
-class PieceWorks:
-    """The work of pieces, regardless of other pieces on their device.
+class ShardTimes:
+    """Estimated time of each shard alone, independent of other shards on its device.
 
     Attributes:
-        ms_P: time of each piece alone on a device, without the time of an empty call.
-        longest_O, total_O: the longest piece of each option, and all pieces with all their copies.
-        even_ms: an even share of a device, with the cheapest option of each group.
+        ms_P: time of each shard alone on a device, without the time of an empty call.
+        longest_O, total_O: the longest shard of each option, and all shards with all their copies.
+        even_ms: mean work per device if each group takes its cheapest option.
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        table, arrays, (slopes_V, replica_ms) = space.table, space.piece_arrays, space.costs.exchange_slopes
+        table, arrays, (slopes_V, replica_ms) = space.table, space.shard_arrays, space.costs.exchange_slopes
         found = []
         for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
             own_P = alone_ms(price, columns_PH)
+            # Without the time of an empty call; at least 2 % of it, so that no shard is free.
             found.append(np.maximum(own_P - own_P.min(), 0.02 * own_P.min()))
         row_ms = np.max(found, axis=0)
-        piece_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)
-        ms_P = np.bincount(piece_of_C, row_ms[arrays.row_C], len(arrays.cells_P))
+        shard_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)
+        ms_P = np.bincount(shard_of_C, row_ms[arrays.row_C], len(arrays.cells_P))
         ms_P += arrays.volume_PV @ slopes_V + arrays.values_P * replica_ms + arrays.offload_PK2.sum(axis=2).max(axis=1)
         self.ms_P = round_last_digits(np.asarray(ms_P, dtype=np.float64))
-        of_A = self.ms_P[table.piece_A]
+        of_A = self.ms_P[table.shard_A]
         self.longest_O = np.maximum.reduceat(of_A, table.first_O)
         self.total_O = round_last_digits(
             np.asarray(np.add.reduceat(of_A, table.first_O) * table.span_O, dtype=np.float64)
@@ -55,10 +56,10 @@ class PieceWorks:
 
 
 class GreedyPlacer:
-    """A placer of groups, one by one, on the devices with the least load and enough memory, for many starts at once."""
+    """Greedy placer of groups, one by one, on the least loaded devices with enough memory, for many starts at once."""
 
     def __init__(self, space: SearchSpace) -> None:
-        self.space, self.works = space, PieceWorks(space)
+        self.space, self.times = space, ShardTimes(space)
         self.table = table = space.table
         self._devices = space.task.num_devices
         self.allowed_GD: Mask | None = None
@@ -66,32 +67,32 @@ class GreedyPlacer:
             every = np.ones(self._devices, dtype=bool)
             allowed = (group.allowed_D for group in space.groups)
             self.allowed_GD = np.array([every if one is None else one for one in allowed])
-        # Masks of the pieces in each rule of tables that stay apart, [R, P].
+        # Masks of the shards in each rule of tables that stay apart, [R, P].
         rules = sorted({rule for group in space.groups for rule in group.apart})
         group_A = table.group_O.repeat(table.count_O)
-        self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)
+        self.apart_RP = np.zeros((len(rules), len(space.shard_arrays.span_P)), dtype=bool)
         for has_rule_P, rule in zip(self.apart_RP, rules, strict=True):
             has_rule_G = np.array([rule in group.apart for group in space.groups])
-            has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
+            has_rule_P[table.shard_A[has_rule_G[group_A]]] = True
 
     def cheapest(self, fault_O: Indices | Mask) -> Indices:
-        """Return each group's option with the least work among those with the least fault, [G]."""
-        return cheapest_options(self.table, self.works.total_O + FAULT * fault_O)
+        """Return each group's cheapest option among those with the lowest ``fault_O`` (rule violation), [G]."""
+        return cheapest_options(self.table, self.times.total_O + FAULT * fault_O)
 
     def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
         """Return the places of all groups, [N, G, S]; these may exceed the memory."""
-        table, devices, works = self.table, self._devices, self.works
+        table, devices, times = self.table, self._devices, self.times
         count, groups = option_NG.shape
-        place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
+        place_NGS = np.zeros((count, groups, table.most_shards), dtype=table.place_type)
         load_ND = np.zeros((count, devices))
-        free_ND = np.repeat(self.space.room_D[None], count, axis=0)
+        free_ND = np.repeat(self.space.memory_D[None], count, axis=0)
         is_single_NG = table.span_O[option_NG] == 1
-        total_NG = np.where(is_single_NG, works.total_O[option_NG] * scale_NG, 0.0)
-        # Rows and replicas first, then groups with few devices to choose from, then narrow pieces, then the longest.
+        total_NG = np.where(is_single_NG, times.total_O[option_NG] * scale_NG, 0.0)
+        # Rows and replicas first, then groups with few devices to choose from, then narrow shards, then the longest.
         class_NG = np.where(by_width_N[:, None], np.searchsorted(self.space.lane_limits, table.width_O)[option_NG], 0)
         few_G = np.zeros(groups) if self.allowed_GD is None else self.allowed_GD.sum(axis=1)
         few_NG = np.broadcast_to(few_G, (count, groups))
-        order_NG = np.lexsort((-works.longest_O[option_NG], class_NG, few_NG, is_single_NG))
+        order_NG = np.lexsort((-times.longest_O[option_NG], class_NG, few_NG, is_single_NG))
         far_CND = self._far(class_NG, total_NG) if by_width_N.any() else None
         rows = np.arange(count)
         apart: dict[int, Mask] = {}
@@ -104,9 +105,9 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """Return additions to device keys that give each class of widths devices in proportion to its work, [C, N, D].
+        """Return key penalties that reserve devices for each width class in proportion to its work, [C, N, D].
 
-        Pieces that do not fit there go to devices with wider pieces, then to others.
+        Shards that do not fit on these devices go to devices with wider shards, then to others.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
@@ -126,7 +127,7 @@ class GreedyPlacer:
         free_ND: Indices,
         apart: dict[int, Mask],
     ) -> Indices:
-        """Place one group of each start at the least key; updates loads, free memory and ``apart``.
+        """Place one group of each start on the devices with the lowest key; update loads, memory and ``apart``.
 
         Args:
             apart: devices in use by each rule of tables that stay apart, [N, D].
@@ -148,17 +149,17 @@ class GreedyPlacer:
         if (span_F > 1).any():
             from_F, offset_F = repeat_numbers(span_F)
             row_F, first_F = row_F[from_F], first_F[from_F] + offset_F
-        # Each device has at most one piece of an option, so indices are unique.
-        load_ND[row_F, first_F] += self.works.longest_O[option_N][row_F]
+        # Each device has at most one shard of an option, so indices are unique.
+        load_ND[row_F, first_F] += self.times.longest_O[option_N][row_F]
         free_ND[row_F, first_F] -= table.bytes_O[option_N][row_F]
         for row, rule in ruled:
             apart[rule][row, place_NS[row, : table.count_O[option_N[row]]]] = True
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """Return the places with the least keys for options, [M, S]; all pieces of one option are in one home."""
+        """Return the places with the lowest keys for each option, [M, S], all within one home (``home_span``)."""
         table, devices = self.table, self._devices
-        place_MS = np.zeros((len(option_M), table.most_pieces), dtype=table.place_type)
+        place_MS = np.zeros((len(option_M), table.most_shards), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
         for shape in np.unique(shape_M).tolist():
             own = np.flatnonzero(shape_M == shape)
@@ -179,8 +180,8 @@ class GreedyPlacer:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def count_apart(self, chains: Chains) -> Indices:
-        """Count the pieces on each device that must stay apart from each other, [R, N, D]."""
-        found = [chains.sum_by_device(chains.all_pieces, has_P, chains.num) for has_P in self.apart_RP]
+        """Count the shards on each device that must stay apart from each other, [R, N, D]."""
+        found = [chains.sum_by_device(chains.all_shards, has_P, chains.num) for has_P in self.apart_RP]
         return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
 
     def is_legal(self, chains: Chains) -> Mask:
@@ -188,15 +189,15 @@ class GreedyPlacer:
         is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
         if self.allowed_GD is not None:
             numbers = np.arange(len(chains.all_group_F))
-            pieces = chains.all_pieces
-            each = chains.on_each(replace(pieces, change_F=numbers))
+            shards = chains.all_shards
+            each = chains.expand_to_devices(replace(shards, change_F=numbers))
             is_allowed_F = self.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
-            is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
+            is_legal_N[shards.change_F[each.change_F[~is_allowed_F]]] = False
         return is_legal_N
 
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
-    """Return the indices of the ``most`` least values of each row, [M, most]; ties in order."""
+    """Return the indices of the ``most`` smallest values per row, [M, most]; ties by index."""
     if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
         return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
     key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))

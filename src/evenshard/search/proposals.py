@@ -1,11 +1,11 @@
-"""Random changes of placements under search, as arrays: moves, swaps, other options, ejections.
+"""Random changes that annealing proposes: moves, swaps, option changes and ejections, as arrays.
 
-Most changes begin on the slowest device of a window of the step. A piece moves to a device with a low load, or swaps
-places with another piece. A group takes another option, often the type and width of another random group, on the
-devices with the lowest loads. In some changes, a piece also leaves the busiest of the receiving devices (ejection).
+Most changes begin on the slowest device of a window of the step. A shard moves to a device with a low load, or swaps
+places with another shard. A group takes another option, often the type and width of another random group, on the least
+loaded devices. In some changes, another shard also leaves the busiest of the receiving devices (ejection).
 
-Legend: N chains, M changes that are drawn, E edits of groups, F pieces, G groups, K options of a group (padded), D
-devices, X devices of all chains, P pieces of all options, R rules of tables that stay apart.
+Legend: N chains, M changes that are drawn, E edits of groups, F shards, G groups, K options of a group (padded), D
+devices, X devices of all chains, P shards of all options, R rules of tables that stay apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # only the search near a placement needs it
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25
-# Share of swaps in which two groups with equally many pieces swap all places.
+# Share of swaps in which two groups with equally many shards swap all places.
 TRADES = 0.5
 # Share of changes that begin on a slowest device.
 FROM_SLOWEST = 0.7
@@ -51,7 +51,7 @@ NO_MEMORY = 10.0
 
 
 class Proposals:
-    """A generator of random changes of chains.
+    """Generator of random proposals for the annealing chains.
 
     Args:
         placer: placer of the space's groups.
@@ -60,7 +60,7 @@ class Proposals:
 
     def __init__(self, placer: GreedyPlacer, rng: np.random.Generator) -> None:
         self.placer, self._rng = placer, rng
-        self._space, self._table, self._ms_P = placer.space, placer.table, placer.works.ms_P
+        self._space, self._table, self._ms_P = placer.space, placer.table, placer.times.ms_P
         self._devices = self._space.task.num_devices
         table = self._table
         most = int(table.num_options_G.max())
@@ -70,25 +70,25 @@ class Proposals:
         replica_GK = table.is_replica_O[option_GK] & exists_GK
         self._replica_G = np.where(replica_GK.any(axis=1), table.first_option_G + replica_GK.argmax(axis=1), -1)
         self._bytes_G = (table.bytes_O * table.count_O)[table.first_option_G]
-        self._is_single_P = self._space.piece_arrays.span_P == 1
+        self._is_single_P = self._space.shard_arrays.span_P == 1
 
-    # Pieces of devices ------------------------------------------------------------------------------------------------
+    # Shards of devices ------------------------------------------------------------------------------------------------
 
     def _index(self, chains: Chains) -> None:
-        """Sort the pieces on single devices by device."""
-        pieces = chains.all_pieces
-        is_single_F = self._is_single_P[pieces.piece_F]
+        """Index the single-device shards by device."""
+        shards = chains.all_shards
+        is_single_F = self._is_single_P[shards.shard_F]
         at = np.flatnonzero(is_single_F)
-        x_F = pieces.change_F[at] * self._devices + pieces.device_F[at]
+        x_F = shards.change_F[at] * self._devices + shards.device_F[at]
         self._order = at[np.argsort(x_F, kind="stable")]
         self._count_X = np.bincount(x_F, minlength=chains.num * self._devices)
         self._start_X = np.cumsum(self._count_X) - self._count_X
         self._spread = np.flatnonzero(~is_single_F)
-        self._spread_N = np.bincount(pieces.change_F[self._spread], minlength=chains.num)
+        self._spread_N = np.bincount(shards.change_F[self._spread], minlength=chains.num)
         self._start_N = np.cumsum(self._spread_N) - self._spread_N
 
-    def _piece_on(self, x_M: Indices) -> tuple[Indices, Mask]:
-        """Draw a piece on each device; also return if there is one."""
+    def _shard_on(self, x_M: Indices) -> tuple[Indices, Mask]:
+        """Draw one shard on each device, and a mask of devices that have any."""
         if not len(self._order):
             return np.zeros(len(x_M), dtype=np.int64), np.zeros(len(x_M), dtype=bool)
         count_M = self._count_X[x_M]
@@ -96,7 +96,7 @@ class Proposals:
         return self._order[np.minimum(self._start_X[x_M] + number_M, len(self._order) - 1)], count_M > 0
 
     def _light_device(self, chain_M: Indices) -> Indices:
-        """Draw the lightest of three random devices, or of all."""
+        """Draw the least loaded of three random devices, or with a small probability of all devices."""
         count = len(chain_M)
         three_M3 = self._rng.integers(self._devices, size=(count, 3))
         lightest_M1 = self._load_ND[chain_M[:, None], three_M3].argmin(axis=1)[:, None]
@@ -115,7 +115,7 @@ class Proposals:
         slow_BN = round_last_digits(chains.windows_BND).argmax(axis=-1)
         slow_M = slow_BN[rng.integers(len(slow_BN), size=count), chain_M]
         source_M = np.where(rng.random(count) < FROM_SLOWEST, slow_M, rng.integers(devices, size=count))
-        at_M, has_M = self._piece_on(chain_M * devices + source_M)
+        at_M, has_M = self._shard_on(chain_M * devices + source_M)
         draw_M, may_move_M = rng.random(count), has_M & (devices > 1)
         moves = np.flatnonzero(may_move_M & (draw_M < MOVES))
         swaps = np.flatnonzero(may_move_M & (draw_M >= MOVES) & (draw_M < MOVES + SWAPS))
@@ -128,7 +128,7 @@ class Proposals:
             ]
         )
         if chains.moves is not None:
-            edits = self._send_home(chains, chains.moves, edits, chain_M)
+            edits = self._return_home(chains, chains.moves, edits, chain_M)
         return chain_M, self._keep_legal(chains, self._add_ejections(chains, edits, chain_M), chain_M)
 
     def _move(self, chains: Chains, change_E: Indices, at_E: Indices, to_E: Indices, chain_E: Indices) -> Edits:
@@ -141,22 +141,22 @@ class Proposals:
         count = len(change_M)
         random_M = self._rng.integers(self._devices, size=count)
         to_M = np.where(self._rng.random(count) < 0.5, self._light_device(chain_M), random_M)
-        other_M, has_M = self._piece_on(chain_M * self._devices + to_M)
-        source_M = chains.all_pieces.device_F[at_M]
+        other_M, has_M = self._shard_on(chain_M * self._devices + to_M)
+        source_M = chains.all_shards.device_F[at_M]
         own = np.flatnonzero(has_M & (to_M != source_M))
         change, chain = change_M[own], chain_M[own]
-        pieces = (
+        shards = (
             self._move(chains, change, at_M[own], to_M[own], chain),
             self._move(chains, change, other_M[own], source_M[own], chain),
         )
-        one, other = pieces
+        one, other = shards
         trades_E = (self._rng.random(len(own)) < TRADES) & self._can_trade(one.option_E, other.option_E)
         there_ES, here_ES = (chains.place_NGS[chain, edits.group_E] for edits in (other, one))
         one.place_ES[trades_E], other.place_ES[trades_E] = there_ES[trades_E], here_ES[trades_E]
-        return Edits.join(pieces)
+        return Edits.join(shards)
 
     def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return True if options have equally many pieces, more than one, with homes of the same size."""
+        """Return True for options that can swap all places: equally many shards (several) and equal home span."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
         return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
@@ -180,23 +180,23 @@ class Proposals:
         option_M[copies] = table.first_option_G[group_M[copies]] + matches_MK[copies].argmax(axis=1)
         place_MS = self._place(chains, chain_M, group_M, option_M)
         edits = Edits(change_M, group_M, option_M, place_MS)
-        return self._keep_elsewhere(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
+        return self._change_storage(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
 
-    def _keep_elsewhere(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
-        """Replace some options by the same parts in other memory, also for two groups of a device in exchange."""
+    def _change_storage(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
+        """Replace some changes by another storage of a group, also for two groups of a device at once."""
         rng, count = self._rng, len(chain_M)
-        x_M = chain_M * self._devices + chains.all_pieces.device_F[at_M]
-        other_M, _ = self._piece_on(x_M)
+        x_M = chain_M * self._devices + chains.all_shards.device_F[at_M]
+        other_M, _ = self._shard_on(x_M)
         group_M, other_group_M = edits.group_E, chains.all_group_F[other_M]
         num_twins_M = self._table.num_twins_O[chains.option_NG[chain_M, group_M]]
         is_kept_M = (rng.random(count) < OTHER_MEMORY) & (num_twins_M > 1)
         is_pair_M = is_kept_M & has_M & (rng.random(count) < 0.5) & (group_M != other_group_M)
-        first = self._twins(chains, edits.change_E, group_M, chain_M)
-        second = self._twins(chains, edits.change_E, other_group_M, chain_M)
+        first = self._draw_storages(chains, edits.change_E, group_M, chain_M)
+        second = self._draw_storages(chains, edits.change_E, other_group_M, chain_M)
         return Edits.join([edits.select(~is_kept_M), first.select(is_kept_M), second.select(is_pair_M)])
 
-    def _twins(self, chains: Chains, change_M: Indices, group_M: Indices, chain_M: Indices) -> Edits:
-        """Draw another storage for groups, with the same type and places."""
+    def _draw_storages(self, chains: Chains, change_M: Indices, group_M: Indices, chain_M: Indices) -> Edits:
+        """Draw a storage for each group, with the same sharding type and places."""
         table, now_M = self._table, chains.option_NG[chain_M, group_M]
         number_M = (self._rng.random(len(now_M)) * table.num_twins_O[now_M]).astype(np.int64)
         option_M = table.twin_O[table.first_twin_O[now_M] + number_M]
@@ -207,19 +207,19 @@ class Proposals:
         count, table = len(chain_M), self._table
         key_MD = self._load_ND[chain_M]
         old_MS = chains.place_NGS[chain_M, group_M]
-        gone, _, _ = chains.pieces(np.arange(count), chains.option_NG[chain_M, group_M], old_MS, 1)
-        gone = gone.select(self._is_single_P[gone.piece_F])
-        np.subtract.at(key_MD, (gone.change_F, gone.device_F), self._ms_P[gone.piece_F])
+        gone, _, _ = chains.list_shards(np.arange(count), chains.option_NG[chain_M, group_M], old_MS, 1)
+        gone = gone.select(self._is_single_P[gone.shard_F])
+        np.subtract.at(key_MD, (gone.change_F, gone.device_F), self._ms_P[gone.shard_F])
         scale_M1 = self._load_ND.max(axis=1)[chain_M][:, None]
         key_MD += scale_M1 * (JITTER * self._rng.random((count, 1)) ** 2) * self._rng.random(key_MD.shape)
-        free_MD = self._space.room_D - chains.used_3ND[0][chain_M]
+        free_MD = self._space.memory_D - chains.used_3ND[0][chain_M]
         key_MD += NO_MEMORY * scale_M1 * (free_MD < table.bytes_O[option_M][:, None])
         if self.placer.allowed_GD is not None:
             key_MD = np.where(self.placer.allowed_GD[group_M], key_MD, FORBIDDEN)
         return self.placer.places(option_M, key_MD)
 
-    def _send_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
-        """Replace some changes by the return of a group to its place in the earlier placement."""
+    def _return_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
+        """Replace some changes with moving a group back to its place in the earlier placement."""
         is_away_NG = (chains.option_NG != moves.home_G) | (chains.place_NGS != moves.home_GS).any(axis=2)
         is_away_NG &= moves.home_G >= 0
         count_N, (_, group_A) = is_away_NG.sum(axis=1), np.nonzero(is_away_NG)
@@ -231,7 +231,7 @@ class Proposals:
         return Edits.join([edits.select(~is_chosen_M[edits.change_E]), home])
 
     def _add_ejections(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Add to some changes of one group that a piece leaves the busiest device."""
+        """Extend some single-group changes: also move a shard off the busiest receiving device."""
         rng, devices = self._rng, self._devices
         is_chosen_M = rng.random(len(chain_M)) < EJECTIONS
         is_alone_M = np.bincount(edits.change_E, minlength=len(chain_M)) == 1
@@ -240,12 +240,12 @@ class Proposals:
             return edits
         change, group = edits.change_E[own], edits.group_E[own]
         chain = chain_M[change]
-        come, from_F, _ = chains.pieces(np.arange(len(own)), edits.option_E[own], edits.place_ES[own], 1)
-        load_F = self._load_ND[chain[from_F], come.device_F] + self._ms_P[come.piece_F]
+        come, from_F, _ = chains.list_shards(np.arange(len(own)), edits.option_E[own], edits.place_ES[own], 1)
+        load_F = self._load_ND[chain[from_F], come.device_F] + self._ms_P[come.shard_F]
         order = np.lexsort((-load_F, from_F))
         _, first = np.unique(from_F[order], return_index=True)
         device = come.device_F[order[first]]
-        at, has = self._piece_on(chain * devices + device)
+        at, has = self._shard_on(chain * devices + device)
         to = self._light_device(chain)
         has &= (chains.all_group_F[at] != group) & (to != device)
         return Edits.join([edits, self._move(chains, change[has], at[has], to[has], chain[has])])
@@ -253,27 +253,27 @@ class Proposals:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Drop changes that put two pieces of a group on one device, or leave its home, or break rules."""
+        """Drop changes that put two shards of a group on one device, leave its home span, or break rules."""
         table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]
         many = np.flatnonzero(count_E > 1)
         if len(many):
-            slots, place_ES, count_E1 = np.arange(table.most_pieces), edits.place_ES[many], count_E[many, None]
+            slots, place_ES, count_E1 = np.arange(table.most_shards), edits.place_ES[many], count_E[many, None]
             sorted_ES = np.sort(np.where(slots < count_E1, place_ES, -1 - slots), axis=1)
             home_E = table.home_O[edits.option_E[many]] // table.span_O[edits.option_E[many]]
             home_ES = np.where(slots < count_E1, place_ES, place_ES[:, :1]) // home_E[:, None]
             is_bad_E = (sorted_ES[:, 1:] == sorted_ES[:, :-1]).any(axis=1) | (home_ES != home_ES[:, :1]).any(axis=1)
             is_bad_M[edits.change_E[many[is_bad_E]]] = True
         if self.placer.allowed_GD is not None:
-            come, _, _ = chains.pieces(np.arange(len(count_E)), edits.option_E, edits.place_ES, 1)
-            come = chains.on_each(come)
+            come, _, _ = chains.list_shards(np.arange(len(count_E)), edits.option_E, edits.place_ES, 1)
+            come = chains.expand_to_devices(come)
             is_forbidden_F = ~self.placer.allowed_GD[edits.group_E[come.change_F], come.device_F]
             is_bad_M[edits.change_E[come.change_F[is_forbidden_F]]] = True
         if len(self.placer.apart_RP):
-            pieces = chains.changed_pieces(chain_M, edits)
+            shards = chains.list_changed_shards(chain_M, edits)
             for has_rule_P, held_ND in zip(self.placer.apart_RP, self.placer.count_apart(chains), strict=True):
-                more_MD = chains.sum_by_device(pieces, has_rule_P, len(chain_M))
+                more_MD = chains.sum_by_device(shards, has_rule_P, len(chain_M))
                 is_bad_M |= ((more_MD > 0) & (held_ND[chain_M] + more_MD > 1)).any(axis=1)
         return edits.select(~is_bad_M[edits.change_E])
 
@@ -292,14 +292,14 @@ class Proposals:
         )
         place_MGS = chains.place_NGS[number_M].copy()
         load_MD = self._load_ND[number_M].copy()
-        free_MD = self._space.room_D - chains.used_3ND[0][number_M]
+        free_MD = self._space.memory_D - chains.used_3ND[0][number_M]
         row_E, group_E = np.nonzero(is_changed_MG)
-        gone, _, _ = chains.pieces(row_E, chains.option_NG[number_M[row_E], group_E], place_MGS[row_E, group_E], 1)
-        gone = chains.on_each(gone)
-        np.subtract.at(load_MD, (gone.change_F, gone.device_F), self._ms_P[gone.piece_F])
-        np.add.at(free_MD, (gone.change_F, gone.device_F), self._space.piece_arrays.size_P[gone.piece_F])
+        gone, _, _ = chains.list_shards(row_E, chains.option_NG[number_M[row_E], group_E], place_MGS[row_E, group_E], 1)
+        gone = chains.expand_to_devices(gone)
+        np.subtract.at(load_MD, (gone.change_F, gone.device_F), self._ms_P[gone.shard_F])
+        np.add.at(free_MD, (gone.change_F, gone.device_F), self._space.shard_arrays.size_P[gone.shard_F])
         order_MG = np.argsort(
-            np.where(is_changed_MG, -self.placer.works.longest_O[option_MG], np.inf), axis=1, kind="stable"
+            np.where(is_changed_MG, -self.placer.times.longest_O[option_MG], np.inf), axis=1, kind="stable"
         )
         count_M = is_changed_MG.sum(axis=1)
         for step in range(int(count_M.max(initial=0))):
@@ -311,7 +311,7 @@ class Proposals:
         return number_M, option_MG, place_MGS
 
     def _options_of_many(self, now_G: Indices) -> Indices:
-        """Return another type and width for all groups of a type, or replicas of groups up to a random size, [G].
+        """Draw new options for many groups: another type and width, or replication up to a random size, [G].
 
         May also cut a collection with MEAN tables by rows, or undo it.
         """

@@ -1,9 +1,9 @@
 """The search over all sharding options and places: greedy starts, improved by simulated annealing.
 
-A search with more effort begins like one with less and continues from its best placements, so it never gives a worse
-answer. Effort is a number of tried changes, so the same arguments give the same placement.
+A search with more effort begins like a search with less effort and continues from its best placements, so it never
+gives a worse answer. Effort is a number of tried changes, so the same arguments give the same placement.
 
-Legend: N placements, G groups, S pieces of an option (padded).
+Legend: N placements, G groups, S shards of an option (padded).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.task import restrict_to_row_wise
 from evenshard.price.loads import Indices
 from evenshard.price.step import PartCosts, PredictedParts
-from evenshard.price.step_time import without_last_digits
+from evenshard.price.step_time import round_for_sorting
 from evenshard.search.annealing import PHASES, Annealing, Best, Phases
 from evenshard.search.chains import Chains
-from evenshard.search.greedy import GreedyStarts, greedy_starts
+from evenshard.search.greedy import GreedyStarts, select_starts
 from evenshard.search.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.search.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.search.placer import GreedyPlacer
@@ -42,22 +42,23 @@ MOST_STARTS = 20
 # Groups times devices below which a search stops at the lower bound, or after a run without improvement; its first run
 # has the given number of changes for each, and each further run doubles all changes.
 SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
-MOST_CANDIDATES = 16
+MOST_CANDIDATES = 16  # placements that a search returns
 
 
 @dataclass(frozen=True)
 class PlanSearchEffort:
-    """Length of a search: number of changes, reduced for small tasks, and an optional time limit."""
+    """Search effort: number of tried changes, reduced for small tasks, and an optional time limit."""
 
     changes: int = 200_000
     time_limit_s: float | None = None
 
 
 QUICK, NORMAL, LONG = "quick", "normal", "long"
+# Numbers of tried changes; each effort begins like the lesser efforts.
 EFFORTS = {QUICK: PlanSearchEffort(50_000), NORMAL: PlanSearchEffort(), LONG: PlanSearchEffort(1_000_000)}
 
 
-def effort_called(name: str) -> PlanSearchEffort:
+def get_effort(name: str) -> PlanSearchEffort:
     """Return the effort with this name from ``EFFORTS``.
 
     Raises:
@@ -70,7 +71,7 @@ def effort_called(name: str) -> PlanSearchEffort:
 
 @dataclass(frozen=True)
 class PlanSearchResult:
-    """Placements that the search found: distinct candidates, the best first, the others by their cost."""
+    """Search result: the best placement, and distinct candidates, the best first, then by cost."""
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
@@ -83,7 +84,7 @@ Progress = Callable[[float, float], None]
 
 @dataclass
 class _Pool:
-    """The best distinct placements so far: cost including unusual cuts, options [G] and places [G, S]."""
+    """Pool of the best distinct placements so far; costs include a penalty for unusual cuts."""
 
     space: SearchSpace
     found: dict[bytes, tuple[float, Indices, Indices]] = field(default_factory=dict)
@@ -111,10 +112,10 @@ class _Pool:
 
 
 class PlanSearch:
-    """The search on one task, of normal length by default.
+    """Search for the best placement of one task, with normal effort by default.
 
     Args:
-        packing_s: time limit of the solver that looks for a legal placement if nothing else finds one.
+        packing_s: time limit of the solver that looks for a legal placement if nothing else finds any.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class PlanSearch:
         # Known placements may have uneven rows, which no option has.
         predicted = [self.costs.predict(parts) for parts in (*ordered[:1], *map(tuple, known))]
         more_ms = self.costs.divisions_ms
-        best = min(predicted, key=lambda one: without_last_digits(one.predicted_ms + more_ms(one.parts)))
+        best = min(predicted, key=lambda one: round_for_sorting(one.predicted_ms + more_ms(one.parts)))
         candidates = tuple(dict.fromkeys((best.parts, *ordered)))
         return PlanSearchResult(best, candidates[:MOST_CANDIDATES], self.is_interrupted)
 
@@ -170,7 +171,7 @@ class PlanSearch:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
         placer = GreedyPlacer(self.space)
         makes = GreedyStarts(placer)
-        greedy = greedy_starts(placed := makes.all(), MOST_STARTS) + makes.means_in_rows(placed)
+        greedy = select_starts(placed := makes.make_all(), MOST_STARTS) + makes.cut_means_by_rows(placed)
         arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [
             arrays_of(self.space.table, one) for one in choices
         ]
@@ -197,7 +198,7 @@ class PlanSearch:
     def legal_starts(
         self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
     ) -> Best:
-        """Return the placements that the rules allow; these may exceed the memory."""
+        """Return the given placements that violate no rule; they may exceed memory."""
         chains = Chains(self.space, option_NG, place_NGS, moves=moves)
         return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
 
@@ -228,7 +229,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Split the changes into those of each lesser effort and the rest; for a small task into more runs."""
+        """Split the changes into runs: one per lower effort, then the rest; more runs for small tasks."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

@@ -1,10 +1,11 @@
-"""The choices of a search: groups of tables, and the sharding options of each.
+"""Sharding options of the search: groups of tables, and the options of each.
 
-A piece is placed as a unit: columns on a device, rows on all devices of a node or on all devices, or a replica on each.
-Tables that stay together are one group with one piece. Collections with MEAN tables are cut by rows as a whole.
+The search places shards: columns of a table on one device, rows on all devices of a node or of the machine, or a
+replica on each. For row-wise and replicated tables, one entry represents the equal shards of all these devices. Tables
+that stay together are one group with one shard. Collections with MEAN tables are row-wise as a whole.
 
-Legend: D devices, G groups, O options of all groups or cuts, A pieces of all options or parts of all cuts, K
-collections, P pieces, M placements.
+Legend: D devices, G groups, O options of all groups or cuts, A shards of all options or parts of all cuts, K
+collections, P shards, M placements.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from evenshard.placement.parts import COLUMN_STEP, Storage
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.price.loads import Indices, Mask, Rows
 from evenshard.price.step import PartCosts
-from evenshard.search.piece_builder import PieceArrays
+from evenshard.search.shard_builder import ShardArrays
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import MEAN
 
@@ -31,25 +32,25 @@ WRONG = 0.1
 
 @dataclass(frozen=True)
 class ShardingOption:
-    """A sharding option for a group of tables, like TorchRec's ``ShardingOption``.
+    """Sharding option of a group of tables, like TorchRec's ``ShardingOption``.
 
-    Each piece is on ``span`` consecutive devices; its place is the index of such a set. All pieces are within
-    ``home_span`` devices. ``pieces`` has the index of each among all pieces of the space, ``widths`` its columns.
+    Each shard is on ``span`` consecutive devices; its place is the index of this block of devices. All shards are
+    within ``home_span`` consecutive devices. ``shards`` are indices into the space's shards, ``widths`` their columns.
     """
 
     sharding_type: str
     storage: Storage
     span: int
     home_span: int
-    pieces: tuple[int, ...]
+    shards: tuple[int, ...]
     widths: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Cuts of a table by columns, each an option.
+    """Column cuts of a table, one per option, which share their widths.
 
-    ``widths`` are the different widths of all cuts, ``slots`` the index of the width of each part of each cut.
+    ``widths`` are the distinct widths of all cuts; ``slots`` has, for each part of each cut, the index of its width.
     """
 
     widths: tuple[int, ...]
@@ -57,7 +58,7 @@ class Cuts:
 
     @staticmethod
     def of(cuts: Iterable[Sequence[int]]) -> Cuts:
-        """Index the widths of cuts."""
+        """Build from lists of widths, storing each distinct width once."""
         numbers: dict[int, int] = {}
         slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
         return Cuts(tuple(numbers), slots)
@@ -79,28 +80,28 @@ class Cuts:
 
 
 class OptionRun(NamedTuple):
-    """Options of a group of one type and storage; ``first_piece`` is the index of the piece of ``cuts.widths[0]``."""
+    """Consecutive options of a group with one type and storage."""
 
     sharding_type: str
     storage: Storage
     cuts: Cuts
-    first_piece: int
+    first_shard: int
 
 
 class OptionTable:
-    """All options of all groups, concatenated, and the pieces of each.
+    """All options of all groups, concatenated, and the shards of each.
 
     Attributes:
         num_options_G, first_option_G: number of options of each group, and the index of the first.
         group_O, number_O: the group of each option, and its index in the group.
-        count_O, first_O: number of pieces of each option, and the index of the first in ``piece_A``.
-        piece_A, option_A: the index of each piece among the distinct pieces, and its option.
+        count_O, first_O: number of shards of each option, and the index of the first in ``shard_A``.
+        shard_A, option_A: the index of each shard among the distinct shards, and its option.
         type_O, storage_O: indices into ``types`` and ``storages``.
-        span_O, home_O: consecutive devices of each piece, and of all pieces together.
-        bytes_O, width_O: device memory of the largest piece, and columns of the widest.
+        span_O, home_O: consecutive devices of each shard, and of all shards together.
+        bytes_O, width_O: device memory of the largest shard, and columns of the widest.
         is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts whose
             width is a power of two.
-        shape_O: an id of the type and the columns of the first piece.
+        shape_O: an id of the type and the columns of the first shard.
         twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ only in storage (``cut_O`` is an id
             of the widths); the index of each option's first twin, and the number of its twins.
     """
@@ -109,14 +110,14 @@ class OptionTable:
         self,
         num_options_G: Indices,
         count_O: Indices,
-        piece_A: Indices,
+        shard_A: Indices,
         types: tuple[tuple[str, ...], Indices],
         storages: tuple[tuple[Storage, ...], Indices],
         homes_2O: Indices,
         cut_O: Indices,
-        pieces: PieceArrays,
+        shards: ShardArrays,
     ) -> None:
-        self.num_options_G, self.count_O, self.piece_A = num_options_G, count_O, piece_A
+        self.num_options_G, self.count_O, self.shard_A = num_options_G, count_O, shard_A
         (self.types, self.type_O), (self.storages, self.storage_O) = types, storages
         self.span_O: Indices = homes_2O[0]
         self.home_O: Indices = homes_2O[1]
@@ -125,17 +126,17 @@ class OptionTable:
         self.number_O = np.arange(len(self.group_O)) - self.first_option_G[self.group_O]
         self.first_O = np.cumsum(count_O) - count_O
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
-        self.most_pieces = int(count_O.max())
+        self.most_shards = int(count_O.max())
         self.place_type: np.dtype[Any] = np.dtype(np.int16 if self.home_O.max() < 2**15 else np.int64)
-        self._columns_A = columns_A = pieces.columns_P[piece_A]
-        self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
+        self._columns_A = columns_A = shards.columns_P[shard_A]
+        self.bytes_O = np.maximum.reduceat(shards.size_P[shard_A], self.first_O)
         self.width_O = np.maximum.reduceat(columns_A, self.first_O)
         least_O = np.minimum.reduceat(columns_A, self.first_O)
         is_even_O = self.width_O - least_O <= COLUMN_STEP
         is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
         self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
         self.is_on_device_O = np.array([storage.is_on_device for storage in self.storages])[self.storage_O]
-        self.is_replica_O = pieces.values_P[piece_A[self.first_O]] > 0
+        self.is_replica_O = shards.values_P[shard_A[self.first_O]] > 0
         columns_O = columns_A[self.first_O]
         shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
         self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
@@ -146,7 +147,7 @@ class OptionTable:
         self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
     def pad_by_group(self, values_O: FloatArray) -> FloatArray:
-        """Index values by group and option, [G, options of a group], padded with infinity."""
+        """Reshape option values to [G, options of a group], padded with infinity."""
         found = np.full((len(self.num_options_G), int(self.num_options_G.max())), np.inf)
         found[self.group_O, self.number_O] = values_O
         return found
@@ -159,7 +160,7 @@ class OptionTable:
             self.storages[self.storage_O[number]],
             int(self.span_O[number]),
             int(self.home_O[number]),
-            tuple(self.piece_A[own].tolist()),
+            tuple(self.shard_A[own].tolist()),
             tuple(self._columns_A[own].tolist()),
         )
 
@@ -170,9 +171,9 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables that are placed together, by their positions in the task: a table, or tables that stay together.
+    """Tables that are placed together (one table, or tables that stay together), by position in the task.
 
-    ``allowed_D`` has its allowed devices, None for all; ``apart`` the groups of tables to keep apart that it is in.
+    ``allowed_D`` marks allowed devices, None for all; ``apart`` are the indices of its rules of tables to keep apart.
     """
 
     tables: tuple[int, ...]
@@ -183,25 +184,25 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the index of its option, and the place of each piece (``ShardingOption``)."""
+    """The sharding of a group: the index of its option, and the place of each shard (``ShardingOption``)."""
 
     option: int
     places: tuple[int, ...] = (0,)
 
 
 @dataclass
-class Pieces(Rows):
-    """Pieces added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
+class Shards(Rows):
+    """Shards added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
 
     change_F: Indices
-    piece_F: Indices
+    shard_F: Indices
     device_F: Indices
     sign_F: Indices
 
 
 @dataclass
 class Edits(Rows):
-    """Edits of groups: one change may have several."""
+    """New options and places of groups; one change may edit several groups."""
 
     change_E: Indices
     group_E: Indices
@@ -218,9 +219,9 @@ def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edi
 
 
 def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
-    """Convert choices of groups, by default of all, to options [E] and places [E, S]."""
+    """Convert choices of groups (all groups by default) to options [E] and places [E, S]."""
     first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
-    place_ES = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
+    place_ES = np.zeros((len(choices), table.most_shards), dtype=table.place_type)
     for place_S, one in zip(place_ES, choices, strict=True):
         place_S[: len(one.places)] = one.places
     return first_E + np.array([one.option for one in choices], dtype=np.int64), place_ES
@@ -236,42 +237,42 @@ def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> li
 
 
 class MeanCollections:
-    """Collections with MEAN tables that a search cuts by rows as a whole or not at all.
+    """Collections with MEAN tables that a search shards by rows as a whole or not at all.
 
     TorchRec computes means of row shards by dividing a collection's whole output, which is correct only if all of its
-    tables are cut by rows. If only some are, each group that would have to change counts as overflow of memory. If a
-    MEAN table is cut by rows, the time of the division is added to a step.
+    tables are row-wise. If only some are, each group that would have to change counts as overflow of memory. If a MEAN
+    table is row-wise, the time of the division is added to the step.
 
     ``number_G`` is the index in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``
-    mark options that cut tables of the collections, and their MEAN tables, by rows.
+    mark options that shard tables of the collections, and their MEAN tables, by rows.
     """
 
-    def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_pieces: int) -> None:
+    def __init__(self, costs: PartCosts, groups: Sequence[TableGroup], table: OptionTable, num_shards: int) -> None:
         task = costs.task
         self.names = sorted(task.may_be_row_wise) if task.means_of_rows else []
         firsts = [task.tables[group.tables[0]] for group in groups]
         number_of = {name: number for number, name in enumerate(self.names)}
         self.number_G = np.array([number_of.get(one.collection, -1) for one in firsts])
         self._size_K = np.bincount(self.number_G[self.number_G >= 0], minlength=len(self.names))
-        self._divided_K = np.array([costs.divided_ms({name}) for name in self.names])
+        self._divided_K = np.array([costs.division_ms({name}) for name in self.names])
         number_O = self.number_G[table.group_O]
         self.is_row_O = np.array([name in ROWS_ALONE for name in table.types])[table.type_O] & (number_O >= 0)
         self.is_mean_O = self.is_row_O & np.array([one.pooling == MEAN for one in firsts])[table.group_O]
-        self._number_P = np.full(num_pieces, -1)
+        self._number_P = np.full(num_shards, -1)
         number_O = number_O + len(self.names) * self.is_mean_O
-        self._number_P[table.piece_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
+        self._number_P[table.shard_A[table.first_O[self.is_row_O]]] = number_O[self.is_row_O]
 
-    def count_rows(self, pieces: Pieces, count: int) -> Indices:
-        """Count other tables, then MEAN tables of each collection that pieces of M changes cut by rows, [M, 2 K]."""
-        own, size = pieces.select(self._number_P[pieces.piece_F] >= 0), 2 * len(self.names)
-        found = np.bincount(own.change_F * size + self._number_P[own.piece_F], own.sign_F, count * size)
+    def count_rows(self, shards: Shards, count: int) -> Indices:
+        """Count row-sharded tables of each collection, non-MEAN first and then MEAN, for M changes, [M, 2 K]."""
+        own, size = shards.select(self._number_P[shards.shard_F] >= 0), 2 * len(self.names)
+        found = np.bincount(own.change_F * size + self._number_P[own.shard_F], own.sign_F, count * size)
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
-        """Return the overflow for the fewest groups that have to change, given the tables cut by rows, [M]."""
+        """Return the penalty for mixed collections: the minimum number of groups that must change, [M]."""
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 
-    def divided_ms(self, rows_MK: Indices) -> FloatArray:
+    def division_ms(self, rows_MK: Indices) -> FloatArray:
         """Return the time of dividing the outputs of collections with MEAN tables cut by rows, [M] ms."""
         return np.asarray((rows_MK[:, len(self.names) :] > 0) @ self._divided_K)

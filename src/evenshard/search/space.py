@@ -1,7 +1,7 @@
-"""The space of a search: the options of each group of tables, the costs of each piece, and its number of devices.
+"""Search space: the sharding options of each table group and the costs of their shards.
 
 If device memory is short, large tables may also be kept outside of it: each option is repeated with every possible
-cache, and without one.
+cache, and without a cache.
 
 Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 """
@@ -44,7 +44,7 @@ from evenshard.placement.task import ShardingTask, common_kernels
 from evenshard.price.collectives import latencies_ms
 from evenshard.price.loads import Indices, Mask
 from evenshard.price.step import PartCosts
-from evenshard.search.piece_builder import PieceArrays, PieceBuilder
+from evenshard.search.shard_builder import ShardArrays, ShardBuilder
 from evenshard.search.sharding_option import (
     Choice,
     Cuts,
@@ -57,9 +57,10 @@ from evenshard.search.sharding_option import (
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-MAX_CUTS = 128
+MAX_CUTS = 128  # most column shards of a table
 # Largest number of tables times devices for which everything is tried; less is tried in larger tasks.
 SMALL = 2**16
+# Cache sizes to try for ``fused_uvm_caching`` and ``key_value``, as shares of the table (TorchRec's load factor).
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 # Part of the devices' memory that whole tables must fill before other memory is considered.
 SHORT_SHARE = 0.85
@@ -71,10 +72,10 @@ _BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
 
 
 class SearchSpace:
-    """All groups of a task with their options, and the columns of all their pieces.
+    """All table groups of a task with their options, and the price columns of all shards.
 
     Single tables come first, then tables that stay together. For ``calls`` and similar attributes see
-    ``PieceBuilder``. Everything may be tried if ``is_small``.
+    ``ShardBuilder``. Everything may be tried if ``is_small``.
 
     Args:
         offloads: True to include options outside of device memory, if the task allows them; by default, if device
@@ -85,7 +86,7 @@ class SearchSpace:
         self.costs, self.task = costs, costs.task
         self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
         self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
-        self._builder = PieceBuilder(costs)
+        self._builder = ShardBuilder(costs)
         self.calls, self.collective_of_call = self._builder.calls, self._builder.collective_of_call
         self.lookups = self._builder.lookups
         self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
@@ -94,30 +95,30 @@ class SearchSpace:
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
-        """Return the widths up to which rows use fewer lanes, if some groups are wider and some are not."""
+        """Return the widths up to which rows take fewer warp lanes, if the groups differ in this."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
         widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
         return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
 
     @property
     def span_of_call(self) -> list[int]:
-        """Return the number of consecutive devices with the same lookups in each kernel call."""
+        """Return, for each kernel call, the number of consecutive devices that do the same lookups."""
         return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
 
     @cached_property
-    def room_D(self) -> Indices:
-        """Return the memory of the devices."""
+    def memory_D(self) -> Indices:
+        """Return the memory of each device, bytes, [D]."""
         return np.array(self.task.room_bytes, dtype=np.int64)
 
     @cached_property
-    def piece_arrays(self) -> PieceArrays:
-        """Return all pieces as arrays."""
+    def shard_arrays(self) -> ShardArrays:
+        """Return all shards as arrays."""
         return self._builder.arrays()
 
     @cached_property
     def means(self) -> MeanCollections:
         """Return the collections with MEAN tables that are cut by rows as a whole."""
-        return MeanCollections(self.costs, self.groups, self.table, len(self.piece_arrays.span_P))
+        return MeanCollections(self.costs, self.groups, self.table, len(self.shard_arrays.span_P))
 
     @cached_property
     def table(self) -> OptionTable:
@@ -137,12 +138,12 @@ class SearchSpace:
         return OptionTable(
             np.array([_num_options(group.runs) for group in self.groups]),
             np.concatenate([run.cuts.count_O for run in runs]),
-            np.concatenate([run.first_piece + run.cuts.slot_A for run in runs]),
+            np.concatenate([run.first_shard + run.cuts.slot_A for run in runs]),
             (tuple(of_type), type_R.repeat(options_R)),
             (tuple(of_storage), storage_R.repeat(options_R)),
             np.array(homes)[type_R.repeat(options_R)].T,
             np.concatenate([cut_of[run.cuts] for run in runs]),
-            self.piece_arrays,
+            self.shard_arrays,
         )
 
     def options(self, group: int) -> list[ShardingOption]:
@@ -178,17 +179,17 @@ class SearchSpace:
         (position,), first = own.tables, _num_options(own.runs)
         own.runs.extend(self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes)
         self.lookups.update()
-        for outdated in ("piece_arrays", "table", "means", "_collectives"):
+        for outdated in ("shard_arrays", "table", "means", "_collectives"):
             vars(self).pop(outdated, None)
         return range(first, _num_options(own.runs))
 
-    def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+    def find_or_add_option(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
         """Return the index of a group's option of this type, storage and widths, in this order.
 
-        A missing option is added, unless it cuts rows or replicates in device memory; then return None.
+        A missing option is added, unless it is row-wise or replicated in device memory; then return None.
         """
         own = self.groups[group]
-        usual, is_alone, first = self.usual_name(own.tables[0], name), len(own.tables) == 1, 0
+        usual, is_alone, first = self.represent_type(own.tables[0], name), len(own.tables) == 1, 0
         for run in own.runs:
             if (run.sharding_type, run.storage) == (usual, storage):
                 for number, of_option in enumerate(run.cuts.of_options, first):
@@ -231,7 +232,7 @@ class SearchSpace:
         ]
 
     def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
-        """Return types with cuts; outside of device memory, no replicas, and columns are cut into powers of two."""
+        """Return each sharding type with its column cuts; offloaded tables have no replicas and power-of-two cuts."""
         task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
         allowed = task.num_devices if limits.devices is None else len(limits.devices)
         has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
@@ -256,20 +257,20 @@ class SearchSpace:
             if cuts.slots:
                 yield own.name, cuts
 
-    def by_columns(self, position: int) -> str:
-        """Return the type for a table that is cut by columns; it may leave its node only if that is allowed."""
+    def column_type(self, position: int) -> str:
+        """Return the column-wise sharding type of a table: within a node, or across nodes if allowed."""
         return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
-    def usual_name(self, position: int, name: str) -> str:
-        """Return the type among a table's options that represents the type of its parts."""
-        return self.by_columns(position) if name == COLUMN_WISE else name
+    def represent_type(self, position: int, name: str) -> str:
+        """Return the sharding type that stands for an equivalent type among the table's options."""
+        return self.column_type(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
-        """Return True if keeping a table outside of device memory is worthwhile."""
+        """Return True if a table is large enough that offloading it is worthwhile."""
         return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
 
     def _types(self, position: int) -> list[ShardingType]:
-        """Return the types, fewest pieces first, without types that are equivalent to another."""
+        """Return the types, fewest shards first, without types that are equivalent to another."""
         machine, table, types = self.task.machine, self.task.tables[position], set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]
@@ -278,7 +279,7 @@ class SearchSpace:
             types.add(TABLE_WISE)
         if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
             types = types - rows_of_all | {ROW_WISE}
-        types -= {*COLUMNS_ALONE} - {self.by_columns(position)}
+        types -= {*COLUMNS_ALONE} - {self.column_type(position)}
         if position in self.task.kept_apart:
             fewer = {one for one in types if TYPES[one].span(machine) == 1}
         else:
@@ -298,7 +299,7 @@ def _has_rows_for(table: Table, devices: int) -> bool:
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
-    """Return True if tables may leave device memory, and either fill ``SHORT_SHARE`` of it or one of them must."""
+    """Return True if offloading is allowed and tables fill ``SHORT_SHARE`` of memory, or a table requires it."""
     if not task.may_offload:
         return False
     return sum(task.table_bytes) > SHORT_SHARE * sum(task.room_bytes) or any(
@@ -340,6 +341,7 @@ def column_cuts(columns: int, most: int, least_width: int, fewest: int = 2) -> I
         yield widths
 
 
+# Numbers of column shards to try: all small ones, then ever sparser.
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)
 
 
@@ -370,25 +372,25 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
 
 
 def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
-    """Convert a placement to choices; None if the space has no such option for a table.
+    """Convert a placement to choices; None if the space lacks a matching option for some table.
 
     Unevenly cut rows count as even.
     """
     by_table = parts_by_table(space.task, parts)
     found = []
     for number, group in enumerate(space.groups):
-        choice = choice_like(space, number, by_table[space.task.tables[group.tables[0]].name])
+        choice = find_choice(space, number, by_table[space.task.tables[group.tables[0]].name])
         if choice is None:
             return None
         found.append(choice)
     return found
 
 
-def choice_like(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
-    """Return the choice of a group whose first table has these parts; None as in ``choices_of``."""
+def find_choice(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
+    """Return the choice of a group that gives its first table these parts; None if the space has none."""
     task, machine, group = space.task, space.task.machine, space.groups[number]
     option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
     span = TYPES[option_name].span(machine)
     places = {part.columns: part.devices[0] // span for part in of_table}
-    option = space.number_of(number, option_name, [columns.size for columns in places], of_table[0].storage)
+    option = space.find_or_add_option(number, option_name, [columns.size for columns in places], of_table[0].storage)
     return None if option is None else Choice(option, tuple(places.values()))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and heuristics do not need 
 
 @dataclass(frozen=True)
 class Resources:
-    """Parts from which a sharder may be built; None if missing."""
+    """Resources for building sharders, such as trained networks and measured costs; None if missing."""
 
     seed: int = 0  # seed of random draws
     hardware: str = AUTO  # hardware to place for
@@ -35,7 +35,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Entry:
-    """A sharder."""
+    """Catalog entry of a sharder: its name, requirements and constructor."""
 
     name: str  # its ``Sharder.name``
     build: Callable[[Resources], Any]
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def in_loop(self) -> bool:
-        """Return True if the loop's evaluation uses it: no extra package, and if learned, the one that was trained."""
+        """Return True if the loop's evaluation includes this sharder: it needs no extra package."""
         return not self.package
 
     @property
@@ -65,7 +65,7 @@ class Entry:
         return self.needs in ("policy", "cost_model")
 
     def can_use(self, resources: Resources) -> bool:
-        """Return True if the resources that it needs are present; its package is not checked."""
+        """Return True if all required resources are present; its package is not checked."""
         if self.needs == "policy":
             return resources.policy is not None and resources.policy.name == self.name
         return not self.needs or getattr(resources, self.needs) is not None
@@ -119,7 +119,7 @@ def sharder(name: str, resources: Resources) -> Sharder:
 
 
 def label_of(name: str) -> str:
-    """Return the label of a sharder in reports, even if it has left the table."""
+    """Return the report label of a sharder, even one no longer in the catalog."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
 

@@ -26,10 +26,10 @@ from evenshard.sharders.training_domain import TrainingDomain
 
 
 class Network(nn.Module):
-    """A network of a learned sharder."""
+    """Interface of a learned sharder's networks, as saved in checkpoints."""
 
     kind: ClassVar[str]
-    """The kind that its folder names, such as dreamshard_policy."""
+    """The kind in its config.json, such as dreamshard_policy."""
 
 
 Net = TypeVar("Net", bound=Network)
@@ -37,7 +37,7 @@ Net = TypeVar("Net", bound=Network)
 
 @dataclass(frozen=True)
 class Round:
-    """One round of training out of several."""
+    """Index of a training round and the total number of rounds."""
 
     number: int  # from 1
     num_rounds: int
@@ -49,7 +49,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Net]):
-    """Network with everything that inference and further training need."""
+    """Network with its feature normalizer and optimizer, for inference and further training."""
 
     net: Net
     normalizer: FeatureNormalizer  # fitted to the pool that the network was trained on
@@ -58,7 +58,7 @@ class Checkpoint(Generic[Net]):
 
     @property
     def is_new(self) -> bool:
-        """Return True if no round has trained the network."""
+        """Return True if the network has not been trained yet."""
         return self.round == 0
 
 
@@ -68,7 +68,7 @@ def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
 
 
 def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainingDomain | None = None) -> None:
-    """Write the folder atomically.
+    """Write a checkpoint folder atomically.
 
     Raises:
         TrainingFailed: if the training diverged; an existing folder is kept.
@@ -111,7 +111,7 @@ def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]
         return _read_network(folder, kind)[:2]
 
 
-def kind_in(folder: Path) -> str:
+def read_kind(folder: Path) -> str:
     """Read the kind of the network in a folder.
 
     Raises:

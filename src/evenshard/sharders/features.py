@@ -16,15 +16,15 @@ from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, tilt_to_feasible
 from evenshard.tables.table import Table
 
-NUM_FEATURES = 4 + NUM_REUSE_BINS
+NUM_FEATURES = 4 + NUM_REUSE_BINS  # dim, rows, pooling factor, size, and the reuse histogram
 
 
 def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
-    """Compute features before normalisation, [T, F] float64.
+    """Compute unnormalized table features, [T, F] float64.
 
     Embedding dim and pooling factor enter as square roots, row count and size in bytes as logarithms: they span up to
     seven decades, and a z-score of the plain numbers leaves most tables indistinguishable next to the largest. The 17
-    reuse bins enter unchanged; a table without counts gets the stated default (``feasible_reuse_bins``).
+    reuse bins enter unchanged; a table without counted lookups gets the default histogram (``tilt_to_feasible``).
     """
     scalars = np.array(
         [
@@ -47,10 +47,10 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FeatureNormalizer:
-    """Z-scores with the training pool's mean and deviation; saved with the model that was trained on them.
+    """Feature normalizer: z-scores with the training pool's mean and deviation, saved with the model.
 
     Raises:
-        ValueError: if their number is not F, or a value is impossible.
+        ValueError: if the number of means or scales is not F, or a value is impossible.
     """
 
     mean: tuple[float, ...]  # F numbers
@@ -58,9 +58,9 @@ class FeatureNormalizer:
 
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.scale) == NUM_FEATURES:
-            raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
+            raise ValueError(f"its normalizer does not have {NUM_FEATURES} features")
         if not all(map(math.isfinite, (*self.mean, *self.scale))) or min(self.scale) <= 0:
-            raise ValueError("its normalizer holds a mean that is not finite, or a scale that is not above 0")
+            raise ValueError("its normalizer has a mean that is not finite, or a scale that is not above 0")
 
     @staticmethod
     def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:
@@ -81,8 +81,8 @@ class FeatureNormalizer:
         return torch.from_numpy(features_TF.astype(np.float32))
 
     def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
-        """Return the numbers of the tasks' distinct tables, and their features, [P, F] float32; one batch size."""
+        """Return an index of the tasks' distinct tables and their features, [P, F] float32; one batch size."""
         batch_sizes = {task.batch_size for task in tasks}
-        assert len(batch_sizes) == 1, "tasks that are seen together share the batch size"
+        assert len(batch_sizes) == 1, "tasks of one batch must share the batch size"
         distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}
         return distinct, self(list(distinct), batch_sizes.pop())

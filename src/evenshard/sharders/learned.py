@@ -1,4 +1,4 @@
-"""Interface of sharders, and the learned sharders: their training data, checkpoints and loading.
+"""Sharder interface and registry of learned sharders: training data, checkpoints and loading.
 
 Each learned sharder trains two networks in every round of the loop: a cost network on measurements, and a policy
 against the cost network. The two folders name their kinds, so that reading them needs no setting. Another learned
@@ -48,7 +48,7 @@ class TrainedSharder(Sharder, Protocol):
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """Sample one placement per task, for exploration; None if the policy ran out of memory."""
 
-    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+    def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predict the time of the slowest device of a placement by the cost network, ms."""
 
 
@@ -61,7 +61,7 @@ DREAMSHARD = "dreamshard"
 
 @dataclass(frozen=True)
 class LearnedSharder:
-    """A learned sharder."""
+    """Definition of a learned sharder: its settings, networks, training rounds and loading functions."""
 
     name: str  # name of its sharder, and value of ``train_policy.method``
     cost_net: type[Network]
@@ -83,7 +83,7 @@ class LearnedSharder:
     objective: str  # name of the success that its training reports, such as predicted_ms
 
     def settings_of(self, config: Any) -> Any:
-        """Return its settings: the fields that ``config`` shares, overridden by ``config.settings``.
+        """Return this sharder's settings: fields of ``config``, overridden by ``config.settings``.
 
         Raises:
             BadConfig: if ``config.settings`` has an unknown key or a value of the wrong type.
@@ -106,15 +106,15 @@ def load_learned_sharder(name: str) -> LearnedSharder:
     return declared
 
 
-def learned_in(policy: Path) -> LearnedSharder:
+def identify_sharder(policy: Path) -> LearnedSharder:
     """Return the learned sharder of the policy in a folder.
 
     Raises:
         BadFile: if the folder is missing, torn, or holds another network.
     """
-    from evenshard.sharders.checkpoint import kind_in
+    from evenshard.sharders.checkpoint import read_kind
 
-    kind = kind_in(policy)
+    kind = read_kind(policy)
     found = next((one for one in map(load_learned_sharder, LEARNED) if kind == one.policy.kind), None)
     if found is None:
         raise BadFile(policy, f"holds a {brief(kind)}, not the policy of a sharder", "Name the other folder.")
@@ -129,7 +129,7 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     """
     from evenshard.sharders.checkpoint import load_network
 
-    of = learned_in(policy)
+    of = identify_sharder(policy)
     net, normalizer = load_network(policy, of.policy)
     return of.sharder(load_network(cost_net, of.cost_net)[0], net, normalizer, num_rollouts)
 
@@ -138,8 +138,8 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
 MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
 
 
-def rollouts(sharder: TrainedSharder, task: ShardingTask, seed: int, count: int = MOST_PROPOSALS) -> list[Placement]:
-    """Return up to ``count`` sampled placements within memory, fewer for many tables and devices."""
+def roll_out(sharder: TrainedSharder, task: ShardingTask, seed: int, count: int = MOST_PROPOSALS) -> list[Placement]:
+    """Sample up to ``count`` placements that fit in memory; fewer for large tasks."""
     import torch
 
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))

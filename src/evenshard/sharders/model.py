@@ -38,7 +38,7 @@ class Model(Protocol):
 
     @property
     def source(self) -> str:
-        """Return the origin by which an answer names the model."""
+        """Return the text that names the model in an answer."""
 
     @property
     def digest(self) -> str:
@@ -68,10 +68,10 @@ class Model(Protocol):
         """Raise BadConfig unless the model is for this hardware, in any spelling."""
 
     def price(self) -> DevicePrice:
-        """Return compute times on its hardware."""
+        """Return the price that predicts compute times on its hardware."""
 
     def exchange_link(self) -> Link | None:
-        """Return the link between its devices; None if unknown."""
+        """Return the link that predicts communication times; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class DeviceModel:
 
     @cached_property
     def profile(self) -> GpuProfile:
-        """Return its constants.
+        """Return the GPU profile with the device model's constants.
 
         Raises:
             BadInput: if the profile is missing or cannot be read.
@@ -115,10 +115,10 @@ class DeviceModel:
     def require_hardware(self, hardware: str) -> None:
         """Raise BadConfig unless this is the model of the hardware, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(HardwareName.parse(self.hardware).provenance):
-            raise BadConfig(f"{self.hardware} is no model of {hardware}. Name one of the two.")
+            raise BadConfig(f"{self.hardware} is not a model of {hardware}. Name only one of them.")
 
     def price(self) -> DevicePrice:
-        """Return its compute times."""
+        """Return the price that predicts its compute times."""
         return DeviceModelPrice(self.profile)
 
     def exchange_link(self) -> Link:
@@ -127,7 +127,7 @@ class DeviceModel:
 
 
 def digest_of(folder: Path, weights_only: bool = False) -> str:
-    """Return the SHA-256 over names and contents of the files of a model's three parts, ordered by name."""
+    """Return the SHA-256 over the file names and contents of a model folder's three parts."""
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
     files = [path for path in files if not (weights_only and path.name == DOMAIN_FILE)]

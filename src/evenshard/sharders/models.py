@@ -1,4 +1,4 @@
-"""Folder of a model that ``evenshard place`` loads: a cost model and optionally a policy.
+"""Model folder that ``evenshard place`` loads: a cost model and optionally a policy.
 
 ::
 
@@ -52,33 +52,33 @@ class PlacementModel:
 
     @property
     def link(self) -> str:
-        """Return the link of its training data; empty if no file has it."""
+        """Return the link name of its training data; empty if unknown."""
         return self.trained_on.link
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of its training data's simulated device against the real one; None for real hardware."""
+        """Return the error of the simulated device that it was trained on; None for real hardware."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:
-        """Return the predicted compute times."""
+        """Return the price that predicts compute times."""
         return LearnedPrice(self.cost_model)
 
     def exchange_link(self) -> Link | None:
-        """Return the link of its training data, or the fitted all-to-all times."""
+        """Return the link of its training data, or one with the fitted all-to-all constants."""
         if self.link in LINKS:
             return LINKS[self.link]
         learned = self.cost_model.exchange
         if self.link in ("", NO_LINK) and not learned.takes_time:
             return None
-        return learned.link(f"fitted to {self.link or 'the exchanges of the training data'}")
+        return learned.link(f"fitted to {self.link or 'the all-to-alls of the training data'}")
 
     def require_hardware(self, hardware: str) -> None:
         """Raise BadConfig unless it was trained on this hardware, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
             raise BadConfig(
-                f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name the "
-                f"other model, or leave the hardware out."
+                f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name "
+                f"another model, or leave the hardware out."
             )
 
 
@@ -95,7 +95,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
     """
     folder = Path(folder)
     if not folder.is_dir():
-        problem = "is a file, and a model is a folder" if folder.exists() else "no such folder"
+        problem = "is a file, but a model is a folder" if folder.exists() else "no such folder"
         raise BadFile(folder, problem, f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it.")
     cost_model = CostModel.load(folder / COST_MODEL)
     trained_on = TrainingDomain.load(folder / COST_MODEL / DOMAIN_FILE)
@@ -105,7 +105,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
 
 
 def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDomain) -> None:
-    """Write the ``cost_model`` of a model's folder, atomically."""
+    """Write the ``cost_model`` subfolder of a model folder, atomically."""
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)
         trained_on.save(draft / DOMAIN_FILE)

@@ -20,11 +20,11 @@ from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, ev
 from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
-from evenshard.search.infeasibility import no_room, require_room
-from evenshard.search.items import PackedItem, PackedItems, Room
+from evenshard.search.infeasibility import no_device_error, require_feasible
+from evenshard.search.items import FreeMemory, PackedItem, PackedItems
 from evenshard.tables.table import Table
 
-ATTEMPTS = 20
+ATTEMPTS = 20  # random draws before ``random_sharding`` gives up
 
 
 class RandomSharder:
@@ -52,7 +52,7 @@ def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
     Raises:
         InfeasibleTask: if no device has enough memory for a table.
     """
-    items = require_room(task)
+    items = require_feasible(task)
     shuffled = [items.items[number] for number in rng.permutation(len(items.items))]
     shuffled.sort(key=lambda item: bool(item.allowed_D.all()))
     return _place_in_order(task, items, shuffled, lambda item, legal, used_D: int(rng.choice(legal)))
@@ -63,11 +63,11 @@ Choose = Callable[[PackedItem, npt.NDArray[np.int64], npt.NDArray[np.int64]], in
 
 
 def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[PackedItem], choose: Choose) -> Placement:
-    room, device_of_table = Room(items), [0] * len(task.tables)
+    room, device_of_table = FreeMemory(items), [0] * len(task.tables)
     for item in order:
-        legal, used_D = np.flatnonzero(room.of(item) >= item.size_bytes), items.room_D - room.left_D
+        legal, used_D = np.flatnonzero(room.of(item) >= item.size_bytes), items.memory_D - room.left_D
         if not len(legal):
-            raise no_room(task, item.positions, used_D.tolist())
+            raise no_device_error(task, item.positions, used_D.tolist())
         device = choose(item, legal, used_D)
         room.take(item, {device: item.size_bytes})
         for position in item.positions:
@@ -76,7 +76,7 @@ def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[Pack
 
 
 def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
-    """Draw a feasible placement; half of the draws use one sharding type for all tables if possible.
+    """Draw a feasible sharded placement; half of the draws use one sharding type for all tables if possible.
 
     Args:
         types: sharding types to draw from; a table that supports none of them stays whole.
@@ -104,7 +104,7 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 
 
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
-    """Return the sharding types that a table supports on the machine, without duplicates there."""
+    """Return the sharding types that a table supports and that differ on this machine."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     # A search excludes more types: those with the same parts as another, and row-wise with a device without rows.
     return tuple(
@@ -158,7 +158,7 @@ SINGLE_COST = "single_cost_greedy"
 
 
 class GreedySharder:
-    """Longest-processing-time-first on a table weight; ties go to the larger table and the emptier device.
+    """Greedy sharder: heaviest table first, to the least loaded device (LPT).
 
     Tables that stay together are one group with the sum of their weights; groups with restricted devices go first.
     """
@@ -173,7 +173,7 @@ class GreedySharder:
         Raises:
             InfeasibleTask: if no device has enough memory for a table.
         """
-        items, load_D = require_room(task), np.zeros(task.num_devices)
+        items, load_D = require_feasible(task), np.zeros(task.num_devices)
         weight_of = {item.positions: sum(map(self._weight, item.tables)) for item in items.items}
 
         def choose(item: PackedItem, legal: npt.NDArray[np.int64], used_D: npt.NDArray[np.int64]) -> int:
@@ -199,5 +199,5 @@ def expert_sharders() -> tuple[GreedySharder, ...]:
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:
-    """Return a sharder that is greedy on each table's own cost. Privileged: it needs measurements of every table."""
+    """Build a greedy sharder weighted by each table's measured cost, which every table needs."""
     return GreedySharder(SINGLE_COST, lambda table: cost_ms_of_table[table.name])

@@ -1,4 +1,4 @@
-"""Networks, rewards and fits that the learned sharders share.
+"""Networks, rewards and training loops shared by the learned sharders.
 
 Legend: P tables, F features, H = 32 representation size, B episodes, D devices, N examples, M examples of a minibatch.
 """
@@ -15,7 +15,7 @@ from torch import nn
 from evenshard.sharders.checkpoint import Checkpoint, Net, Network
 from evenshard.sharders.features import NUM_FEATURES
 
-REPRESENTATION_SIZE = 32
+REPRESENTATION_SIZE = 32  # of a table, as in DreamShard and AutoShard
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -24,7 +24,7 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def linear_layers(net: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    """Return the hidden and the output layer of an ``mlp``, also of a wrapped one."""
+    """Return the hidden and output layers of an ``mlp``, unwrapping it if necessary."""
     hidden, output = (layer for layer in net.modules() if isinstance(layer, nn.Linear))
     return hidden, output
 
@@ -55,7 +55,7 @@ class TableNetwork(ScaledNetwork):
         return representations
 
 
-def standardised_B(returns_B: torch.Tensor) -> torch.Tensor:
+def standardise_B(returns_B: torch.Tensor) -> torch.Tensor:
     """Standardise returns to mean 0 and deviation 1, [B]; zeros if all returns are equal."""
     centred_B = returns_B - returns_B.mean()
     return centred_B / (centred_B.square().mean().sqrt() + 1e-8)
@@ -91,7 +91,7 @@ Track = Callable[[range], Iterable[int]]
 
 @dataclass(frozen=True)
 class FitConfig:
-    """Length and speed of a training: gradient steps, examples per step, and Adam's learning rate."""
+    """Training settings: gradient steps, batch size and Adam's learning rate."""
 
     num_updates: int
     minibatch_size: int
@@ -100,7 +100,7 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class FittedCostNet(Generic[Net]):
-    """The cost network after one round."""
+    """Result of one training round: the cost network and its metrics."""
 
     checkpoint: Checkpoint[Net]  # the network for the next round
     losses: list[float]  # loss of every update, in units of the squared cost scale
@@ -117,7 +117,7 @@ def fit_minibatches(
     track: Track = iter,
     falls_to_zero: bool = False,
 ) -> list[float]:
-    """Minimize a loss in place, by Adam on random minibatches; return the loss of every update.
+    """Minimize a loss in place with Adam on random minibatches; return the loss of every update.
 
     Args:
         loss_of: the loss of the examples with these numbers [M].

@@ -1,4 +1,4 @@
-"""Training domain of a model: its ranges, its origin, and the differences of a task from it."""
+"""Training domain of a model: value ranges, origin, and checks whether a task lies within it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMEDY = "Train the model again."
 
 @dataclass(frozen=True)
 class TrainingDomain:
-    """Training data of a model, as the smallest and largest values."""
+    """Training domain of a model: the range of each quantity in its training data."""
 
     # Origin of the measurements (``costs.Provenance``).
     hardware: str
@@ -114,7 +114,7 @@ class TrainingDomain:
         )
 
     def problem(self) -> str | None:
-        """Describe in one clause why the domain is impossible, or return None."""
+        """Return why the domain is impossible; None if it is valid."""
         for name in _RANGES:
             low, high = getattr(self, name)
             if not 0 <= low <= high < math.inf:
@@ -128,11 +128,11 @@ class TrainingDomain:
         if problem := optimizer_problem(self.optimizer):
             return problem
         if unknown := [bits for bits in self.weight_bits if bits not in WEIGHT_BITS]:
-            return f"weight_bits holds {unknown[0]}, not one of {WEIGHT_BITS}"
+            return f"weight_bits has {unknown[0]}, not one of {WEIGHT_BITS}"
         return None if self.weight_bits else "weight_bits is empty"
 
     def outside(self, task: ShardingTask) -> tuple[str, ...]:
-        """Describe how a task lies outside the training range, in one line for each quantity; no line if it does not.
+        """Describe, in one line per quantity, where a task lies outside the training range; empty if it is inside.
 
         Predictions outside the training range are guesses. A value may exceed a range by a slack. For the tables and
         dims on a device, which depend on the placement, the mean counts.
@@ -172,7 +172,7 @@ class TrainingDomain:
         return found
 
     def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
-        """Return the part of ``outside`` that depends on the devices."""
+        """Return the part of ``outside`` about the number of devices and the load per device."""
         mean_tables, mean_dims = _loads(tables, num_devices)
         found = []
         slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # see ``missing_measurements``
@@ -186,7 +186,7 @@ class TrainingDomain:
         return found
 
     def table_factor(self, table: Table) -> float:
-        """Return the factor by which a table is beyond the training data, over all that its time depends on; 1 inside.
+        """Return by what factor a table exceeds the training range, multiplied over its quantities; 1 inside.
 
         Twice the largest number of rows and half the smallest dim are a factor of 4.
         """
@@ -205,16 +205,16 @@ class TrainingDomain:
         return min(factor, MOST_FACTOR)
 
     def exchange_factor(self, num_devices: int) -> float:
-        """Return the factor by which the number of devices, for communication, is beyond the training data."""
+        """Return by what factor the number of devices exceeds the training range of communication; 1 inside."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def missing_measurements(self, num_devices: int) -> list[str]:
-        """Return the part of ``outside`` about missing measurements: the parts of a sum, and communication."""
+        """Return the part of ``outside`` about times that were never measured: forward alone, or communication."""
         found = []
         if not self.timed_apart:
-            found.append("forward and backward compute were timed as one: how they share their sum is a guess")
+            found.append("only the sum of forward and backward was measured, so the split is assumed")
         if num_devices > 1 and self.num_devices == (1, 1):
-            found.append("the model was trained on shards alone: its times leave out the exchange between devices")
+            found.append("communication was not measured, so it is modelled")
         return found
 
     def save(self, path: Path) -> None:
@@ -244,7 +244,7 @@ _RANGES = tuple(field.name for field in fields(TrainingDomain) if field.type == 
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:
-    """Return the mean lookups of a looked-up index in a batch; None if not counted."""
+    """Return the mean lookups per distinct index in a batch; None if not counted."""
     if table.reuse_bins is None:
         return None
     bins, lookups = np.array([table.reuse_bins]), np.array([table.pooling_factor * batch_size])

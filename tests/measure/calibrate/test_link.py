@@ -113,8 +113,8 @@ def test_a_saved_link_is_a_link(tmp_path: Path) -> None:
 def test_the_text_says_it_all() -> None:
     for part in (
         "123.5 us",
-        "4.250 GB/s for a device's own",
-        "9.500 GB/s for those of all",
+        "4.250 GB/s for bytes of the device itself",
+        "9.500 GB/s for bytes of all",
         "R2 0.990",
         "90 points",
         "gloo",

@@ -16,7 +16,7 @@ from evenshard.sharders.autoshard.impala import (
     Actors,
     ImpalaConfig,
     Unroll,
-    chosen_log_probs,
+    gather_log_probs,
     impala_loss,
     train_impala,
     v_trace,
@@ -129,7 +129,7 @@ def test_the_learner_sees_two_unrolls_as_it_sees_the_whole() -> None:
     policy = balance_policy(seed=4)
     whole, halves = actors(MIXED, 6).unroll(14), actors(MIXED, 6)
     parts = [halves.unroll(6), halves.unroll(8)]
-    blank = policy.blank_memory(6)
+    blank = policy.initial_memory(6)
     expected = policy(whole.seen, blank)
     memory = blank
     for part, steps in zip(parts, (slice(0, 6), slice(6, 14)), strict=True):
@@ -147,7 +147,7 @@ def test_log_probabilities_are_over_the_devices_that_were_legal_when_acting() ->
     assert legal.gather(-1, unroll.device_UB[..., None]).all()
     forced = legal.sum(dim=-1) == 1
     assert unroll.acting_log_prob_UB[forced].tolist() == [0.0] * int(forced.sum())
-    replayed = chosen_log_probs(balance_policy()(unroll.seen, unroll.memory), unroll.device_UB)
+    replayed = gather_log_probs(balance_policy()(unroll.seen, unroll.memory), unroll.device_UB)
     torch.testing.assert_close(replayed, unroll.acting_log_prob_UB, atol=1e-5, rtol=1e-4)
     assert unroll.reward_UB.min() < 0  # some dead ends
 
@@ -169,7 +169,7 @@ def test_actors_lag_until_they_are_synchronised() -> None:
     torch.testing.assert_close(lagging.unroll(5).acting_log_prob_UB, fresh.unroll(5).acting_log_prob_UB)
     lagging.synchronise(learner)
     unroll = lagging.unroll(5)
-    replayed = chosen_log_probs(learner(unroll.seen, unroll.memory), unroll.device_UB)
+    replayed = gather_log_probs(learner(unroll.seen, unroll.memory), unroll.device_UB)
     torch.testing.assert_close(replayed, unroll.acting_log_prob_UB, atol=1e-5, rtol=1e-4)
 
 
@@ -249,7 +249,7 @@ def test_a_better_than_expected_choice_becomes_more_probable(reward: float) -> N
     unroll, learner = actors([MIXED[0]], 1).unroll(3), balance_policy()
 
     def log_prob() -> torch.Tensor:
-        return chosen_log_probs(learner(unroll.seen, unroll.memory), unroll.device_UB)[2, 0]
+        return gather_log_probs(learner(unroll.seen, unroll.memory), unroll.device_UB)[2, 0]
 
     surprising = replace(unroll, reward_UB=column(0, 0, reward), done_UB=torch.ones(3, 1) > 0)
     config = replace(CONFIG, entropy_weight=0.0, baseline_weight=0.0)

@@ -188,7 +188,7 @@ def test_layers_have_the_published_sizes() -> None:
 
 def test_logits_are_those_of_the_head_as_the_paper_writes_it() -> None:
     net, seen = balance_policy(scale_ms=2.0), seen_so_far(MIXED, steps=4)
-    judged = net(seen, net.blank_memory(4))
+    judged = net(seen, net.initial_memory(4))
     slot, step = 0, 3
     inputs = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)[: step + 1, slot]
     state_S = net.lstm(inputs[:, None])[0][-1, 0]
@@ -202,8 +202,8 @@ def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode
     """TIGHT and the single-table task begin again several times within the unroll."""
     net, seen = balance_policy(), seen_so_far(MIXED, steps=20)
     assert seen.fresh_B[1:].sum() > 20
-    whole = net(seen, net.blank_memory(4))
-    memory, logits, values = net.blank_memory(4), [], []
+    whole = net(seen, net.initial_memory(4))
+    memory, logits, values = net.initial_memory(4), [], []
     for step in range(20):
         judged = net(part_of(seen, slice(step, step + 1)), memory)
         memory = judged.memory
@@ -214,14 +214,14 @@ def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode
     torch.testing.assert_close(memory, whole.memory)
 
     begins = next(step for step in range(1, 20) if seen.fresh_B[step, 1])
-    alone = net(part_of(seen, slice(begins, begins + 3), slice(1, 2)), net.blank_memory(1))
+    alone = net(part_of(seen, slice(begins, begins + 3), slice(1, 2)), net.initial_memory(1))
     torch.testing.assert_close(alone.logits_UBD, whole.logits_UBD[begins : begins + 3, 1:2])
 
 
 def test_the_state_remembers_the_tables_before() -> None:
     net, seen = balance_policy(), seen_so_far(MIXED[:1], steps=4)
-    remembering = net(seen, net.blank_memory(1)).logits_UBD[3]
-    forgetful = net(part_of(seen, slice(3, 4)), net.blank_memory(1)).logits_UBD[0]
+    remembering = net(seen, net.initial_memory(1)).logits_UBD[3]
+    forgetful = net(part_of(seen, slice(3, 4)), net.initial_memory(1)).logits_UBD[0]
     assert not torch.allclose(remembering, forgetful, atol=1e-3)
 
 
@@ -229,12 +229,12 @@ def test_the_state_remembers_the_tables_before() -> None:
 @given(order=st.permutations(range(5)))
 def test_renamed_devices_swap_their_logits_and_keep_the_value(order: list[int]) -> None:
     net, seen = balance_policy(), seen_so_far(MIXED, steps=5)
-    judged = net(seen, net.blank_memory(4))
+    judged = net(seen, net.initial_memory(4))
     devices = {"costs_BD", "used_gb_BD", "device_mask_BD", "legal_BD"}
     renamed = replace(
         seen, sums_BDH=seen.sums_BDH[:, :, order], **{name: getattr(seen, name)[..., order] for name in devices}
     )
-    swapped = net(renamed, net.blank_memory(4))
+    swapped = net(renamed, net.initial_memory(4))
     torch.testing.assert_close(swapped.logits_UBD, judged.logits_UBD[..., order])
     torch.testing.assert_close(swapped.value_UB, judged.value_UB)
 
@@ -248,7 +248,7 @@ def test_devices_the_task_does_not_have_change_no_value() -> None:
         for fill in [0 if "mask" in name or "legal" in name else 7]
         if name in ("sums_BDH", "costs_BD", "used_gb_BD", "device_mask_BD", "legal_BD")
     }
-    judged, padded = (net(one, net.blank_memory(1)) for one in (seen, replace(seen, **wider)))
+    judged, padded = (net(one, net.initial_memory(1)) for one in (seen, replace(seen, **wider)))
     torch.testing.assert_close(padded.value_UB, judged.value_UB)
     torch.testing.assert_close(padded.logits_UBD[..., :3], judged.logits_UBD)
 
@@ -335,7 +335,7 @@ def test_placements_are_legal_or_the_task_is_named_infeasible(seed: int, devices
 
 def test_a_dead_end_names_the_table_and_the_room() -> None:
     of_task = task(sized(3, 3, 3), cap=4 * 5, task_id="stuck")  # 9 of 10, but no two of them on a device
-    with pytest.raises(InfeasibleTask, match=r"stuck: table s\d needs .* the freest device has .* Raise"):
+    with pytest.raises(InfeasibleTask, match=r"stuck: table s\d needs .* no device has more than .* Raise"):
         sharder().place(of_task)
     assert splits(best_of(sharder(), [of_task, MIXED[0]])) == splits([None, sharder().place(MIXED[0])])
 

@@ -285,7 +285,7 @@ def test_passes_that_no_placement_saves_by_hand() -> None:
     pass_ms_L2 = np.zeros((4, 2))
     pass_ms_L2[0] = 1, 2
     shared = SharedPasses(pass_ms_L2, columns_PH, 2, 600)
-    assert shared.works(columns_PH).tolist() == [[100, 100, 100, 0], [200, 200, 200, 0]]
-    assert (2 * shared.at_0_2 + shared.works(columns_PH).sum(axis=1)).tolist() == [44, 88]
+    assert shared.compute_work(columns_PH).tolist() == [[100, 100, 100, 0], [200, 200, 200, 0]]
+    assert (2 * shared.at_0_2 + shared.compute_work(columns_PH).sum(axis=1)).tolist() == [44, 88]
     roomy = SharedPasses(pass_ms_L2, columns_PH[:3], 4, 300)
-    assert not roomy.works(columns_PH[:3]).any() and not roomy.at_0_2.any()
+    assert not roomy.compute_work(columns_PH[:3]).any() and not roomy.at_0_2.any()

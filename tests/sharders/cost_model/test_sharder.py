@@ -8,7 +8,7 @@ import pytest
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, drop_duplicates
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.simple import expert_sharders
 from support import builders
@@ -60,7 +60,7 @@ def test_small_tasks_are_solved_and_the_bound_holds() -> None:
 def test_candidates_are_distinct_and_ordered_by_prediction() -> None:
     of_task = task(some_tables(14, 0), 3)
     found = EvenshardSharder(MODEL, policy(), QUICK).search(of_task)
-    assert len(found.candidates) == len(distinct(found.candidates)) > 10
+    assert len(found.candidates) == len(drop_duplicates(found.candidates)) > 10
     assert found.candidates[0].parts(of_task.tables) == found.best.parts
     found_ms = [predicted_ms(MODEL, of_task, one) for one in found.candidates]
     assert found_ms == pytest.approx(sorted(found_ms), rel=1e-5)
@@ -108,4 +108,4 @@ def test_few_tables_and_few_devices(num_tables: int, devices: int) -> None:
 def test_placements_that_differ_in_names_of_devices_only_are_one() -> None:
     same = [Placement((0, 1, 1), 3), Placement((2, 0, 0), 3), Placement((1, 2, 2), 3)]
     other = Placement((0, 1, 0), 3)
-    assert distinct([*same, other, same[1]]) == [same[0], other]
+    assert drop_duplicates([*same, other, same[1]]) == [same[0], other]

@@ -17,10 +17,10 @@ from evenshard.sharders.dreamshard.env import (
     Choose,
     EpisodeBatch,
     Episodes,
-    acting_mask_BTD,
     choose_best,
     choose_sampled,
-    replayed_logits_BTD,
+    legal_mask_BTD,
+    replay_logits_BTD,
     rollout,
     seen_costs_BTDC,
 )
@@ -76,8 +76,8 @@ def sampled_episodes(batch: EpisodeBatch, seed: int) -> Episodes:
 def test_costs_masks_and_logits_of_every_step_are_those_of_a_state_encoded_again(seed: int) -> None:
     batch = EpisodeBatch.of(MIXED, NORMALIZER).repeat(3)
     episodes = sampled_episodes(batch, seed)
-    logits_BTD = replayed_logits_BTD(batch, episodes, policy()).detach()
-    masks_BTD, costs_BTDC = acting_mask_BTD(batch, episodes), seen_costs_BTDC(batch, episodes)
+    logits_BTD = replay_logits_BTD(batch, episodes, policy()).detach()
+    masks_BTD, costs_BTDC = legal_mask_BTD(batch, episodes), seen_costs_BTDC(batch, episodes)
     assert episodes.finished_B.sum() > 10
     for row, of_task in enumerate(one for one in MIXED for _ in range(3)):
         slow, devices = SlowEpisode(of_task, NORMALIZER, cost_net(), policy()), of_task.num_devices
@@ -122,7 +122,7 @@ def test_tasks_of_different_lengths_and_device_counts_are_played_as_if_alone() -
         assert together.position_BT[row, :length].tolist() == alone.position_BT[0].tolist()
         assert together.taken_BT[row, :length].tolist() == alone.taken_BT[0].tolist()
         assert not together.taken_BT[row, length:].any() and not together.device_BT[row, length:].any()
-        assert not acting_mask_BTD(batch, together)[row, :, devices:].any()
+        assert not legal_mask_BTD(batch, together)[row, :, devices:].any()
         assert float(together.predicted_ms_B[row]) == pytest.approx(float(alone.predicted_ms_B[0]), rel=1e-5)
         if alone.finished_B[0]:
             assert split_by(together.placement(row, of_task)) == split_by(alone.placement(0, of_task))
@@ -233,7 +233,7 @@ def test_illegal_devices_are_never_chosen(sizes: list[int], devices: int, cap: i
     of_task = task(sized(*sizes), devices=devices, cap=4 * cap)
     batch = EpisodeBatch.of([of_task, task(sized(*sizes), devices=4)], NORMALIZER).repeat(8)
     episodes = sampled_episodes(batch, seed)
-    chosen_BT = acting_mask_BTD(batch, episodes).gather(2, episodes.device_BT[..., None]).squeeze(-1)
+    chosen_BT = legal_mask_BTD(batch, episodes).gather(2, episodes.device_BT[..., None]).squeeze(-1)
     assert chosen_BT[episodes.taken_BT].all()
     assert episodes.finished_B[8:].all()
     for row in range(8):
@@ -316,7 +316,7 @@ def test_replayed_logits_stay_finite_where_nothing_was_placed() -> None:
     """A row that is -inf everywhere would turn gradients into NaN."""
     batch = EpisodeBatch.of([task(sized(3, 3, 3), cap=4 * 3), task(sized(1), cap=ROOMY)], NORMALIZER)
     episodes = rollout(batch, cost_net(), policy(), choose_best)
-    logits_BTD = replayed_logits_BTD(batch, episodes, policy())
+    logits_BTD = replay_logits_BTD(batch, episodes, policy())
     assert not episodes.finished_B[0]
     assert logits_BTD.isfinite().any(dim=-1).all()
     assert logits_BTD[~episodes.taken_BT].isfinite().all()

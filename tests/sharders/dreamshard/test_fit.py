@@ -16,7 +16,7 @@ from evenshard.sharders.dreamshard.fit import (
     cost_net_round,
     fit_cost_net,
     predict,
-    whole_placements,
+    select_placements,
 )
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet
@@ -207,5 +207,5 @@ def test_controls_and_what_ran_out_of_memory_are_not_learned_from_nor_lone_shard
         replace(shard, proposed_by=RANDOM_SHARD),
         replace(full, cost=no_room),
     ]
-    assert whole_placements([whole, *others]) == [whole]
-    assert whole_placements(others) == [others[1]]
+    assert select_placements([whole, *others]) == [whole]
+    assert select_placements(others) == [others[1]]

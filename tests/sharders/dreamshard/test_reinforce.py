@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.dreamshard.env import EpisodeBatch, Episodes, acting_mask_BTD, choose_sampled, rollout
+from evenshard.sharders.dreamshard.env import EpisodeBatch, Episodes, choose_sampled, legal_mask_BTD, rollout
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, reinforce_loss, train_policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
@@ -87,7 +87,7 @@ def test_loss_and_gradients_are_those_of_the_slow_reference(of_task: ShardingTas
 def test_the_tight_task_masks_devices_and_leaves_some_episodes_unfinished() -> None:
     """What the comparison above needs in order to say anything about masks."""
     batch, episodes = played(TIGHT, 12)
-    masked = ~acting_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
+    masked = ~legal_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
     assert masked.sum() > 10 and 2 <= episodes.finished_B.sum() < 12
 
 
@@ -95,7 +95,7 @@ def test_a_forced_choice_has_probability_one_and_teaches_nothing() -> None:
     """With the log-probability over all devices instead, its gradient would not be zero."""
     of_task = task(sized(3, 3), devices=2, cap=4 * 3)
     batch, episodes = played(of_task, 6)
-    second = acting_mask_BTD(batch, episodes)[:, 1].sum(dim=1)
+    second = legal_mask_BTD(batch, episodes)[:, 1].sum(dim=1)
     assert second.tolist() == [1] * 6
     net = policy()
     first_step_only = replace(episodes, predicted_ms_B=torch.arange(6.0))

@@ -36,7 +36,7 @@ from evenshard.price.link_model import (
     COLLECTIVES,
     Curve,
     Link,
-    moved_share,
+    bus_factor,
 )
 from evenshard.tables.reuse import FloatArray
 
@@ -181,7 +181,7 @@ def _measure_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> 
         fit_curve(
             name,
             size,
-            np.tile(moved_share(name, size) * buffers, len(times_RS)),
+            np.tile(bus_factor(name, size) * buffers, len(times_RS)),
             1e3 * times_RS.ravel(),  # us
         )
         for name, times_RS in zip(COLLECTIVES[1:], times_RCS.swapaxes(0, 1), strict=True)

@@ -36,7 +36,7 @@ from evenshard.planner.what_if.machines import (
 )
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, Prices, WhatIfOption, load_prices
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName, measured_or_simulated
-from evenshard.price.step_time import without_last_digits
+from evenshard.price.step_time import round_for_sorting
 
 # If the fullest device holds more than UNEVEN_GROUP times the mean, a placement with at most EVEN times the mean is
 # tried, too, because the fullest device determines the time of averaging over groups.
@@ -162,7 +162,7 @@ def _in_groups(option: WhatIfOption, place_on: PlaceOn, sync_every: int) -> What
         _in_layout(replace(option, layout=layout), group, place_on, sync_every)
         for layout, group in layouts_of(option.machine, option.group_size)
     ]
-    return min(found, key=lambda one: without_last_digits(one.step_ms.value) if one.fits else float("inf"))
+    return min(found, key=lambda one: round_for_sorting(one.step_ms.value) if one.fits else float("inf"))
 
 
 def _in_layout(option: WhatIfOption, group: Nodes, place_on: PlaceOn, sync_every: int) -> WhatIfOption:
@@ -181,7 +181,7 @@ def _in_layout(option: WhatIfOption, group: Nodes, place_on: PlaceOn, sync_every
     except InfeasibleTask:
         return first
     second = _with_groups(option, replace(even, request=answer.request), sync_every)  # with the full memory
-    return min(first, second, key=lambda one: without_last_digits(one.step_ms.value))
+    return min(first, second, key=lambda one: round_for_sorting(one.step_ms.value))
 
 
 def _with_groups(option: WhatIfOption, answer: PlacementAnswer, sync_every: int) -> WhatIfOption:

@@ -30,7 +30,7 @@ from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.hosts import own_link
 from evenshard.planner.what_if.option import Sync
-from evenshard.price.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
+from evenshard.price.collectives import GRADIENT_BYTES, Links, all_reduce_bytes, transfer_ms
 from evenshard.price.hardware import HardwareName
 from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link, link_name
 
@@ -219,7 +219,7 @@ def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
 def _all_reduced(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
     """Return the bytes that a device sends in all-reduces, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
-    moved = all_reduced_bytes(machine, np.full(machine.num_devices, float(held)))
+    moved = all_reduce_bytes(machine, np.full(machine.num_devices, float(held)))
     latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)
-    once_ms = collectives * latency_ms + float(moved_ms(machine, moved, links).max())
+    once_ms = collectives * latency_ms + float(transfer_ms(machine, moved, links).max())
     return round(float((moved.intra + moved.inter).max())), once_ms

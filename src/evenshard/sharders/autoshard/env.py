@@ -1,4 +1,4 @@
-"""AutoShard's cost network (KDD 2022, section 3.2), and the placement MDP with its costs (section 3.3).
+"""AutoShard's cost network (KDD 2022, section 3.2) and its placement MDP (section 3.3).
 
 The network encodes each table, sums the representations of a shard, and reads the sum with one head. It predicts the
 fused forward and backward compute time of the shard, but no communication.
@@ -45,9 +45,9 @@ class AutoShardCostNet(TableNetwork):
         self.cost_head = mlp(REPRESENTATION_SIZE, 64, 1)
 
     def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
-        """Predict forward and backward compute of shards, [...] ms, from summed representations [..., H].
+        """Predict forward plus backward compute time of shards, [...] ms, from summed representations [..., H].
 
-        A shard without tables costs 0 without a call of the network, whose training data has no such shard.
+        An empty shard costs 0; the network is not evaluated for it, because its training data has no empty shard.
         """
         costs: torch.Tensor = self.cost_head(sums).squeeze(-1) * self.cost_scale_ms
         return costs
@@ -75,14 +75,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class Transition:
-    """Outcome of a step in every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 before that."""
+    """Result of one step in every slot, [B]: done flags, and rewards (0 until the episode ends)."""
 
     reward_B: torch.Tensor
     done_B: torch.Tensor
 
 
 class BalanceEnv:
-    """Slots that place the tasks of a batch; slot b begins with task b modulo K and waits for ``restart`` at its end.
+    """Batched placement environment: each slot places the tables of one task at a time.
 
     Attributes:
         position_KT: positions in ``task.tables`` of each task in placing order; padding last.
@@ -162,7 +162,7 @@ class BalanceEnv:
         return Transition(reward_B, done_B)
 
     def _row_B(self) -> torch.Tensor:
-        """Return the step of each slot, clipped to the index of the last table."""
+        """Return the index of each slot's current table, clipped to the last table."""
         return self.step_B.clamp(max=self._table_KT.shape[1] - 1)
 
     def _legal_BD(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""AutoShard in the loop, and the training of its cost network: mean squared error on measured shards (section 3.2).
+"""AutoShard's training round, and the training of its cost network on measured shards (section 3.2).
 
 Measurements are single shards or whole placements: every device with tables is a shard.
 
@@ -22,8 +22,8 @@ from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
-def shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: every timed shard, alone or in a placement, but no controls."""
+def select_shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
+    """Select the training data of the cost network: every measured shard except control measurements."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
 
@@ -35,7 +35,7 @@ def cost_net_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> FittedCostNet[AutoShardCostNet]:
-    """Train the cost network for one round, in place, with all shards measured so far.
+    """Train the cost network in place for one round on all shards measured so far.
 
     The mean cost of the first round's shards is the cost scale of all rounds. The learning rate falls to 0.
     """
@@ -59,9 +59,9 @@ class ShardTensors:
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> ShardTensors:
-        """Convert measured placements that share one batch size.
+        """Convert measured placements with one batch size to training tensors.
 
-        Devices without tables cost nothing and are left out, as are devices that ran out of memory.
+        Devices without tables, and devices that ran out of memory, are left out.
         """
         distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         shards = [
@@ -70,7 +70,7 @@ class ShardTensors:
             for shard, cost in zip(one.shards, one.cost.devices, strict=True)
             if shard and cost.status == OK
         ]
-        assert shards, "no shard has tables and a time"
+        assert shards, "no shard has tables and a measured time"
         holds_SP = torch.zeros(len(shards), len(distinct))
         for row, (tables, _) in enumerate(shards):
             holds_SP[row, torch.tensor(tables)] = 1.0
@@ -118,7 +118,7 @@ SHARDER = LearnedSharder(
     AutoShardCostNet,
     AutoShardPolicy,
     ImpalaConfig,
-    examples=shards,
+    examples=select_shards,
     fit_round=cost_net_round,
     train_round=policy_round,
     sharder=_sharder,

@@ -1,4 +1,4 @@
-"""Training of AutoShard's policy: IMPALA, actors that lag behind a learner, corrected by V-trace (section 3.4).
+"""IMPALA training of AutoShard's policy: actors with older weights, corrected by V-trace (section 3.4).
 
 The published version runs actors in separate processes. Here all actors are slots of one batch in one process: a
 step of all of them is one matrix product, the learner dominates the time, and runs are deterministic. IMPALA stays
@@ -20,7 +20,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Memory, PolicyOutput, is_feasible
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
 from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
@@ -28,23 +28,23 @@ from evenshard.sharders.training import Track, descend, entropy, set_learning_ra
 
 @dataclass(frozen=True)
 class ImpalaConfig:
-    """Training of the policy; defaults are the published values unless marked as our choice."""
+    """Settings of policy training; defaults are as published unless marked as our choice."""
 
     num_updates: int = knob(300, "gradient steps, each on one unroll of all slots; our choice")
-    num_slots: int = knob(16, "episodes played side by side; our choice")
-    unroll_length: int = knob(100, "steps of an unroll; episodes go on over its end")
+    num_slots: int = knob(16, "episodes played in parallel; our choice")
+    unroll_length: int = knob(100, "steps of an unroll; episodes continue in the next unroll")
     sync_every: int = knob(2, "updates after which the actors get the learner's weights; our choice")
-    learning_rate: float = knob(1e-3, "learning rate of Adam at the beginning; it falls linearly to 0")
+    learning_rate: float = knob(1e-3, "initial learning rate of Adam; it falls linearly to 0")
     max_gradient_norm: float = knob(
-        40.0, "longer gradients are cut to it. Some seeds forget halfway and learn again within the run"
+        40.0, "gradients are clipped to this norm. Some seeds forget halfway and recover within the run"
     )
     entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
     baseline_weight: float = knob(0.5, "weight of the value head's squared error")
     discount: float = knob(1.0, "gamma")
     mask_illegal: bool = knob(
         True,
-        "choose among devices with room only. Without it a full device may be chosen, as published, and the overflow "
-        "is taken off the reward",
+        "choose only devices with enough memory. If False, as published, full devices may be chosen, and the overflow "
+        "is subtracted from the reward",
     )
 
 
@@ -61,14 +61,14 @@ class Unroll:
 
 
 class Actors:
-    """Slots that play without end: a finished slot begins another task, drawn at random."""
+    """Actors: environment slots that start a new random task whenever an episode ends."""
 
     def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
         self._env = env
         self._num_tasks = num_tasks
         self._generator = generator
         self._choose = choose_sampled(generator)
-        self._memory = policy.blank_memory(len(env.step_B))
+        self._memory = policy.initial_memory(len(env.step_B))
         self._policy = copy.deepcopy(policy)
         everywhere = torch.ones(len(env.step_B), dtype=torch.bool)
         env.restart(everywhere, self._draw_tasks())
@@ -79,7 +79,7 @@ class Actors:
 
     @torch.no_grad()
     def unroll(self, num_steps: int) -> Unroll:
-        """Play ``num_steps`` steps in every slot, from the end of the last unroll."""
+        """Run ``num_steps`` steps in every slot, continuing after the previous unroll."""
         memory = self._memory
         observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
         for _ in range(num_steps):
@@ -87,7 +87,7 @@ class Actors:
             self._memory = judgement.memory
             device_B = self._choose(judgement.logits_UBD[0])
             devices.append(device_B)
-            log_probs.append(chosen_log_probs(judgement, device_B[None])[0])
+            log_probs.append(gather_log_probs(judgement, device_B[None])[0])
             outcomes.append(self._env.step(device_B))
             self._env.restart(outcomes[-1].done_B, self._draw_tasks())
             observations.append(self._env.observe())
@@ -104,15 +104,15 @@ class Actors:
         return torch.randint(self._num_tasks, self._env.step_B.shape, generator=self._generator)
 
 
-def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
+def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
+    """Return the log-probabilities of the chosen devices, [U, B]; a trailing extra step is ignored."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class VTrace:
-    """Targets and weights of a learner."""
+    """V-trace value targets and policy-gradient advantages."""
 
     target_UB: torch.Tensor  # targets of the value head
     # Weights of the log-probabilities in the policy gradient, with the importance weights.
@@ -156,9 +156,9 @@ def v_trace(
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
-    """Sum policy gradient, squared value error and entropy bonus over the steps and slots, as published."""
-    judgement: Judgement = policy(unroll.seen, unroll.memory)
-    log_prob_UB = chosen_log_probs(judgement, unroll.device_UB)
+    """Compute the IMPALA loss: policy gradient, value error and entropy bonus, summed over steps and slots."""
+    judgement: PolicyOutput = policy(unroll.seen, unroll.memory)
+    log_prob_UB = gather_log_probs(judgement, unroll.device_UB)
     value_UB = judgement.value_UB[:-1]
     traced = v_trace(
         log_ratio_UB=log_prob_UB - unroll.acting_log_prob_UB,
@@ -182,7 +182,7 @@ def policy_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> tuple[Checkpoint[AutoShardPolicy], list[float]]:
-    """Train the policy for one round, in place, on the train tasks that may fit; the learning rate falls to 0.
+    """Train the policy in place for one round on the feasible training tasks.
 
     Returns:
         The policy for the next round, and the mean reward of every update; NaN if no episode ended.

@@ -15,7 +15,7 @@ from torch import nn
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import no_room, reason, require_room
+from evenshard.search.infeasibility import find_reason, no_device_error, require_feasible
 from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv, Observation
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
@@ -28,8 +28,8 @@ Memory = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Logits and values of the policy for observations."""
+class PolicyOutput:
+    """Output of the policy network: device logits and state values."""
 
     logits_UBD: torch.Tensor  # logits of the devices; -inf where not legal
     value_UB: torch.Tensor  # the expected reward
@@ -37,7 +37,7 @@ class Judgement:
 
 
 class AutoShardPolicy(ScaledNetwork):
-    """Policy with one logit per device, for any number of tables and devices.
+    """Policy network with one logit per device, for any number of tables and devices.
 
     State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
     the sum of its tables' representations (frozen, the cost network's) and an embedding 2-64-32 of its predicted cost
@@ -58,11 +58,11 @@ class AutoShardPolicy(ScaledNetwork):
         self.value_head = mlp(3 * STATE_SIZE, 64, 1)
 
     @staticmethod
-    def blank_memory(num_slots: int) -> Memory:
-        """Return the memory before the first step."""
+    def initial_memory(num_slots: int) -> Memory:
+        """Return the initial LSTM state."""
         return torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE), torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE)
 
-    def forward(self, seen: Observation, memory: Memory) -> Judgement:
+    def forward(self, seen: Observation, memory: Memory) -> PolicyOutput:
         """Compute logits and values of U successive steps of B slots.
 
         Args:
@@ -79,10 +79,10 @@ class AutoShardPolicy(ScaledNetwork):
         mean_UBS = device_UBDS.masked_fill(outside_UBD1, 0.0).sum(dim=-2) / (~outside_UBD1).sum(dim=-2)
         most_UBS = device_UBDS.masked_fill(outside_UBD1, -torch.inf).amax(dim=-2)
         value_UB = self.value_head(torch.cat([state_UBS, mean_UBS, most_UBS], dim=-1)).squeeze(-1)
-        return Judgement(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
+        return PolicyOutput(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
 
     def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
-        """Run the LSTM over each stretch of steps without an episode start in one call, [U, B, S]."""
+        """Run the LSTM in one call per segment between episode starts, [U, B, S]."""
         inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
         begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
         cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]
@@ -95,7 +95,7 @@ class AutoShardPolicy(ScaledNetwork):
 
 
 class AutoShardSharder:
-    """Sharder that takes the policy's most probable device at every step; it measures nothing."""
+    """Sharder that takes the policy's most probable device at every step, without measurements."""
 
     name = "autoshard"
 
@@ -110,7 +110,7 @@ class AutoShardSharder:
         Raises:
             InfeasibleTask: if no device has enough memory for a table.
         """
-        require_room(task)
+        require_feasible(task)
         (answer,) = self._play([task], choose_best)
         if isinstance(answer, InfeasibleTask):
             raise answer
@@ -120,7 +120,7 @@ class AutoShardSharder:
         """Sample one placement per task, for exploration; None if no device has enough memory for a table."""
         return self._play_feasible(tasks, choose_sampled(generator))
 
-    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+    def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predict compute of the slowest device of any placement, ms, without communication."""
         with torch.no_grad():
             of_tables = self.cost_net.encode(self.normalizer(task.tables, task.batch_size))
@@ -141,7 +141,7 @@ class AutoShardSharder:
         if not tasks:
             return []
         env = BalanceEnv(EpisodeBatch.of(tasks, self.normalizer), self.cost_net, num_slots=len(tasks))
-        memory = self.policy.blank_memory(len(tasks))
+        memory = self.policy.initial_memory(len(tasks))
         chosen = []
         while env.active_B.any():
             judgement = self.policy(Observation.stack([env.observe()]), memory)
@@ -153,14 +153,14 @@ class AutoShardSharder:
 
 
 def is_feasible(task: ShardingTask) -> bool:
-    """Return True if every table fits a device, and all tables together fit the devices."""
-    return reason(task) is None
+    """Return True if each table fits on some device and their total fits (necessary, not sufficient)."""
+    return find_reason(task) is None
 
 
 def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: ShardingTask) -> Placement | InfeasibleTask:
     placed, position_T = int(env.step_B[slot]), env.position_KT[slot]
     if placed < len(task.tables):
-        return no_room(task, [int(position_T[placed])], env.used_BD[slot, : task.num_devices].tolist())
+        return no_device_error(task, [int(position_T[placed])], env.used_BD[slot, : task.num_devices].tolist())
     device_of_table = torch.empty(placed, dtype=torch.int64)
     device_of_table[position_T[:placed]] = device_T[:placed]
     placement = Placement(tuple(device_of_table.tolist()), task.num_devices)

@@ -1,11 +1,11 @@
-"""Cost model of evenshard's search: convex in a device's load; extrapolates to more tables and devices.
+"""Learned cost model, convex in a device's load; extrapolates to more tables and devices.
 
 Convexity makes lower bounds possible (``bounds/``).
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
-Representations are non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they
+Representations are non-negative; ``g`` is convex and non-decreasing (non-negative weights, ReLU), as kernels are: they
 take the longest of several additive limits, plus fixed overheads. ``p``, the time of the sort's passes, and ``l``, the
-time of the lanes of the widest table, are step functions that never fall. The mean of the ensemble has this form
+time of the lanes of the widest table, are non-decreasing step functions. The mean of the ensemble has this form
 because its members have it. The network itself is in ``network.py``.
 
 All-to-all times need no network: a latency and three byte counts over bandwidths, with four fitted numbers.
@@ -48,7 +48,7 @@ LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables underestimate er
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """An all-to-all as a latency and three byte counts over bandwidths, as in ``price.link.Link``."""
+    """All-to-all time model: latency plus own, slowest and total bytes over bandwidths, as in ``Link``."""
 
     latency_ms: float = 0.0  # fixed time of an all-to-all
     ms_per_byte: float = 0.0  # for the device's own busier direction; an inverse bandwidth
@@ -61,7 +61,7 @@ class ExchangeTime:
         return any(astuple(self))
 
     def link(self, source: str) -> Link:
-        """Return the same constants as a ``Link`` with this source."""
+        """Convert to a ``Link`` with the given source."""
         own, slowest, shared = (
             1e-6 / one if one > 0 else math.inf
             for one in (self.ms_per_byte, self.slowest_ms_per_byte, self.total_ms_per_byte)
@@ -69,14 +69,14 @@ class ExchangeTime:
         return Link(self.latency_ms * 1e3, source, own, slowest, shared)
 
     def problem(self) -> str | None:
-        """Describe in one clause why the constants are impossible, or return None."""
+        """Return why the constants are impossible; None if they are valid."""
         fine = all(0 <= number < math.inf for number in astuple(self))
-        return None if fine else f"an exchange takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
+        return None if fine else f"all-to-all takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Width of the interval around a prediction: 90 % of held-out errors lay within ``factor`` deviations.
+    """Calibration of prediction intervals: 90 % of held-out errors were within ``factor`` deviations.
 
     A deviation of log cost combines the members' spread and ``floor``, as independent errors.
     """
@@ -85,7 +85,7 @@ class Calibration:
     floor: float = 0.05  # error that all members share
 
     def problem(self) -> str | None:
-        """Describe in one clause why the width is impossible, or return None."""
+        """Return why the width is impossible; None if it is valid."""
         fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
         return None if fine else f"its intervals are {self.factor:g} deviations of at least {self.floor:g} wide"
 
@@ -110,7 +110,7 @@ class CostModel(nn.Module):
 
     @torch.no_grad()
     def represent(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Return nonnegative representations, additive over a device's tables: [T, H] float32 (dims, jumps, inputs)."""
+        """Compute non-negative table representations (dims, jumps, inputs) that add up over tables, [T, H] float32."""
         dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
         inputs_TI = self.net.encode(*self.net.table_inputs(tables, batch_size))
         return torch.cat([dims_T1, jump_sums_TJ(tables), inputs_TI], dim=1)
@@ -122,7 +122,7 @@ class CostModel(nn.Module):
             TrainingFailed: if the training diverged; an existing folder is kept.
         """
         if problem := self.exchange.problem() or self.calibration.problem():
-            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Fit it to other costs.")
+            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Use other costs.")
         config = {
             "kind": KIND,
             "sizes": asdict(self.net.sizes),
@@ -137,7 +137,7 @@ class CostModel(nn.Module):
 
     @staticmethod
     def load(path: Path) -> CostModel:
-        """Load a folder of ``save``.
+        """Load a model from a folder written by ``save``.
 
         Raises:
             BadFile: if it is missing, torn, or not a cost model.
@@ -154,7 +154,7 @@ class CostModel(nn.Module):
             model.exchange, model.calibration = config.exchange, config.calibration
             load_weights(model, path / "state.pt")
             if not model.net.is_convex():
-                raise ValueError("its weights are not those of a convex network")
+                raise ValueError("its weights are not convex")
             return model
 
 

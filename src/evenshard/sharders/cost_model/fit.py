@@ -1,4 +1,4 @@
-"""Training of the cost model: relative errors of single devices, of all measured placements at once.
+"""Training of the cost model on the relative errors of every device of all measured placements.
 
 Each member of the ensemble is trained without one part of the placements. Its errors there determine the width of
 intervals that hold nine of ten measured costs. A search prefers placements for which a model is too optimistic: choices
@@ -39,7 +39,7 @@ LEAST_FLOOR = 1e-3  # minimum, because a perfect fit to the data is not certain 
 
 @dataclass(frozen=True)
 class CostModelFitConfig:
-    """Size of the model, and its training.
+    """Settings of the cost model's size and training.
 
     Raises:
         BadConfig: if a value is out of its range.
@@ -48,15 +48,15 @@ class CostModelFitConfig:
     num_members: int = knob(5, "members of the ensemble", range=Range(2, 1_000, whole=True))
     table_hidden: int = knob(16, "hidden units of a member's table network", range=COUNT)
     head_hidden: int = knob(4, "hidden units of a member's head", range=COUNT)
-    pieces: int = knob(8, "pieces of such a unit: the limits that it takes the largest of", range=COUNT)
+    pieces: int = knob(8, "linear pieces of a head unit, which takes the largest", range=COUNT)
     num_updates: int = knob(1000, "gradient steps", range=COUNT)
     minibatch_size: int = knob(128, "devices per step", range=COUNT)
     learning_rate: float = knob(
         0.01,
-        "learning rate of Adam at its highest, after the warm-up; it falls to 0 until the end",
+        "highest learning rate of Adam, after the warm-up; it then falls to 0",
         range=Range(0, 1e38, above=True),
     )
-    across_batches: bool = knob(False, "placements may differ in their batch sizes; see EnsembleSizes.across_batches")
+    across_batches: bool = knob(False, "True if the costs have several batch sizes; see EnsembleSizes.across_batches")
     seed: int = knob(0, "seed of initial weights, held-out parts and minibatches")
 
     def __post_init__(self) -> None:
@@ -132,9 +132,9 @@ def fit_cost_model(
     """
     rows = DeviceRows.of(measured)
     if not len(rows.times_R3):
-        raise BadConfig("No device of the costs held tables and ran. Benchmark some that fit the devices.")
+        raise BadConfig("The costs have no device that held tables and ran. Benchmark placements that fit in memory.")
     if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
-        raise BadConfig("The costs are of several batch sizes. Set across_batches, or benchmark at one.")
+        raise BadConfig("The costs have several batch sizes. Set across_batches, or benchmark at one batch size.")
     generator = torch.Generator().manual_seed(config.seed)
     sizes = EnsembleSizes(
         config.num_members,
@@ -146,17 +146,17 @@ def fit_cost_model(
     )
     normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
     model = CostModel(sizes, normalizer, generator)
-    held_out_by_N = held_out_members(measured, config.num_members, generator)
+    held_out_by_N = assign_held_out_members(measured, config.num_members, generator)
     losses = _learn(model, rows, held_out_by_N[rows.placement_R], config, generator, track)
     model.exchange, exchange_pct_error = fit_exchange(measured)
     model.calibration, held_out_pct_error = calibrate(model, measured, held_out_by_N)
     return model, CostModelFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R3))
 
 
-def held_out_members(
+def assign_held_out_members(
     measured: Sequence[MeasuredPlacement], num_members: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Assign each placement the member that is not trained on it, [N]; one per task if there are enough tasks.
+    """Assign to each placement the ensemble member that does not train on it, [N], by task if possible.
 
     Placements of one task share their tables, so a member would look too good on a task from its training data.
     """
@@ -175,7 +175,7 @@ def _learn(
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]],
 ) -> list[float]:
-    """Minimize robust errors of log forward, backward and total time; a total alone stands for all three."""
+    """Train the model in place on robust errors of log forward, backward and total time."""
     net = model.net
     mean_ms_2 = rows.times_R3[:, :2].nanmean(dim=0)
     # Scale of a part without measurements: the two parts add up to the known total.
@@ -229,7 +229,7 @@ class _Minibatches:
         self._first_R = self._count_R.cumsum(0) - self._count_R
 
     def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [M, Q] with 1.0 where a device holds a pair, and the [Q] numbers of the pairs."""
+        """Return the incidence matrix of devices and (table, batch size) pairs, [M, Q], and the pair indices [Q]."""
         count_M = self._count_R[rows_M]
         row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
         within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
@@ -253,10 +253,10 @@ def _share_of_rate(progress: float) -> float:
 
 
 def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, float]:
-    """Fit latency and times per byte by least squared relative errors; return them and their median absolute % error.
+    """Fit the all-to-all latency and bandwidths by relative least squares; also return the median error in %.
 
-    No constant is negative; of collinear byte counts, the first explains the times. Without any all-to-all time above
-    0, the constants are 0 and the error is NaN.
+    No constant is negative; if byte counts are collinear, the first explains the times. Without any measured all-to-all
+    time, the constants are 0 and the error is NaN.
     """
     from scipy.optimize import nnls
 
@@ -298,7 +298,7 @@ def cost_model_round(
     own: Sequence[MeasuredPlacement] = (),
     track: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[CostModel, CostModelFitMetrics]:
-    """Fit the cost model of one round, and widen its intervals by the errors on the previous model's choices.
+    """Fit the cost model of one round, widening its intervals by errors on placements it had chosen before.
 
     Args:
         previous: the model of the previous round; None in the first.
@@ -316,7 +316,7 @@ def cost_model_round(
 def calibrate(
     model: CostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
 ) -> tuple[Calibration, float]:
-    """Calibrate the intervals by held-out errors; return the widths and the median error in %.
+    """Calibrate the prediction intervals on held-out errors; return the calibration and the median error in %.
 
     Whole placements count; single shards only if there are no placements. A single member errs more than the ensemble,
     which offsets the tables that a held-out placement shares with the training data.
@@ -336,7 +336,7 @@ def calibrate(
 
 
 def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
-    """Widen the intervals of ``model`` by the errors of the previous model, ``first``, on its own choices."""
+    """Widen the intervals of ``model`` by the previous model's errors on the placements that it chose."""
     if not own:
         return
     predicted_N = torch.tensor([one.predicted_ms for one in _predict_measured(first, own)])
@@ -355,7 +355,7 @@ def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
 
 
 def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
-    """Return the half-width of an interval, in deviations, that holds a new error nine times in ten.
+    """Return the conformal half-width, in deviations, that covers a new error with 90 % probability.
 
     All orders of n errors and a new one are equally likely, so it is the 0.9 (n + 1)-th smallest (conformal
     prediction).

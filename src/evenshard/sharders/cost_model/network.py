@@ -1,15 +1,15 @@
-"""Network of the cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
+"""Convex, non-decreasing network of the cost model: an ensemble computed as one wide network.
 
 A table is represented by its additive work (``additive_work_TA``), which a device sums over its tables on any hardware,
 and, for each member of the ensemble, by the same work times learned factors of the 21 features: never negative. A head
 reads the sum over a device's tables. Its weights are never negative, and a unit is the largest of several linear pieces
-and 0, so that it is convex and never falls. ReLU units with such weights (input-convex networks, Amos et al. 2017) bend
-only where everything grows, and cannot learn the maximum of two limits.
+and 0, so that it is convex and non-decreasing. ReLU units with non-negative weights (input-convex networks, Amos et al.
+2017) bend only where everything grows, and cannot learn the maximum of two limits.
 
 Two properties of kernels are not convex. FBGEMM's backward pass sorts the indices of a shard, eight bits of the row
 number at a time, so that every 8 more bits of rows add a pass per lookup. And the widest table determines the lanes of
 a warp for all bags, rows and gradients of a shard. These jumps are added to the head, with a learned weight each; times
-still never fall. The number of tables wider than a limit is additive, and shows if a shard has any.
+still never decrease. The number of tables wider than a limit is additive, and shows if a shard has any.
 
 Every layer is a block-diagonal matrix with a block per member: one product serves all members. Weights are kept legal
 by projection after each training step (``project``), which converged faster than squares, softplus or exponentials of
@@ -40,12 +40,12 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts
 from evenshard.tables.table import Table
 
 QUANTITIES = ("tables", "dims", "lookups", "values", "row_bytes", "grad_bytes", "unique_rows", "unique_bytes")
-LEAST_READ_BYTES = 32  # smallest unit of memory reads: a row of 8 bytes costs as much as one of 32
+LEAST_READ_BYTES = 32  # smallest unit of memory reads: a row of 8 bytes costs as much as a row of 32
 GRAD_BYTES_PER_VALUE = 4  # gradients are FP32
 
 
 def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
-    """Compute the additive quantities of each table in one training step, [T, A], all at least 0.
+    """Compute each table's additive work in one training step, [T, A], all non-negative.
 
     Tables (1 each), embedding dims, lookups, values to add up (lookups times dim), bytes of the rows looked up, bytes
     of their gradients, distinct rows, and bytes of those. Bytes of rows come in whole sectors.
@@ -116,7 +116,7 @@ class EnsembleSizes:
             self.table_hidden, NUM_QUANTITIES * self.factors_per_quantity, self.head_hidden * self.pieces
         )
         if min(self.num_members, *counts) < 1 or units > MAX_UNITS:
-            raise ValueError(f"an ensemble of {self.num_members} members of {counts} units cannot be made")
+            raise ValueError(f"an ensemble of {self.num_members} members of {counts} units is impossible")
 
 
 class ConvexNet(nn.Module):
@@ -182,7 +182,7 @@ class ConvexNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Project to the nearest weights with times that never fall, convex except for jumps, and separate members."""
+        """Project the weights: times do not decrease and are convex except for jumps, and members stay separate."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
@@ -192,7 +192,7 @@ class ConvexNet(nn.Module):
         self.lane_weight.clamp_(min=0)
 
     def is_convex(self) -> bool:
-        """Return True if ``project`` would change nothing except an overhead below the least."""
+        """Return True if the weights already satisfy ``project``, ignoring the minimum overhead."""
         owned = (
             (self.factor_weight, self.own_factors),
             (self.piece_weight, self.own_pieces),
@@ -239,11 +239,11 @@ class ConvexNet(nn.Module):
     def member_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor) -> torch.Tensor:
         """Return each member's forward and backward time, [..., K, 2] ms, from sums [..., I] and jump sums [..., J]."""
         each_OO = torch.diag(self.time_scale_ms.repeat(self.sizes.num_members))
-        both = self.mixed_ms(inputs, jump_sums, each_OO)
+        both = self.mix_ms(inputs, jump_sums, each_OO)
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
-    def mixed_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute the outputs times ``mix_OX``, [..., X], mixed in the weights because devices far outnumber them."""
+    def mix_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+        """Compute linear combinations of the outputs, [..., X], with ``mix_OX`` folded into the weights."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
@@ -252,18 +252,18 @@ class ConvexNet(nn.Module):
         return smooth + passes + self.lane_ms(inputs[..., LANE_WORK], jump_sums, mix_OX)
 
     def lane_ms(self, lane_work: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute the time, [..., X], of the lanes of the widest table for a device's work [..., 3]."""
+        """Compute the warp-lane term of a device's time, set by its widest table, [..., X]."""
         is_wider = (jump_sums[..., 1:] > 0.5).float()  # numbers of tables
         return (is_wider[..., None] * lane_work[..., None, :]).flatten(-2) @ (self.lane_weight @ mix_OX)
 
     def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute the time, [..., X], of the sort's passes over a mean device's lookups with ``num_rows`` [...]."""
+        """Compute the radix-sort pass time for ``num_rows`` [...] and a mean device's lookups, [..., X]."""
         passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
         return passes @ (self.pass_weight @ mix_OX)
 
 
 def jump_sums_TJ(tables: Sequence[Table]) -> torch.Tensor:
-    """Return additive numbers that determine jumps, [T, J]: rows, and 1 for each limit that a table exceeds."""
+    """Return values whose sums determine the jumps, [T, J]: rows, and 1 for each width limit that a table exceeds."""
     return torch.tensor(
         [[float(one.num_rows), *(float(one.embedding_dim > width) for width in WIDTHS)] for one in tables]
     ).reshape(-1, NUM_JUMP_SUMS)

@@ -1,4 +1,4 @@
-"""Price of a learned model: its network as columns that add up over tables, for fast evaluation in a search.
+"""Price of a learned model: its network in additive columns, for fast evaluation in the search.
 
 All calls of a device take as long as one call with all their tables, and at least the launches of as many empty calls
 in sequence. The training data has pooled lookups, so a sequence counts as bags of size 1.
@@ -18,7 +18,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
 from evenshard.price.device_model import LANE_LIMITS
-from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup, numbers_by_bags
+from evenshard.price.kernel_calls import EVERY_DEVICE, Columns, DevicePrice, HeldPart, Lookup, group_by_bags
 from evenshard.price.step import DeviceKind, PartCosts, PredictedParts
 from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import PriceBounds, SharedSteps, TangentLine, price_bounds
@@ -60,12 +60,12 @@ class LearnedPrice(DevicePrice):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Return True if the training data had tables with and without row shares."""
+        """Return True if the model was trained with hot-row features (tables with and without ``row_shares``)."""
         return self._model.net.sizes.sees_hot_rows
 
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return the columns of tables, [P, H]: inputs and factors of jumps, linear part, inputs of bent units."""
+        """Return the additive columns of tables, [P, H]: jump inputs, linear part and ReLU unit inputs."""
         lookups = [one.pooled for one in lookups]
         if dims_P is not None:
             lookups = [one.with_dim(dim) for one, dim in zip(lookups, dims_P.tolist(), strict=True)]
@@ -78,7 +78,7 @@ class LearnedPrice(DevicePrice):
         return found
 
     def _represent(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
-        for bags, numbers in numbers_by_bags(lookups).items():
+        for bags, numbers in group_by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
@@ -91,7 +91,7 @@ class LearnedPrice(DevicePrice):
         return np.asarray((smooth + self.jumps_ms(sums_NH)).T)
 
     def jumps_ms(self, sums_NH: Columns) -> Columns:
-        """Compute the time of the sort's passes and of the lanes, [N, 2]."""
+        """Compute the jump terms: radix-sort pass time and warp-lane time, [N, 2]."""
         sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
         issued = (sums_NH[:, WIDER, None] > 0.5) * sums_NH[:, None, WORK]
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
@@ -103,7 +103,7 @@ class LearnedPrice(DevicePrice):
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
     @torch.no_grad()
-    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+    def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """Compute each member's forward and backward time of devices with these parts, [D, M, 2]."""
         net, lookups = self._model.net, [lookup.pooled for one in held for lookup in one.lookups]
         calls_D = np.zeros(num_devices, dtype=np.float32)
@@ -141,7 +141,7 @@ class LearnedBounds(PriceBounds):
         self._price = price
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return the tangents of the compute times without jumps at these sums."""
+        """Return tangents at ``sums_H`` to the compute times without jumps."""
         price = self._price
         bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
         piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
@@ -153,14 +153,14 @@ class LearnedBounds(PriceBounds):
         return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of the radix passes for each table's own rows, and of the lanes for its columns, [2, P]."""
+        """Return each table's minimum jump times: radix passes for its rows and lanes for its width, [2, P]."""
         return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the radix passes that every placement needs, although few tables need them alone."""
+        """Return the radix-sort passes that every placement needs because of combined row counts."""
         return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
-    def launched_ms_2(self, calls: int) -> FloatArray:
+    def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the time of this number of empty calls, [2]."""
         return np.asarray(calls * self._price.empty_ms_2)
 
@@ -169,11 +169,11 @@ price_bounds.register(LearnedPrice, LearnedBounds)
 
 
 class SharedPasses(SharedSteps):
-    """Lower bound on the time of the sort's passes on all devices together, as work of tables.
+    """Lower bound of the total radix-pass time on all devices, attributed to tables.
 
-    A device with fewer rows than the pass's limit saves it. Such devices have capacity for that many rows each (all
-    devices but one, if the tables have too many rows for all). The most lookups that fit form a knapsack problem. For
-    any price in lookups per row, its optimum is at most the capacity's value plus the value of the fitting tables'
+    A device with fewer rows than a pass's limit saves the pass. These devices have capacity for that many rows each
+    (all devices but one, if the tables have too many rows for all). The most lookups that fit form a knapsack problem.
+    For any price in lookups per row, its optimum is at most the capacity's value plus the value of the fitting tables'
     lookups beyond the price of their rows. The tightest price is the density of the table that fills the capacity.
 
     Legend: L passes, P tables looked up.
@@ -194,15 +194,15 @@ class SharedPasses(SharedSteps):
         self._pass_ms_L2, self._lookups_per_row_L = pass_ms_L2, np.array(prices)
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
-    def works(self, columns_PH: Columns) -> FloatArray:
-        """Return the passes' time for tables that need none alone, at most that of all their lookups, [2, P]."""
+    def compute_work(self, columns_PH: Columns) -> FloatArray:
+        """Return the pass time attributed to tables that need no pass alone, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
         return np.asarray((paid_PL @ self._pass_ms_L2).T)
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Return lookups per row of the table that fills the capacity, densest first; 0 if all fit."""
+    """Return the lookups per row of the table that fills the capacity, in order of density; 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
@@ -210,11 +210,11 @@ def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> fl
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
-    """Build the part costs of whole tables by the model; a cost is the largest sum, as in its training data.
+    """Build a step-time predictor for unsharded tables; the cost is the largest device total, as in training.
 
     They use the model's own all-to-all times, and no input dist.
     """
-    exchange = model.exchange.link("fitted to the exchanges of the training data")
+    exchange = model.exchange.link("fitted to the all-to-alls of the training data")
     kind = DeviceKind(price or LearnedPrice(model), float("inf"))
     return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False), LARGEST_SUM)
 

@@ -16,26 +16,26 @@ from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import Placement, canonical_devices, check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.price.step import PartCosts, PredictedParts
-from evenshard.search.infeasibility import require_room
+from evenshard.search.infeasibility import require_feasible
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import whole_costs
-from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
+from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, roll_out
 from evenshard.sharders.simple import expert_sharders
 
-MOST_STARTS = 8
+MOST_STARTS = 8  # best proposals from which the search starts
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Length of the search for a placement."""
+    """Settings of the search effort."""
 
-    num_rollouts: int = knob(MOST_PROPOSALS, "sampled from the policy, fewer where tables and devices are many")
-    scores_per_table: int = knob(2_000, "devices scored for each table of the task, about, before the search ends")
+    num_rollouts: int = knob(MOST_PROPOSALS, "placements sampled from the policy; fewer for large tasks")
+    scores_per_table: int = knob(2_000, "changes that the search tries per table of the task")
     seed: int = knob(0, "seed of rollouts and search")
-    time_limit_s: float | None = knob(None, "seconds after which the search ends at the latest; None for no limit")
-    packing_time_limit_s: float = knob(10.0, "time to find any legal placement if no proposal is one; see legal_parts")
+    time_limit_s: float | None = knob(None, "seconds after which the search ends; None for no limit")
+    packing_time_limit_s: float = knob(10.0, "seconds to find any legal placement if no proposal is legal")
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class EvenshardSharder:
         Raises:
             InfeasibleTask: as ``place``.
         """
-        require_room(task)
+        require_feasible(task)
         costs, kinds = whole_costs(self.model, task), device_kinds(task)
         experts = _experts(task)
-        starts = distinct([*known, *experts, *self._rollouts(task)], kinds)
+        starts = drop_duplicates([*known, *experts, *self._rollouts(task)], kinds)
         predicted = _predict_placements(costs, [*starts, *experts])
         best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
         config = self._config
@@ -94,7 +94,7 @@ class EvenshardSharder:
         except InfeasibleTask as error:
             raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
         found = [Placement.of(task, parts) for parts in result.candidates]
-        candidates = distinct([*found, *starts], kinds)
+        candidates = drop_duplicates([*found, *starts], kinds)
         predicted |= _predict_placements(costs, [one for one in candidates if one not in predicted])
         candidates.sort(key=lambda one: predicted[one].predicted_ms)
         check_placement(task, candidates[0])
@@ -103,10 +103,10 @@ class EvenshardSharder:
         return SearchResult(tuple(candidates), best, bound_ms)
 
     def _rollouts(self, task: ShardingTask) -> list[Placement]:
-        """Keep the policy's placements that are legal, because the policy knows no rule except memory."""
+        """Return legal placements sampled from the policy, which itself considers only memory."""
         if self._policy is None:
             return []
-        sampled = rollouts(self._policy, task, self._config.seed, self._config.num_rollouts)
+        sampled = roll_out(self._policy, task, self._config.seed, self._config.num_rollouts)
         return [one for one in sampled if is_legal_sharding(task, one.parts(task.tables))]
 
 
@@ -124,7 +124,7 @@ def _experts(task: ShardingTask) -> list[Placement]:
     return placements
 
 
-def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None) -> list[Placement]:
+def drop_duplicates(placements: Sequence[Placement], kinds: Sequence[int] | None = None) -> list[Placement]:
     """Drop placements that differ from an earlier one only by a permutation of devices of the same kind."""
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:

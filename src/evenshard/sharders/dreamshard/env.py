@@ -1,4 +1,4 @@
-"""The placement MDP of DreamShard, batched over episodes and tasks.
+"""DreamShard's placement MDP, batched over episodes and tasks.
 
 One episode places the tables of one task, one table per step, in descending predicted single-table cost.
 
@@ -28,11 +28,11 @@ from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.features import FeatureNormalizer
 
-NUM_COSTS = 3
+NUM_COSTS = 3  # forward compute, backward all-to-all, backward compute
 
 
 class CostNet(Protocol):
-    """The cost function that drives the MDP."""
+    """Interface of cost networks that the MDP uses for states and rewards."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Compute table representations, [P, H], from normalised features [P, F]."""
@@ -77,7 +77,7 @@ class EpisodeBatch:
 
     @staticmethod
     def of(tasks: Sequence[ShardingTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
-        """Build one episode per task; all tasks must share the batch size, for which the reuse features hold.
+        """Build one episode per task; all tasks must share one batch size.
 
         Its only constraints are device memory and the size of tables.
         """
@@ -107,7 +107,7 @@ class EpisodeBatch:
         )
 
     def repeat(self, episodes: int) -> EpisodeBatch:
-        """Repeat each task ``episodes`` times, next to each other."""
+        """Repeat each task's episode ``episodes`` times, consecutively."""
         return EpisodeBatch(
             self.features_PF,
             *(
@@ -119,13 +119,13 @@ class EpisodeBatch:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Choices and costs of B episodes. Steps are in placing order, not in the order of ``task.tables``."""
+    """Device choices and predicted costs of B episodes, with steps in placing order."""
 
     position_BT: torch.Tensor  # position in ``task.tables`` that was placed at each step
     table_BT: torch.Tensor  # number of that table among the P distinct tables
     device_BT: torch.Tensor  # the chosen device; 0 in the padding and after a dead end
     taken_BT: torch.Tensor  # True where a table was placed
-    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless without one
+    new_costs_BTC: torch.Tensor  # predicted costs of that device with the table; meaningless without a table
     empty_costs_BC: torch.Tensor  # predicted costs of a device without tables
     finished_B: torch.Tensor  # False where some table had no legal device
     predicted_ms_B: torch.Tensor  # predicted overall cost; infinite if the episode did not finish
@@ -216,25 +216,25 @@ def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Ten
     return cost_BT.argsort(dim=1, descending=True, stable=True)
 
 
-def went_to_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return True at the device where the table of each step was placed, nowhere if it was not."""
+def chosen_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """Return a one-hot mask of the device chosen at each step, [B, T, D]; all False if none was."""
     device_D = torch.arange(batch.device_mask_BD.shape[1])
     return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
 
 
-def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return the legal devices of each choice."""
+def legal_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """Return the mask of devices that were legal at each step, [B, T, D]."""
     size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
-    placed_BTD = went_to_BTD(batch, episodes) * size_BT1
+    placed_BTD = chosen_mask_BTD(batch, episodes) * size_BT1
     used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
     has_room_BTD: torch.Tensor = legal_mask(used_before_BTD, size_BT1, batch.cap_BD[:, None])
     return has_room_BTD & batch.device_mask_BD[:, None]
 
 
 def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return the device costs that the policy saw at each step: those since the device last got a table."""
+    """Return the device costs that the policy observed at each step, [B, T, D, C]."""
     known_BUC = torch.cat([episodes.empty_costs_BC[:, None], episodes.new_costs_BTC], dim=1)  # U = 1 + T
-    went_BTD = went_to_BTD(batch, episodes)
+    went_BTD = chosen_mask_BTD(batch, episodes)
     step_T1 = torch.arange(1, went_BTD.shape[1] + 1)[:, None]
     since_BTD = (went_BTD * step_T1).cummax(dim=1).values.roll(1, dims=1)
     since_BTD[:, 0] = 0
@@ -242,15 +242,15 @@ def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
     return known_BUC[episode_B11, since_BTD]
 
 
-def replayed_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
-    """Recompute the logits of every choice, [B, T, D], with gradients, masked as when acting.
+def replay_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
+    """Recompute the logits of every step with gradients, [B, T, D], using the masks of the rollout.
 
     All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
     Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.
     """
     repr_BTH = policy.encode(batch.features_PF)[episodes.table_BT]
-    placed_BTDH = went_to_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]
+    placed_BTDH = chosen_mask_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]
     before_BTDH = placed_BTDH.cumsum(dim=1) - placed_BTDH
     logits_BTD = policy.device_logits(before_BTDH, seen_costs_BTDC(batch, episodes))
-    illegal_BTD = ~acting_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
+    illegal_BTD = ~legal_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
     return logits_BTD.masked_fill(illegal_BTD, -torch.inf)

@@ -1,4 +1,4 @@
-"""DreamShard in the loop, and the training of its cost network on measured placements: squared errors (section 3.2).
+"""DreamShard's training round, and the training of its cost network on measured placements (section 3.2).
 
 Legend: N measured placements, D devices, P distinct tables, F features, C = 3 costs, M placements of a minibatch.
 """
@@ -20,8 +20,8 @@ from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
-def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: feasible placements, without controls and single shards.
+def select_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
+    """Select the training data of the cost network: feasible placements, excluding controls and single shards.
 
     A control would count several times, and a single shard has no communication; shards count if nothing else exists.
     """
@@ -41,8 +41,7 @@ def cost_net_round(
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
-        measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round is the scale of all
-            rounds.
+        measured: ``select_placements`` of all rounds, at least one. The first round's mean cost is the scale of all.
         config: its learning rate is that of the first round.
     """
     if checkpoint.is_new:
@@ -118,7 +117,7 @@ def fit_cost_net(
 
 
 def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> torch.Tensor:
-    """Compute squared errors of the three costs, mean over devices, and of the overall cost, mean over placements.
+    """Compute the squared errors of device costs (mean over devices) and overall cost (mean over placements).
 
     If only the sum of forward and backward compute is known, its error replaces theirs.
     """
@@ -138,7 +137,7 @@ SHARDER = LearnedSharder(
     DreamShardCostNet,
     DreamShardPolicy,
     ReinforceConfig,
-    examples=whole_placements,
+    examples=select_placements,
     fit_round=cost_net_round,
     train_round=policy_round,
     sharder=DreamShardSharder,

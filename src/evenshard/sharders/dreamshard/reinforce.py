@@ -19,7 +19,7 @@ from evenshard.sharders.dreamshard.env import (
     Episodes,
     Policy,
     choose_sampled,
-    replayed_logits_BTD,
+    replay_logits_BTD,
     rollout,
 )
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, lean_cost_net, lean_policy
@@ -28,13 +28,13 @@ from evenshard.sharders.training import (
     descend,
     entropy,
     set_learning_rate,
-    standardised_B,
+    standardise_B,
 )
 
 
 @dataclass(frozen=True)
 class ReinforceConfig:
-    """Training of the policy; the defaults are the paper's."""
+    """Settings of policy training; the defaults are the paper's."""
 
     num_updates: int = knob(10, "gradient steps, each on one task")
     num_episodes: int = knob(10, "episodes per step")
@@ -106,11 +106,11 @@ def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entr
     Log-probabilities are taken over the devices that were legal when acting, no others.
     """
     finished_B = episodes.finished_B
-    log_probs_BTD = replayed_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)
+    log_probs_BTD = replay_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)
     chosen_BT = log_probs_BTD.gather(-1, episodes.device_BT[..., None]).squeeze(-1)
     advantage_B = torch.zeros_like(episodes.predicted_ms_B)
     # The only reward, given at the end, is minus the predicted overall cost (DreamShard, section 3.3).
-    advantage_B[finished_B] = standardised_B(-episodes.predicted_ms_B[finished_B])
+    advantage_B[finished_B] = standardise_B(-episodes.predicted_ms_B[finished_B])
     counts_BT = episodes.taken_BT & finished_B[:, None]
     gain_BT = advantage_B[:, None] * chosen_BT + entropy_weight * entropy(log_probs_BTD)
     return -torch.where(counts_BT, gain_BT, 0.0).sum() / counts_BT.sum()

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from evenshard.base.messages import cut
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import no_parts_found, require_room
+from evenshard.search.infeasibility import no_placement_error, require_feasible
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
     CostNet,
@@ -30,7 +30,7 @@ from evenshard.sharders.dreamshard.env import (
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 
-RESCUE_ROLLOUTS = 64
+RESCUE_ROLLOUTS = 64  # sampled if the most probable placement does not fit in memory
 
 
 class DreamShardCostNet(TableNetwork):
@@ -85,12 +85,12 @@ class DreamShardPolicy(TableNetwork):
 
 
 def lean_cost_net(model: CostNet) -> CostNet:
-    """Return DreamShard's cost network with fewer calls; any other network unchanged."""
+    """Return a faster equivalent of DreamShard's cost network; any other network unchanged."""
     return _LeanCostNet(model) if isinstance(model, DreamShardCostNet) else model
 
 
 def lean_policy(policy: Policy) -> Policy:
-    """Return DreamShard's policy with fewer calls; any other policy unchanged."""
+    """Return a faster equivalent of DreamShard's policy; any other policy unchanged."""
     return _LeanPolicy(policy) if isinstance(policy, DreamShardPolicy) else policy
 
 
@@ -149,7 +149,7 @@ class DreamShardSharder:
             InfeasibleTask: if no rollout fits in memory, or the best one breaks another constraint, because the policy
                 only considers memory.
         """
-        require_room(task)
+        require_feasible(task)
         batch = EpisodeBatch.of([task], self._normalizer)
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
         greedy = rollout(batch, cost_net, policy, choose_best)
@@ -162,7 +162,7 @@ class DreamShardSharder:
             if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
                 best, episode = sampled, lowest
         if not best.finished_B[episode]:
-            raise no_parts_found(task, f"{cut(task.task_id)}: no placement found in {1 + num_rollouts} rollouts")
+            raise no_placement_error(task, f"{cut(task.task_id)}: no placement found in {1 + num_rollouts} rollouts")
         placement = best.placement(episode, task)
         check_placement(task, placement)
         return placement
@@ -178,7 +178,7 @@ class DreamShardSharder:
             for number, task in enumerate(tasks)
         ]
 
-    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+    def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predict the overall cost of any placement of a task, ms."""
         with torch.no_grad():
             representations = self._cost_net.encode(self._normalizer(task.tables, task.batch_size))

@@ -53,7 +53,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
-from evenshard.search.infeasibility import no_parts_found, require_room
+from evenshard.search.infeasibility import no_placement_error, require_feasible
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.cache_statistics import TableStatistics
 from evenshard.torchrec.baseline.topology import (
@@ -309,11 +309,11 @@ class TorchRecSharder:
         Raises:
             InfeasibleTask: if TorchRec finds none.
         """
-        require_room(task)
+        require_feasible(task)
         try:
             parts = self.planner(task).plan(PlannerSetting(sort_by=self._sort_by)).parts
         except InfeasibleTask:
-            raise no_parts_found(task, f"{cut(task.task_id)}: TorchRec's planner found no plan") from None
+            raise no_placement_error(task, f"{cut(task.task_id)}: TorchRec's planner found no plan") from None
         placement = Placement.of(task, parts)
         check_parts_memory(task, placement.parts(task.tables))
         return placement

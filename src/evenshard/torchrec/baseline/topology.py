@@ -35,7 +35,7 @@ from evenshard.placement.sharding import SHARDING_TYPES, TYPES, tiling_problem
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import HardwareName
-from evenshard.price.link import link, link_or_own
+from evenshard.price.link import link, resolve_link
 from evenshard.tables.table import Table
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
     profile = profile_of(HardwareName.parse(hardware))
     if profile is None:
         return Bandwidths()
-    return machine_bandwidths(hardware, machine, Links(link(link_or_own(link_name, profile.link))))
+    return machine_bandwidths(hardware, machine, Links(link(resolve_link(link_name, profile.link))))
 
 
 def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:

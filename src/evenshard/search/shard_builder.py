@@ -1,9 +1,9 @@
-"""Builder of the pieces of all options of a search, as arrays.
+"""Builder of arrays with the memory, volumes and kernel columns of every shard that the search may place.
 
-Pieces of a table that share a sharding type and a storage differ only in their columns. Memory and volumes are linear
-in the columns, so each table is evaluated twice, for any number of pieces.
+Shards of a table that share a sharding type and a storage differ only in their columns. Memory and volumes are linear
+in the columns, so each table is evaluated twice, for any number of shards.
 
-Legend: L lines, P pieces, E some of them, C cells (kernel calls of a piece), V kinds of volumes, K kinds of devices.
+Legend: L lines, P shards, E some of them, C cells (kernel calls of a shard), V kinds of volumes, K kinds of devices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 _NO_BYTES, _NO_VOLUMES = (0, 0, 0), (0.0,) * len(VOLUMES)
-# Ends of the fields of a line: see ``PieceBuilder``.
+# Ends of the fields of a line: see ``ShardBuilder``.
 _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
-class _Strip(NamedTuple):
-    """A range of rows of a table, for any columns; ``row_of`` has the index of its lookups by width."""
+class _RowRange(NamedTuple):
+    """Row range of a table; ``row_of`` maps a width to the index of its lookups."""
 
     rows: Span
     line: int
@@ -40,12 +40,12 @@ class _Strip(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PieceArrays:
-    """All pieces as arrays.
+class ShardArrays:
+    """All shards of all options as arrays.
 
-    Each piece adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
+    Each shard adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
     and time outside of device memory (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` are
-    the weights of a replica. A cell is a kernel call and a row of the matrix of columns; a piece has one cell per
+    the weights of a replica. A cell is a kernel call and a row of the matrix of columns; a shard has one cell per
     call.
     """
 
@@ -62,14 +62,14 @@ class PieceArrays:
     call_C: Indices
     row_C: Indices
 
-    def cells_of(self, piece_E: Indices) -> tuple[Indices, Indices]:
-        """Return the index into ``piece_E`` of each cell, and the index of the cell."""
-        from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
-        return from_C, self.first_P[piece_E[from_C]] + offset_C
+    def cells_of(self, shard_E: Indices) -> tuple[Indices, Indices]:
+        """Return all cells (kernel-call entries) of the given shards: index into ``shard_E``, and index of the cell."""
+        from_C, offset_C = repeat_numbers(self.cells_P[shard_E])
+        return from_C, self.first_P[shard_E[from_C]] + offset_C
 
 
-class PieceBuilder:
-    """Builder that numbers pieces, kernel calls and lookups.
+class ShardBuilder:
+    """Builder of ``ShardArrays``; it numbers shards, kernel calls and lookups.
 
     ``collective_of_call`` has the module and the type of each kernel call: calls with the same values share a
     collective. ``lookups`` are complete after ``lookups.update()``.
@@ -82,7 +82,7 @@ class PieceBuilder:
         self._costs, self._task = costs, costs.task
         self._every_device = tuple(range(costs.task.num_devices))
         # Keyed by table, scope of its rows, and storage.
-        self._strips: dict[tuple[int, str, Storage], _Strip] = {}
+        self._row_ranges: dict[tuple[int, str, Storage], _RowRange] = {}
         # Each line: the span, three sizes in bytes, their growth per ``COLUMN_STEP`` columns, volumes, their growth per
         # column, and the weights of a replica. A flat list of numbers is the fastest to build.
         self._numbers: list[float] = []
@@ -94,31 +94,31 @@ class PieceBuilder:
         self._offload_K2_of: dict[int, tuple[tuple[float, float], ...]] = {}
 
     def add(self, position: int, name: str, storage: Storage, widths: Sequence[int]) -> int:
-        """Add a piece of a table for each of these widths, and return the index of the first.
+        """Add a shard of a table for each of these widths, and return the index of the first.
 
         If a table is cut by rows, the part with the most lookups represents all.
         """
         table, first, count = self._task.tables[position], len(self._columns_P), len(widths)
         key = position, TYPES[name].scope, storage
-        if (strip := self._strips.get(key)) is None:
-            strip = self._strips[key] = self._strip(position, name, storage)
-        row_of = strip.row_of
+        if (row_range := self._row_ranges.get(key)) is None:
+            row_range = self._row_ranges[key] = self._row_range(position, name, storage)
+        row_of = row_range.row_of
         for width in widths:
             if width not in row_of:
-                row_of[width] = self.lookups.row(strip.lookups, width)
+                row_of[width] = self.lookups.row(row_range.lookups, width)
         self._columns_P += widths
-        self._line_P += [strip.line] * count
+        self._line_P += [row_range.line] * count
         self._cells_P += [1] * count
         self._call_C += [self._call(table, name)] * count
         self._row_C += [row_of[width] for width in widths]
         if not storage.is_on_device:
             for number, width in enumerate(widths, first):
-                part = TablePart(table.name, strip.rows, Span(0, width), (0,), storage)
+                part = TablePart(table.name, row_range.rows, Span(0, width), (0,), storage)
                 self._offload_K2_of[number] = self._costs.offload_K2(part, table)
         return first
 
     def add_together(self, members: Sequence[int], storage: Storage) -> int:
-        """Add the piece of whole tables that stay together, and return its index."""
+        """Add one shard for a group of unsharded tables that stay together, and return its index."""
         number, of_call = len(self._columns_P), dict[int, tuple[Lookup, ...]]()
         parts = [(self._task.tables[at], whole_part(self._task.tables[at], (0,), storage)) for at in members]
         lines = [self._line(table, part, TABLE_WISE) for table, part in parts]
@@ -135,8 +135,8 @@ class PieceBuilder:
             self._offload_K2_of[number] = tuple(map(tuple, each.sum(axis=0).tolist()))
         return number
 
-    def arrays(self) -> PieceArrays:
-        """Return all pieces."""
+    def arrays(self) -> ShardArrays:
+        """Return all shards."""
         columns_P = np.array(self._columns_P, dtype=np.int64)
         numbers_P = np.array(self._numbers, dtype=np.float64).reshape(-1, _ENDS[-1])[self._line_P]
         span_P1, bytes_P3, more_P3, volume_PV, more_PV, values_P1 = np.split(numbers_P, _ENDS[:-1], axis=1)
@@ -146,7 +146,7 @@ class PieceBuilder:
         for number, offload_K2 in self._offload_K2_of.items():
             offload_PK2[number] = offload_K2
         cells_P = np.array(self._cells_P, dtype=np.int64)
-        return PieceArrays(
+        return ShardArrays(
             columns_P,
             span_P1[:, 0].astype(np.int64),
             size_P,
@@ -161,7 +161,7 @@ class PieceBuilder:
             np.array(self._row_C, dtype=np.int64),
         )
 
-    def _strip(self, position: int, name: str, storage: Storage) -> _Strip:
+    def _row_range(self, position: int, name: str, storage: Storage) -> _RowRange:
         table, own = self._task.tables[position], TYPES[name]
         rows = busiest_rows(table, own.span(self._task.machine)) if own.cuts_rows else Span(0, table.num_rows)
         devices = self._every_device if own.is_replicated else (0,)
@@ -169,10 +169,10 @@ class PieceBuilder:
         may_be_cut = own.scope in (DEVICE, NODE) and table.embedding_dim % COLUMN_STEP == 0
         line = self._add_line(self._line(table, part, name, may_be_cut and table.embedding_dim > COLUMN_STEP))
         lookups = replica_lookups(table, self._task) if own.is_replicated else part_lookups(part, table, self._task)
-        return _Strip(rows, line, lookups, {})
+        return _RowRange(rows, line, lookups, {})
 
     def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> tuple[float, ...]:
-        """Return the fields of a part's line; growth per column is only computed if it may be cut."""
+        """Return a part's sizes and volumes as linear functions of its columns; slopes are 0 unless it may be cut."""
         span, columns = TYPES[name].span(self._task.machine), table.embedding_dim
         whole_3 = self._bytes_3(table, part)
         if TYPES[name].is_replicated:
@@ -182,6 +182,7 @@ class PieceBuilder:
             volume_V = part_volume(table, name, columns, share, devices)
             return (span, *whole_3, *_NO_BYTES, *volume_V, *_NO_VOLUMES, 0.0)
         narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
+        # Two evaluations determine a linear function: of the narrowest part, and of the whole table.
         steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
         more_3 = [(whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True)]
         bytes_3 = [least - more for least, more in zip(least_3, more_3, strict=True)]
