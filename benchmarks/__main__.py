@@ -25,7 +25,7 @@ from evenshard.tracking import study_run
 def _study(args: argparse.Namespace) -> Mapping[str, Any]:
     report = args.json.with_suffix(".md")
     if report == args.json:
-        raise BadConfig(f"--json is {args.json}, but the markdown goes there. Choose another suffix, such as .json.")
+        raise BadConfig(f"--json is {args.json}, the path of the Markdown report. Use another suffix, such as .json.")
     settings = None if args.settings is None else tuple(Setting.of(part) for part in args.settings.split(","))
     config = BenchConfig(
         study=args.study,
@@ -53,7 +53,7 @@ def _study(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _headline(study: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that MLflow gets, such as ``40x4.evenshard.mean_ms``."""
+    """Return the metrics for MLflow, such as ``40x4.evenshard.mean_ms``."""
     shown = ("mean_ms", "speedup_over_random_pct", "difference_to_best_heuristic_pct")
     return {
         f"{setting}.{sharder}.{name}": row[name]
@@ -65,19 +65,19 @@ def _headline(study: Mapping[str, Any]) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command of ``python -m benchmarks`` and returns its exit code."""
-    parser = OneLineParser(prog="python -m benchmarks", description="Sharders and planners compared.")
+    """Run one command of ``python -m benchmarks`` and return its exit code."""
+    parser = OneLineParser(prog="python -m benchmarks", description="Compare sharders and planners.")
     commands = Commands(parser)
     add_shardbench(commands)
     sub = commands.add(
         "study",
         _study,
         "Train and compare all sharders on many settings.",
-        "dlrm and mixed are DreamShard's table (tables of one dim; of mixed dims), generalize tests networks of 50 "
-        "tables x 4 devices elsewhere, autoshard is AutoShard's MetaSyn and its 80 -> 800 tables. Every finished part "
-        "is kept in --folder: started again after a kill, the study goes on.",
+        "dlrm and mixed reproduce DreamShard's comparison with tables of one dim and of mixed dims. generalize tests "
+        "networks trained on 50 tables x 4 devices at other sizes. autoshard reproduces AutoShard's MetaSyn and its "
+        "80 -> 800 tables. Finished units are kept in --folder, so that a killed study continues.",
     )
-    sub.add_argument("study", choices=tuple(ROWS), help="which study")
+    sub.add_argument("study", choices=tuple(ROWS), help="name of the study")
     sub.add_argument("--hardware", type=HARDWARE_NAME, default="simulated:h200",
                      help="cpu, cuda, auto, or simulated:<profile> (default: simulated:h200)")  # fmt: skip
     sub.add_argument("--seeds", type=at_least(1), default=3, help="trainings of each learned sharder (default: 3)")
@@ -85,17 +85,17 @@ def main(argv: list[str] | None = None) -> int:
                      "(default: those of the paper)")  # fmt: skip
     sub.add_argument("--train-tasks", type=at_least(1), metavar="N", help="per setting (default: those of the paper)")
     sub.add_argument("--test-tasks", type=at_least(1), metavar="N", help="per setting (default: those of the paper)")
-    sub.add_argument("--jobs", type=at_least(1), metavar="N", help="processes side by side (default: one per core); "
-                     "real hardware always measures alone")  # fmt: skip
-    sub.add_argument("--skip", action="append", default=[], metavar="NAME", help="leave this row out; repeatable")
+    sub.add_argument("--jobs", type=at_least(1), metavar="N", help="parallel processes (default: one per core); "
+                     "real hardware always uses a single process")  # fmt: skip
+    sub.add_argument("--skip", action="append", default=[], metavar="NAME", help="omit this row; repeatable")
     sub.add_argument("--folder", **output_flag(FilesInside()), default=Path("work/bench"),
-                     help="finished parts (default: work/bench)")  # fmt: skip
-    sub.add_argument("--fresh", action="store_true", help="do all parts of this study again")
+                     help="folder of finished units (default: work/bench)")  # fmt: skip
+    sub.add_argument("--fresh", action="store_true", help="repeat all units of this study")
     sub.add_argument(
         "--json",
         **output_flag(File(beside=".md")),
         required=True,
-        help="result to write; the tables go beside it, as .md",
+        help="output file; the tables are written beside it, as .md",
     )
     return run_command(parser, argv)
 

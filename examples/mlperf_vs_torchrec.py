@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
-from evenshard.measure.placements import measured_parts
+from evenshard.measure.placements import open_measurer
 from evenshard.placement.parts import TablePart
 from evenshard.planner.pricing import model_of
 from evenshard.planner.request import PlacementRequest
@@ -41,7 +41,7 @@ def torchrec(request: PlacementRequest, types: list[str], least: int | None = No
 
 def step_ms(request: PlacementRequest, parts: tuple[TablePart, ...]) -> float:
     """What a training step waits for on simulated H200s."""
-    with measured_parts(request, model_of(None, request.hardware), visits=1) as measure:
+    with open_measurer(request, model_of(None, request.hardware), visits=1) as measure:
         return measure(request.task(), [parts])[0].max_device_ms
 
 

@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     search_with(FULL if item.get_closest_marker("full_search") else LITTLE)
     if runs := sys.modules.get("evenshard.tracking.runs"):
-        runs._SAID.clear()  # what a process says once, it says once in each test
+        runs._WARNED.clear()  # what a process says once, it says once in each test
 
 
 def pytest_collection_finish() -> None:

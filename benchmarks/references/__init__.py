@@ -1,1 +1,1 @@
-"""Measurements of other people."""
+"""Measurements published by other projects."""

@@ -1,4 +1,4 @@
-"""Other people's measurements of RTX 2080 Ti GPUs, and the real tables that they measured, from CSV files.
+"""Published measurements of RTX 2080 Ti GPUs, and the real tables that were measured, from CSV files.
 
 The files belong to their owners and are no part of this repository. Their folder is ``shared/truth`` beside the
 checkout, or the one that EVENSHARD_TRUTH names.
@@ -17,7 +17,7 @@ from evenshard.base.errors import BadFile
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 
-# Of all of these measurements.
+# Batch size and devices of all of these measurements.
 BATCH_SIZE = 65536
 NUM_DEVICES = 4
 TABLES, SHARDS, EXCHANGES = "dlrm_2021_tables.csv", "rtx_2080_ti_shards.csv", "rtx_2080_ti_all_to_all.csv"
@@ -25,15 +25,15 @@ TABLES, SHARDS, EXCHANGES = "dlrm_2021_tables.csv", "rtx_2080_ti_shards.csv", "r
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the files hold.
+    """Published measurements, read from CSV files.
 
     Attributes:
         tables: all tables of DLRM-2021, of dim 16, FP32, called after their numbers.
         shards: tables with their own dims of each measured shard.
         shard_ms: forward and backward of each shard together.
-        dims_ND, start_ms_ND: sum of dims of each device in each measured exchange, and how much later than the first
-            device it began.
-        fwd_ms_ND, bwd_ms_ND: forward exchange of each device, which includes its waiting, and backward exchange.
+        dims_ND, start_ms_ND: sum of dims of each device in each measured all-to-all, and its start after that of the
+            first device.
+        fwd_ms_ND, bwd_ms_ND: forward all-to-all of each device, which includes its waiting, and backward all-to-all.
     """
 
     tables: tuple[Table, ...]
@@ -46,7 +46,7 @@ class Measurements:
 
 
 def default_folder() -> Path:
-    """The folder beside the checkout, unless the environment names another."""
+    """Return the folder beside the checkout, unless EVENSHARD_TRUTH names another."""
     return Path(os.environ.get("EVENSHARD_TRUTH", Path(__file__).resolve().parents[3] / "shared" / "truth"))
 
 
@@ -60,7 +60,7 @@ def files(folder: Path) -> tuple[Path, ...]:
 
 
 def read(folder: Path) -> Measurements:
-    """The measurements in a folder."""
+    """Read the measurements in a folder."""
     tables_path, shards_path, exchanges_path = files(folder)
     tables = tuple(
         Table(
@@ -96,12 +96,12 @@ def read(folder: Path) -> Measurements:
 
 
 def _reuse_bins(row: dict[str, str]) -> tuple[float, ...] | None:
-    """None for a table that no sample looks up: its shares are all zero."""
+    """Return the reuse histogram of a table; None for a table without lookups, whose shares are all zero."""
     shares = tuple(float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS))
     return shares if any(shares) else None
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by their columns' names."""
+    """Read the rows of a CSV file as dicts by column name."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -1,12 +1,12 @@
-"""Sixty answers of ``evenshard.place``, and what changed in them: the safety net of a change to the search.
+"""Comparison of sixty answers of ``evenshard.place`` before and after a change to the search.
 
     python -m benchmarks.scripts.answers --out before.json [--truth FOLDER] [--only NAME ...]
     python -m benchmarks.scripts.answers --out after.json --against before.json
 
-Each answer has its predicted time, the time of the same parts by the device model of the case's hardware ("true": what
-``--measure`` would say), the memory of the fullest device, and seconds of a processor. The cases are public sets of
-tables on 2 to 128 devices, with rules, tiers, sequences, several nodes, optimizers, narrow types, drawn tables, and,
-with a folder of recorded tables, those. Each case runs in a process of its own, so that none warms another up.
+Each answer has its predicted time, the time of the same parts by the device model of the case's hardware ("true", as
+from ``--measure``), the memory of the fullest device, and the processor time. The cases are public sets of tables on 2
+to 128 devices, with placement rules, tiers, sequences, several nodes, optimizers, narrow types, drawn tables, and
+recorded tables if a folder has them. Each case runs in its own process, so that no case warms caches for another.
 
 Against an earlier file it prints each case whose true time moved by more than 0.1 %, then the mean over all.
 """
@@ -28,7 +28,7 @@ import numpy as np
 
 import evenshard
 from evenshard.base.errors import EvenshardError
-from evenshard.measure.placements import simulated_cost
+from evenshard.measure.placements import simulate_cost
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -37,7 +37,7 @@ from evenshard.price.link import link
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 
 RECORDED = "dlrm_2021_tables.csv"
-# Relative change of a true time that is worth a line.
+# Relative change of a true time that is reported.
 MOVED = 1e-3
 SETS = (
     "avazu",
@@ -56,16 +56,16 @@ WHOLE, COLUMNS = ("table_wise",), ("table_wise", "column_wise")
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """The arguments of ``evenshard.place`` by the name of a case."""
+    """Return the arguments of ``evenshard.place`` by the name of a case."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(tables: Any, devices: int, hardware: str, note: str = "", **more: Any) -> None:
         name = f"{tables if isinstance(tables, str) else tables[0]} {devices} {hardware} {note}".strip()
         found[name] = {"tables": tables, "num_devices": devices, "hardware": hardware, "optimizer": "sgd", **more}
 
-    roomy = {"memory_cap_gb": 4096.0}
+    unlimited = {"memory_cap_gb": 4096.0}  # more than all tables need
     for name in SETS:
-        more = roomy if name in ("nvidia_colossal", "nvidia_jumbo", "nvidia_large", "nvidia_medium") else {}
+        more = unlimited if name in ("nvidia_colossal", "nvidia_jumbo", "nvidia_large", "nvidia_medium") else {}
         add(name, 2, "h200", **more)
         add(name, 8, "h100", **more)
     for name in ("mlperf_dlrm_v2", "criteo_1tb", "nvidia_tiny", "nvidia_small"):
@@ -73,11 +73,11 @@ def cases() -> dict[str, dict[str, Any]]:
         add(name, 64, "h200", **NDR)
     add("mlperf_dlrm_v2", 128, "h100", **NDR)
     for name in ("mlperf_dlrm_v2", "criteo_1tb", "nvidia_tiny", "criteo_kaggle"):
-        add(name, 8, "h200", "whole", sharding_types=WHOLE, **roomy)
-        add(name, 8, "a100_80gb", "columns", sharding_types=COLUMNS, **roomy)
+        add(name, 8, "h200", "whole", sharding_types=WHOLE, **unlimited)
+        add(name, 8, "a100_80gb", "columns", sharding_types=COLUMNS, **unlimited)
     for optimizer in ("rowwise_adagrad", "adam"):
         for name in ("mlperf_dlrm_v2", "nvidia_tiny"):
-            add(name, 8, "h200", optimizer, **{**roomy, "optimizer": optimizer})
+            add(name, 8, "h200", optimizer, **{**unlimited, "optimizer": optimizer})
     add("mlperf_dlrm_v2", 8, "h100", "host", memory_cap_gb=16.0, host_memory_gb=512.0)
     add("criteo_1tb", 4, "h200", "host", memory_cap_gb=8.0, host_memory_gb=512.0)
     add("nvidia_small", 8, "h100", "host", memory_cap_gb=4.0, host_memory_gb=1024.0)
@@ -98,7 +98,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def tables_of(what: Any, truth: Path | None) -> Any:
-    """The tables of a case; None where they are other people's and no folder has them."""
+    """Return the tables of a case; None if they are not public and there is no folder with them."""
     if isinstance(what, str):
         return what
     kind, *numbers = what
@@ -129,20 +129,20 @@ def tables_of(what: Any, truth: Path | None) -> Any:
 
 
 def true_ms(answer: PlacementAnswer) -> float:
-    """The time of a step by the device model of the answer's hardware and optimizer."""
+    """Predict the step time by the device model of the answer's hardware and optimizer, ms."""
     request = answer.request
     machine = request.nodes
     profile = gpu_profile(HardwareName.parse(request.hardware).device)
     links = Links(link(machine.intra or profile.link), link(machine.inter) if machine.num_domains > 1 else None)
-    cost = simulated_cost(answer.task, answer.parts, [profile] * request.num_devices, links)
+    cost = simulate_cost(answer.task, answer.parts, [profile] * request.num_devices, links)
     return cost.step_ms(request.training_pipeline)
 
 
 def answer_of_case(arguments: dict[str, Any], truth: Path | None) -> dict[str, Any]:
-    """What a case answers, as a JSON record."""
+    """Run a case and return its answer as a JSON record."""
     tables = tables_of(arguments["tables"], truth)
     if tables is None:
-        return {"problem": "no folder of recorded tables is named"}
+        return {"problem": "recorded tables need --truth"}
     began, elapsed = time.process_time(), time.perf_counter()
     try:
         answer = evenshard.place(**{**arguments, "tables": tables})
@@ -153,14 +153,14 @@ def answer_of_case(arguments: dict[str, Any], truth: Path | None) -> dict[str, A
         "true_ms": true_ms(answer),
         "bound_ms": answer.lower_bound_ms,
         "fullest_gb": max(answer.used_bytes) / 2**30,
-        "types": {way: list(answer.type_of_table.values()).count(way) for way in {*answer.type_of_table.values()}},
+        "types": {kind: list(answer.type_of_table.values()).count(kind) for kind in {*answer.type_of_table.values()}},
         "cpu_s": round(time.process_time() - began, 3),
         "wall_s": round(time.perf_counter() - elapsed, 3),
     }
 
 
 def comparison(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Which true times moved, and how all of them did."""
+    """List the cases with a different true time, and summarize the differences over all cases."""
     lines, ratios = [], []
     for name, new in after.items():
         old = before.get(name)
@@ -192,10 +192,10 @@ def _one(job: tuple[str, dict[str, Any], Path | None]) -> tuple[str, dict[str, A
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, required=True, help="write the answers here, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the answers")
     parser.add_argument("--against", type=Path, help="earlier answers to compare with")
     parser.add_argument("--truth", type=Path, help=f"a folder with {RECORDED}")
-    parser.add_argument("--only", nargs="+", help="cases whose names hold one of these words")
+    parser.add_argument("--only", nargs="+", help="cases whose names contain one of these words")
     args = parser.parse_args(argv)
     chosen = {
         name: arguments

@@ -1,4 +1,4 @@
-"""How far answers are above the lower bound, at most: for ShardBench's cells, evenshard's plans of its last run.
+"""Gap between evenshard's plans and the lower bound, for the cells of ShardBench's last run.
 
 python -m benchmarks.scripts.bounds
 """
@@ -23,9 +23,9 @@ RUN = Path(__file__).parents[1] / "shardbench_202611.csv"
 
 @one_thread()
 def main() -> None:
-    """Prints a line for each cell, and what the medians are."""
+    """Print a line for each cell, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, default=RUN, help="the CSV of ShardBench")
+    parser.add_argument("--run", type=Path, default=RUN, help="CSV of ShardBench")
     args = parser.parse_args()
     with args.run.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["planner"] == "evenshard" and row["device_ms"]]

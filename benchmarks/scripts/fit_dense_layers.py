@@ -1,11 +1,11 @@
-"""Fits the times of matrix products to those that NVIDIA published of four GPUs, and says how far off they are.
+"""Fit of the times of matrix products to NVIDIA's published measurements of four GPUs, with its errors.
 
     python -m benchmarks.scripts.fit_dense_layers [--truth FOLDER]
 
-The folder holds other people's measurements (its README names their sources); none of it is part of the project. Every
-third row is left out of the fit, and errors are of these. No answer uses the times yet.
+The folder has published measurements (its README names their sources), which are not part of the project. Every third
+row is held out of the fit, and the errors are of these rows. No answer uses the times yet.
 
-They are checked against a whole training step that no fit saw: the products of HSTU's eight layers on 2 x 8 H100.
+They are checked against a whole training step that no fit used: the products of HSTU's eight layers on 2 x 8 H100.
 
 A product of [m, k] and [k, n] is cut into tiles of the result, which the GPU's multiprocessors (SMs) take in waves;
 part of the last wave is lost. Computing and moving bytes overlap, and there is a floor. The A100's constants are no
@@ -44,11 +44,11 @@ class ProductFit:
 
     Attributes:
         reached: share of ``tflops`` that a long product of full waves reaches.
-        start_depth: what each tile takes besides its depth (k), as if that were so much more.
+        start_depth: fixed cost of each tile, as an addition to its depth (k).
         hbm_share: share of ``hbm_gb_s`` that is reached.
-        floor_us: what a product takes at least.
+        floor_us: least time of a product.
         wave_share: share of the work that is taken in whole waves.
-        sharpness: how well computing and memory overlap; 1 is not at all.
+        sharpness: degree to which computing and memory overlap; 1 means that their times add up.
     """
 
     reached: float
@@ -71,7 +71,7 @@ FITS = {
 def product_ms(
     gpu: GpuProfile, fit: ProductFit, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str = "bf16"
 ) -> FloatArray:
-    """[any shape] time of products of [m, k] and [k, n], ms."""
+    """Predict the times of products of [m, k] and [k, n], ms; all arrays have the same shape."""
     waves = [
         np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / gpu.num_sms) * rows * columns for rows, columns in _TILES
     ]
@@ -83,12 +83,12 @@ def product_ms(
 
 
 def fit_of(profile: str) -> ProductFit:
-    """The constants of a GPU, by the name of its profile."""
+    """Return the constants of a GPU, by the name of its profile."""
     return FITS.get(profile) or mean_fit(FITS)
 
 
 def mean_fit(fits: dict[str, ProductFit]) -> ProductFit:
-    """The geometric mean: the rule for GPUs that were not measured."""
+    """Return the geometric mean of the constants: the rule for GPUs that were not measured."""
     values = np.log([[getattr(one, field.name) for field in fields(ProductFit)] for one in fits.values()])
     return ProductFit(*np.exp(values.mean(axis=0)).tolist())
 
@@ -104,7 +104,7 @@ HSTU = {"UVQK": (131_168, 4096, 1024, 33.095), "projection": (131_168, 1024, 102
 
 
 def read_products(folder: Path) -> dict[str, FloatArray]:
-    """By the name of a profile: [P, 4] m, n, k and ms."""
+    """Read the measured products as [P, 4] m, n, k and ms, by the name of a profile."""
     found = defaultdict(list)
     with (folder / FILE).open() as file:
         for row in csv.DictReader(file):
@@ -114,7 +114,7 @@ def read_products(folder: Path) -> dict[str, FloatArray]:
 
 
 def fit_products(gpu: GpuProfile, seen_P4: FloatArray) -> ProductFit:
-    """The constants with the least error of logarithms; a few outliers count little."""
+    """Fit the constants to the logarithms of the times; outliers have little weight."""
     *sizes, ms_P = seen_P4.T
 
     def of(values: FloatArray) -> ProductFit:
@@ -129,27 +129,27 @@ def fit_products(gpu: GpuProfile, seen_P4: FloatArray) -> ProductFit:
 
 
 def errors_of(gpu: GpuProfile, fit: ProductFit, rows_P4: FloatArray) -> FloatArray:
-    """[P] relative errors."""
+    """Return the relative errors of a fit, [P]."""
     *sizes, ms_P = rows_P4.T
     return np.asarray(np.abs(product_ms(gpu, fit, *sizes) / ms_P - 1))
 
 
 def left_out(rows_P4: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The rows that a fit sees, and those that it does not."""
+    """Split rows into those that are fitted and those that are held out."""
     is_out_P = np.arange(len(rows_P4)) % LEFT_OUT == 0
     return rows_P4[~is_out_P], rows_P4[is_out_P]
 
 
 def hstu_ms(m: int, n: int, k: int) -> float:
-    """Predicted ms of a product of all layers of HSTU on an H100: forward, and backward for inputs and for weights."""
+    """Predict ms of a product in all of HSTU's layers on an H100: forward, and backward for inputs and weights."""
     sizes = np.array([(m, n, k), (m, k, n), (k, n, m)], dtype=np.float64).T
     return HSTU_LAYERS * float(product_ms(gpu_profile("h100"), fit_of("h100"), *sizes).sum())
 
 
 def main() -> None:
-    """Fits, and prints constants and errors."""
+    """Fit the constants, and print them with their errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
+    parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the data")
     products = read_products(parser.parse_args().truth)
     fits = {gpu: fit_products(gpu_profile(gpu), left_out(rows)[0]) for gpu, rows in products.items()}
     cells = [("GPU", "rows", "left out: median, %", "90 %", "by the others: median", "90 %")]

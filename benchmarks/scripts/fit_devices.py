@@ -1,10 +1,10 @@
-"""Fits the profiles of simulated devices to public measurements, and says how far off they are on others.
+"""Fit of the profiles of simulated devices to public measurements, with errors on held-out measurements.
 
     python -m benchmarks.scripts.fit_devices --truth FOLDER [PROFILE ...] [--write]
 
-The folder holds other people's measurements (its README names their sources); none of it is part of the project. GPUs
-whose kernels were traced are fitted to each kernel's own times; the RTX 2080 Ti, of which only totals are known, keeps
-the proportions of the V100's kernels where totals say nothing. Errors are of measurements that the fit did not use:
+The folder has published measurements (its README names their sources), which are not part of the project. GPUs whose
+kernels were traced are fitted to the times of each kernel. Of the RTX 2080 Ti only totals are known: it keeps the
+proportions of the V100's kernels if totals do not determine them. Errors are of measurements that the fit did not use:
 half of the shards, or each published configuration in turn.
 
 Legend: N shards, M measurable times.
@@ -29,8 +29,8 @@ from evenshard.measure.calibrate.device import (
     Errors,
     MeasuredShards,
     fit_constants,
-    measured_times,
-    predicted_ms,
+    predict_times,
+    stack_times,
 )
 from evenshard.price.device_model import (
     BACKWARD_KERNELS,
@@ -65,15 +65,15 @@ SHARDS_SOURCE = "NeuroShard's cost network (MLSys 2023), which learned from meas
 
 @dataclass(frozen=True)
 class Fit:
-    """What a profile is fitted to.
+    """Measurements and constants of a fit.
 
     Attributes:
         gpus: the GPUs of gpu_points.csv whose measurements count; none: the shards of the RTX 2080 Ti.
         free: the constants to fit.
-        takes_from: the profile whose other constants it has.
-        starts: constants that begin elsewhere.
-        extrapolated_from: the profile that says what its own measurements do not.
-        prior: weight of the start: of one measured time that is e-fold off.
+        takes_from: the profile that supplies all other constants.
+        starts: constants with a different starting value.
+        extrapolated_from: the profile that supplies missing evidence.
+        prior: weight of the starting values, as of a measured time that is off by a factor of e.
     """
 
     gpus: tuple[str, ...]
@@ -104,7 +104,7 @@ class Point:
     Attributes:
         gpu: the GPU, as its source names it.
         source: where it is published.
-        tables, batch_size, optimizer: what was measured.
+        tables, batch_size, optimizer: the measured call.
         time: one of ``SHARD_TIMES``.
         ms: how long it took.
     """
@@ -120,7 +120,7 @@ class Point:
 
     @property
     def configuration(self) -> tuple[str, str, int, str]:
-        """What the other times of the same run share."""
+        """Return the key that all times of the same run share."""
         return (self.gpu, repr(self.tables), self.batch_size, self.optimizer)
 
 
@@ -138,7 +138,7 @@ NO_BOUNDS_CHECK = ("fwd kernel", "fwd, bwd+SGD", "TorchRec/FBGEMM")
 
 
 def published_points(truth: Path) -> list[Point]:
-    """Every row of gpu_points.csv that tells a shape and a time of kernels or calls that the model has."""
+    """Yield the rows of gpu_points.csv that have a shape, and a time of kernels or calls that the model predicts."""
     with (truth / POINTS).open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [point for row in rows for point in _points_of(row)]
@@ -171,7 +171,7 @@ def _times_of(what: str, row: dict[str, str]) -> Iterable[tuple[str, float]]:
         yield "lookup", forward - check
         yield "backward", backward
     elif what.startswith(NO_BOUNDS_CHECK):
-        long_enough = forward > 100  # else the host is what was measured
+        long_enough = forward > 100  # us; shorter times are those of the host
         if forward:
             yield ("lookup" if long_enough or what.startswith("fwd kernel") else "forward"), forward
         if backward:
@@ -193,7 +193,7 @@ def _optimizer_of(row: dict[str, str]) -> str:
 
 
 def _tables_of(row: dict[str, str]) -> tuple[Table, ...]:
-    """Tables of one shape; where hotness of each is told, each has its own."""
+    """Return the tables of a row: all of one shape, with their own hotness if the row lists it."""
     count, batch_size = int(row["T"]), int(row["B"])
     num_rows, dim, pooling = max(int(float(row["E"])), 1), max(round(float(row["D"])), 1), float(row["L"])
     bits = 16 if row["weights"] == "fp16" else 32
@@ -220,7 +220,7 @@ def _reuse_of(row: dict[str, str], num_rows: int, lookups: float) -> ReuseBins |
 
 
 def measured_points(profile: GpuProfile, points: Sequence[Point]) -> list[MeasuredShards]:
-    """The points as shards, those of one optimizer together."""
+    """Convert the points to measured shards, grouped by optimizer."""
     counter, found = WorkCounter(profile), []
     for optimizer in sorted({point.optimizer for point in points}):
         own = [point for point in points if point.optimizer == optimizer]
@@ -229,7 +229,7 @@ def measured_points(profile: GpuProfile, points: Sequence[Point]) -> list[Measur
         for number, point in enumerate(own):
             columns.append(counter.columns(point.tables, point.batch_size))
             shards += [number] * len(point.tables)
-            times_NM.append(measured_times(1, **{point.time: np.array([point.ms])})[0])
+            times_NM.append(stack_times(1, **{point.time: np.array([point.ms])})[0])
             groups.append(configurations[point.configuration])
         work = counter.shard_work(np.concatenate(columns), np.array(shards), len(own))
         found.append(MeasuredShards(work, np.array(times_NM), np.array(groups), optimizer))
@@ -240,14 +240,14 @@ def measured_points(profile: GpuProfile, points: Sequence[Point]) -> list[Measur
 
 
 def shards_of_2080_ti(truth: Path, profile: GpuProfile) -> MeasuredShards:
-    """The measured shards of the RTX 2080 Ti, of which forward and backward together are known."""
+    """Read the measured shards of the RTX 2080 Ti, which have only the sum of forward and backward."""
     measured = others_measurements.read(truth)
     counter = WorkCounter(profile)
     columns = [counter.columns(tables, others_measurements.BATCH_SIZE) for tables in measured.shards]
     num_shards = len(columns)
     owners = np.repeat(np.arange(num_shards), [len(tables) for tables in measured.shards])
     work = counter.shard_work(np.concatenate(columns), owners, num_shards)
-    return MeasuredShards(work, measured_times(num_shards, both=measured.shard_ms), np.arange(num_shards))
+    return MeasuredShards(work, stack_times(num_shards, both=measured.shard_ms), np.arange(num_shards))
 
 
 # Fits ----------------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def shards_of_2080_ti(truth: Path, profile: GpuProfile) -> MeasuredShards:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted profile, its evidence, and a table of what the errors are of."""
+    """A fitted profile, its evidence, and a table of its errors."""
 
     profile: GpuProfile
     evidence: Evidence | None
@@ -263,7 +263,7 @@ class Fitted:
 
 
 def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
-    """Fits half of the shards; the other half says how well, and so do those of tables that another fit never saw."""
+    """Fit half of the shards, and report the errors on the other half and on tables that a second fit did not use."""
     shards = shards_of_2080_ti(truth, start)
     fitted_N = np.random.default_rng(0).permutation(len(shards)) % 2 == 0
     profile, _ = fit_constants(start, [shards.select(fitted_N)], fit.free, fit.prior)
@@ -275,7 +275,7 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
         & (work.num_tables <= last)
         for first, last in ((1, 1), (2, 3), (4, 7), (8, 11), (12, 15))
     }
-    parts |= {f"below {FEW_LOOKUPS} lookups a sample": low, "all": np.ones(len(held_out), dtype=bool)}
+    parts |= {f"below {FEW_LOOKUPS} lookups per sample": low, "all": np.ones(len(held_out), dtype=bool)}
     lines = [SHARD_HEADER] + [_shard_line(label, predicted[some], measured_ms[some]) for label, some in parts.items()]
     numbers = [{int(table.name) for table in tables} for tables in others_measurements.read(truth).shards]
     unseen_N = np.array([any(number % UNSEEN_OF == 1 for number in own) for own in numbers])
@@ -294,9 +294,9 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
 
 
 def _both_ms(profile: GpuProfile, shards: MeasuredShards) -> tuple[FloatArray, FloatArray]:
-    """[N] forward and backward together, predicted and measured."""
+    """Return the predicted and measured sums of forward and backward, [N] each."""
     both = SHARD_TIMES.index("both")
-    return predicted_ms(profile, shards.work)[:, both], shards.times_ms_NM[:, both]
+    return predict_times(profile, shards.work)[:, both], shards.times_ms_NM[:, both]
 
 
 def _shard_line(label: str, predicted: FloatArray, measured_ms: FloatArray) -> list[str]:
@@ -308,7 +308,7 @@ def _shard_line(label: str, predicted: FloatArray, measured_ms: FloatArray) -> l
 
 
 def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
-    """Fits all points; each configuration in turn is held out from a fit of the others."""
+    """Fit all points; each configuration in turn is held out from a fit of all others."""
     profile = _fit(start, points, fit)
     lines = [["measured", "tables", "rows", "dim", "batch", "lookups a bag", "optimizer", "ms", "fitted", "held out"]]
     held_out: dict[Point, float] = {}
@@ -360,7 +360,7 @@ def _fit(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
 
 def _predicted_ms(profile: GpuProfile, point: Point) -> float:
     (shard,) = measured_points(profile, [point])
-    return float(predicted_ms(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
+    return float(predict_times(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
 
 
 # Sequences -----------------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class SequenceTimes:
 
 
 def sequence_times(truth: Path, profile: GpuProfile) -> SequenceTimes:
-    """By a profile of the B200. What is published says how many rows the rank looks up, not which.
+    """Predict the times by a profile of the B200, for the published numbers of rows that the rank looks up.
 
     All but the last table have long sequences. A table's rows are dealt to the ranks. Three of its four features are
     histories, one is a single item.
@@ -425,7 +425,7 @@ def sequence_times(truth: Path, profile: GpuProfile) -> SequenceTimes:
 
 
 def sequence_report(truth: Path) -> str:
-    """The published time, and those of the profile."""
+    """Format the published time and the profile's predictions."""
     times = sequence_times(truth, gpu_profile("b200"))
     lines = [["B200: sequences, rows by a power law", "ms", "of the published"]]
     found = {f"exponent {alpha}": ms for alpha, ms in times.by_alpha_ms.items()}
@@ -435,9 +435,9 @@ def sequence_report(truth: Path) -> str:
 
 
 def main() -> None:
-    """Fits the profiles of the command line, or all."""
+    """Fit the profiles of the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profiles", nargs="*", help="profiles to fit; all without one")
+    parser.add_argument("profiles", nargs="*", help="profiles to fit (default: all)")
     parser.add_argument(
         "--truth", type=Path, default=others_measurements.default_folder(), help="folder of the measurements"
     )
@@ -445,7 +445,7 @@ def main() -> None:
     arguments = parser.parse_args()
     truth = arguments.truth
     if not (truth / POINTS).is_file():
-        parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements (--truth).")
+        parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements with --truth.")
     if unknown := sorted(set(arguments.profiles) - set(FITS)):
         parser.error(f"{unknown[0]} is not a profile. Use some of {', '.join(FITS)}.")
     points = published_points(truth)
@@ -467,7 +467,7 @@ def main() -> None:
 
 def _summary(evidence: Evidence | None) -> str:
     if evidence is None:
-        return "nothing to compare with"
+        return "no measurements to compare with"
     return (
         f"{evidence.points}: {evidence.fitted} fitted, {evidence.held_out} held out, "
         f"median error {evidence.median_error_percent} %, 90 % below {evidence.p90_error_percent} %"
@@ -475,7 +475,7 @@ def _summary(evidence: Evidence | None) -> str:
 
 
 def _start(name: str) -> GpuProfile:
-    """A profile before its fit: the data sheet's constants, and the rough values of all others or another profile's."""
+    """Return a profile before its fit: the data sheet's constants, and rough or another profile's values."""
     fit, profile = FITS[name], gpu_profile(name)
     if fit.takes_from:
         other = gpu_profile(fit.takes_from)
@@ -486,7 +486,7 @@ def _start(name: str) -> GpuProfile:
 
 
 def _write(name: str, fit: Fit, fitted: Fitted) -> None:
-    """Writes the fitted constants and then the others, each with its source."""
+    """Write the fitted constants and then all others, each with its source."""
     start, path = _start(name), profile_path(name)
     fitted_source = (
         "fitted to totals of shards, see evidence" if not fit.gpus else "fitted to public kernels, see evidence"

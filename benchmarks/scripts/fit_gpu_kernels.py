@@ -1,11 +1,11 @@
-"""Fits a profile to what ``gpu_kernels`` measured of its GPU, each kernel to its own times, and says how far off it is.
+"""Fit of a profile to the measurements of ``gpu_kernels``, each kernel to its own times, with its errors.
 
     python -m benchmarks.scripts.fit_gpu_kernels h100 data/kernels/h100.jsonl.gz \
         --costs data/hardware=h100/collection=gpu_dataset [--write]
 
-Kernels of calls are fitted to their own times, and so are the passes of shards in a cost dataset, where they are long
-enough that launching their kernels does not show. Half of the calls and of the shards judges. Calls whose rows lie in
-the order of their lookups, which real ones do not, are left out.
+Kernels of calls are fitted to their own times, and so are the passes of shards in a cost dataset that are long enough
+to hide the launches of their kernels. Half of the calls and of the shards are held out. Calls whose rows lie in the
+order of their lookups are excluded, because real rows do not.
 
 Legend: N calls, M measurable times.
 """
@@ -29,10 +29,10 @@ from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
     MeasuredShards,
+    extract_shards,
     fit_constants,
-    measured_shards,
-    measured_times,
-    predicted_ms,
+    predict_times,
+    stack_times,
 )
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
@@ -45,7 +45,7 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import SEQUENCE
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
-# Where the fit begins: rough values, read off a few kernels by eye.
+# Starting values of the fit: rough estimates from a few kernels.
 STARTS = {
     "bounds_floor_us": 1.9,
     "bounds_ns_per_lookup": 0.0032,
@@ -72,7 +72,7 @@ STARTS = {
     "hot_row_ns": 166.0,
 }
 MEMORY = "hbm_efficiency"  # that of a copy within device memory, which was measured
-# So far beyond what lookups need, or so short, that the times of calls do not tell them.
+# Constants that do not affect the times of calls: a bandwidth that lookups do not reach, a very short time.
 UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.01}
 OF_CALLS = ("_overhead_us", "_host_us", "_call_us")  # endings of constants that no single kernel has
 FREE = tuple(
@@ -86,7 +86,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "backward": BACKWARD_KERNELS,
     "both": KERNELS,
 }
-LONG_US = 100.0  # what is shorter hides behind its launches
+LONG_US = 100.0  # shorter kernels are hidden by their launches
 LONG_PASS_MS = 2.0  # of passes: launching the kernels takes up to 0.6 ms
 COSTS = "shards of the cost dataset"
 CALLS = "all kernels of fused calls of random tables, pooled and not, with SGD, row-wise Adagrad and Adam"
@@ -95,25 +95,25 @@ PASSES = "backward passes of shards of DLRM tables, FP16, row-wise Adagrad, batc
 
 @dataclass(frozen=True)
 class Calls:
-    """Measured calls of one optimizer, with the lines that they stand in."""
+    """Measured calls of one optimizer, with the lines of the file that they come from."""
 
     shards: MeasuredShards
     lines: Sequence[dict[str, Any]]
 
     def select(self, mask_N: npt.NDArray[np.bool_]) -> Calls:
-        """Some of them."""
+        """Return the calls selected by a mask."""
         lines = [line for line, chosen in zip(self.lines, mask_N.tolist(), strict=True) if chosen]
         return Calls(self.shards.select(mask_N), lines)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file of ``gpu_kernels``, which may be gzipped."""
+    """Read all lines of a file of ``gpu_kernels``, which may be gzipped."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return [json.loads(line) for line in text.splitlines()]
 
 
 def calls_of(profile: GpuProfile, lines: Iterable[dict[str, Any]], optimizers: Sequence[str]) -> list[Calls]:
-    """The fused calls, by their optimizer."""
+    """Return the fused calls by optimizer."""
     counter, found = WorkCounter(profile), []
     measured = [line for line in lines if line["what"] == "shard" and not line["is_sorted"]]
     for optimizer in optimizers:
@@ -123,48 +123,48 @@ def calls_of(profile: GpuProfile, lines: Iterable[dict[str, Any]], optimizers: S
             name: np.array([sum(line["kernels_us"].get(name, {}).values()) or np.nan for line in own]) / 1e3
             for name in KERNELS
         }
-        shards = MeasuredShards(work, measured_times(len(own), **times), np.arange(len(own)), optimizer)
+        shards = MeasuredShards(work, stack_times(len(own), **times), np.arange(len(own)), optimizer)
         found.append(Calls(shards, own))
     return found
 
 
 def halves(calls: Calls) -> tuple[Calls, Calls]:
-    """A random half to fit, and the other one."""
+    """Split the calls at random into a half to fit and a half to hold out."""
     fitted_N = np.random.default_rng(0).permutation(len(calls.shards)) % 2 == 0
     return calls.select(fitted_N), calls.select(~fitted_N)
 
 
 def fitted_profile(profile: GpuProfile, calls: Sequence[Calls]) -> GpuProfile:
-    """The constants of all kernels, fitted."""
+    """Fit the constants of all kernels."""
     return fit_constants(replace(profile, **STARTS, **UNSEEN), [one.shards for one in calls], FREE)[0]
 
 
 def with_measured_memory(profile: GpuProfile, lines: Iterable[dict[str, Any]]) -> GpuProfile:
-    """The bandwidth of device memory as a copy reached it, bytes read and written together."""
+    """Set the bandwidth of device memory to that of a measured copy, counting bytes read and written."""
     copy = next(line for line in lines if line["what"] == "copy" and line["where"] == "device")
     reached = copy["num_bytes"] / copy["ms"] / 1e6 / profile.hbm_gb_s
     return replace(profile, **{MEMORY: reached})
 
 
 def shards_of_costs(profile: GpuProfile, folder: Path) -> Calls:
-    """The shards of a cost dataset, with the times of those passes that are long."""
+    """Return the shards of a cost dataset, with the times of long passes only."""
     tables = load_tables(folder / "tables.parquet")
-    shards = measured_shards(profile, load_costs(folder / "costs.parquet", tables))
+    shards = extract_shards(profile, load_costs(folder / "costs.parquet", tables))
     times_NM = np.where(shards.times_ms_NM > LONG_PASS_MS, shards.times_ms_NM, np.nan)
     return Calls(replace(shards, times_ms_NM=times_NM), [{"kind": COSTS}] * len(shards))
 
 
 def times_us(profile: GpuProfile, calls: Calls, kernels: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-    """[N] and [N] these kernels together, predicted and measured."""
+    """Return the predicted and measured sums of these kernels, [N] each."""
     columns = [SHARD_TIMES.index(name) for name in kernels]
-    predicted_N = 1e3 * predicted_ms(profile, calls.shards.work, calls.shards.optimizer)[:, columns].sum(axis=1)
+    predicted_N = 1e3 * predict_times(profile, calls.shards.work, calls.shards.optimizer)[:, columns].sum(axis=1)
     measured_N = 1e3 * calls.shards.times_ms_NM[:, columns].sum(axis=1)
     known_N = np.isfinite(measured_N)
     return predicted_N[known_N], measured_N[known_N]
 
 
 def error_line(label: str, predicted: FloatArray, measured: FloatArray) -> list[str]:
-    """Of a table: how many, the median ratio, and errors of all and of the long ones."""
+    """Return a row of the table: count, median ratio, and the errors of all calls and of the long calls."""
     cells = [label, str(len(measured)), f"{np.median(predicted / measured):.2f}"]
     for some in (np.ones(len(measured), dtype=bool), measured > LONG_US):
         errors = Errors.of(predicted[some], measured[some]) if some.any() else None
@@ -173,7 +173,7 @@ def error_line(label: str, predicted: FloatArray, measured: FloatArray) -> list[
 
 
 def report(profile: GpuProfile, held_out: Sequence[Calls], costs: Sequence[Calls] = ()) -> str:
-    """Errors by kernel, by optimizer and by the family of the call, and of passes of a cost dataset."""
+    """Format the errors by kernel, by optimizer and by the family of the call, and of passes of a cost dataset."""
     header = ["held-out calls", "number", "median ratio", "median error, %", "90 %", f"above {LONG_US:.0f} us", "90 %"]
     lines = [header]
     for label, kernels in GROUPS.items():
@@ -194,14 +194,14 @@ def _together(profile: GpuProfile, calls: Sequence[Calls], kernels: Sequence[str
 
 
 def evidence_of(points: str, source: str, num_fitted: int, predicted: FloatArray, measured: FloatArray) -> Evidence:
-    """What a profile says of itself."""
+    """Return the evidence that a profile records."""
     errors = Errors.of(predicted, measured)
     shown = round(errors.median_percent, 2), round(errors.p90_percent, 2)
     return Evidence(points, source, num_fitted, len(measured), *shown)
 
 
 def host_times_us(lines: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """What the host takes to launch a call, and what a call takes in which no kernel runs, from events of all calls."""
+    """Estimate the time to launch a call on the host, and the time of a call in which no kernel runs, us."""
     shards = [line for line in lines if line["what"] == "shard" and line["pooling"] != SEQUENCE]
     found = {}
     for pass_, name, kernels in (("fwd", "forward_ms", FORWARD_KERNELS), ("bwd", "backward_ms", BACKWARD_KERNELS)):
@@ -214,10 +214,10 @@ def host_times_us(lines: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Fits the profile of the command line."""
+    """Fit the profile of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", help="to fit, such as h100")
-    parser.add_argument("measured", type=Path, help="what gpu_kernels wrote")
+    parser.add_argument("profile", help="profile to fit, such as h100")
+    parser.add_argument("measured", type=Path, help="output of gpu_kernels")
     parser.add_argument("--costs", type=Path, action="append", default=[], help="folder of a cost dataset")
     parser.add_argument("--write", action="store_true", help="write the constants into the profile")
     args = parser.parse_args()
@@ -244,7 +244,7 @@ def main() -> None:
     for values, what in (
         (FREE, f"fitted to kernels of one {gpu}, see evidence"),
         ((MEMORY,), f"measured: a copy of 4 GB within the memory of one {gpu}"),
-        (UNSEEN, "guess: no time tells it"),
+        (UNSEEN, "guess: no measured time depends on it"),
     ):
         numbers = {name: float(f"{getattr(profile, name):.4g}") for name in values}
         write_profile(path, numbers, what, tuple(evidence), path)

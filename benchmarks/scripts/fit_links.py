@@ -1,13 +1,13 @@
-"""Fits links to the nccl-tests that NVIDIA published of five GPU systems, and says how far off they are.
+"""Fit of links to the nccl-tests that NVIDIA published for five GPU systems, with its errors.
 
     python -m benchmarks.scripts.fit_links [--truth FOLDER] [--write]
 
-The folder holds other people's measurements (its README names their sources); none of it is part of the project. With
---write the curves go into evenshard/price/profiles/links. The fit is that of ``evenshard calibrate-link``.
+The folder has published measurements (its README names their sources), which are not part of the project. --write
+writes the curves to evenshard/price/profiles/links. The fit is that of ``evenshard calibrate-link``.
 
-A row that contradicts both of its neighbours in size is noise of the source, and left out: time does not fall with the
-size, so a row above both by more than a tenth, or below both, is none. Errors are those of sizes that a fit did not
-see: of ten sizes, each four times the one before, one is left out at a time, so that its neighbours are 16 times apart.
+Time does not fall with size, so a row that is above or below both of its neighbours in size by more than a tenth is
+noise of the source and is excluded. Errors are those of held-out sizes: of ten sizes, each four times the previous,
+each is held out in turn, so that its neighbours differ by a factor of 16.
 
 Legend: P rows.
 """
@@ -42,13 +42,13 @@ LINK_OF_GPU = {
     "gb200": "nvlink_gb200",
 }
 SPANS = {"nvlink_gb200": 72.0}
-# A neighbour is contradicted by more than this.
+# Ratio to a neighbour above which a row contradicts it.
 CONTRADICTION = 1.1
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Times of one collective between so many GPUs.
+    """Times of one collective between a number of GPUs.
 
     Attributes:
         moved_P: bytes that each GPU moves.
@@ -59,7 +59,7 @@ class Rows:
     us_P: FloatArray
 
     def of(self, chosen_P: np.ndarray) -> Rows:
-        """Some of them."""
+        """Return the rows selected by a mask."""
         return Rows(self.moved_P[chosen_P], self.us_P[chosen_P])
 
 
@@ -93,7 +93,7 @@ def read_truth(folder: Path) -> tuple[Truth, int]:
 
 
 def is_noise(us: Sequence[float], at: int) -> bool:
-    """Whether a time contradicts both neighbours in size; of the least size the only one, of the largest none."""
+    """Return True if a time contradicts its neighbours in size: one for the smallest size, none for the largest."""
     if at == len(us) - 1:
         return False
     around = us[max(at - 1, 0) : at] + us[at + 1 : at + 2]
@@ -104,17 +104,17 @@ def is_noise(us: Sequence[float], at: int) -> bool:
 
 
 def fitted_curves(of_kind: Mapping[tuple[str, int], Rows]) -> tuple[Curve, ...]:
-    """A curve for every collective and number of GPUs."""
+    """Fit a curve for every collective and number of GPUs."""
     return tuple(fit_curve(*kind, rows.moved_P, rows.us_P) for kind, rows in sorted(of_kind.items()))
 
 
 def errors_of(curve: Curve, rows: Rows) -> FloatArray:
-    """[P] relative errors."""
+    """Return the relative errors of a curve, [P]."""
     return np.asarray(np.abs(1e3 * (curve.latency_ms + curve.bytes_ms(rows.moved_P)) / rows.us_P - 1))
 
 
 def left_out_errors(kind: tuple[str, int], rows: Rows, sizes: Iterable[Sequence[float]]) -> FloatArray:
-    """[P] errors of rows of sizes that the fit did not see; one fit for each group of sizes."""
+    """Return the errors of held-out sizes, [P], with one fit for each group of sizes."""
     found = []
     for of_test in sizes:
         tested_P = np.isin(rows.moved_P, of_test)
@@ -124,12 +124,12 @@ def left_out_errors(kind: tuple[str, int], rows: Rows, sizes: Iterable[Sequence[
 
 
 def one_by_one(rows: Rows) -> list[list[float]]:
-    """Each size but the least by itself; beyond the second largest a curve goes straight on."""
+    """List each size but the smallest as its own group; beyond the second largest a curve is a straight line."""
     return [[size] for size in np.unique(rows.moved_P)[1:].tolist()]
 
 
 def fitted_link(name: str, truth: Truth, errors_P: FloatArray) -> Link:
-    """A link with the curves of its GPUs; the GB200, of which four were measured, has those of eight B200."""
+    """Fit the link of a GPU; the GB200, measured on 4 GPUs only, takes the curves of 8 GPUs from the B200."""
     of_kind = dict(truth[name])
     more = ""
     if name == "nvlink_gb200":
@@ -168,7 +168,7 @@ def _percent(errors_P: FloatArray) -> tuple[float, float]:
 
 
 def rule_errors(name: str, links: Mapping[str, Link], truth: Truth, same_line: bool) -> FloatArray:
-    """[P] errors of a link that the rule makes of the others: of those of other line rates alone, or all."""
+    """Return the errors of the rule for a link, [P], from links of all line rates, or of other line rates only."""
     others = {
         other: links[other]
         for other in links
@@ -184,7 +184,7 @@ def rule_errors(name: str, links: Mapping[str, Link], truth: Truth, same_line: b
 
 
 def between_errors(link: Link, truth: Mapping[tuple[str, int], Rows]) -> FloatArray:
-    """[P] errors of 4 GPUs by the curves of 2 and 8."""
+    """Return the errors on 4 GPUs of the curves of 2 and 8 GPUs, [P]."""
     found = []
     for (collective, num), rows in truth.items():
         curve = curve_at([one for one in link.curves if one.num_devices != 4], collective, 4)
@@ -194,7 +194,7 @@ def between_errors(link: Link, truth: Mapping[tuple[str, int], Rows]) -> FloatAr
 
 
 def main() -> None:
-    """Fits, prints the errors, and writes the profiles where asked to."""
+    """Fit the links, print the errors, and write the profiles with --write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
     parser.add_argument("--write", action="store_true", help="write the profiles")

@@ -1,8 +1,8 @@
-"""Measures FBGEMM's fused embedding on a GPU, kernel by kernel, and what surrounds it.
+"""Measurement of FBGEMM's fused embedding on a GPU, kernel by kernel, with launches, copies and dense products.
 
     python -m benchmarks.scripts.gpu_kernels FOLDER --budget-s 300 [--seed 0]
 
-needs torch, numpy and FBGEMM alone. Each measurement becomes a line of ``FOLDER/measured.jsonl`` at once:
+needs only torch, NumPy and FBGEMM. Each measurement becomes a line of ``FOLDER/measured.jsonl`` at once:
 
     shard     one fused call of random tables: forward and backward by CUDA events with the L2 flushed before each,
               then each kernel by torch.profiler, with the host's time of its operators and the peak of memory
@@ -11,8 +11,8 @@ needs torch, numpy and FBGEMM alone. Each measurement becomes a line of ``FOLDER
     product   a matrix product of dense layers
     copy      bytes copied within device memory, and over the host's link
 
-Before anything is timed, outputs and updated weights are compared with those of double precision, on fresh random
-tables; a run that fails there measures nothing.
+First, outputs and updated weights are compared with double precision on random tables; if they differ, the run stops
+before it measures.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from evenshard.measure.fbgemm import (
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
-    call_batches,
+    join_batches,
     kernel_provenance,
 )
-from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, fused_calls
+from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, list_fused_calls
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.placement.memory import OPTIMIZERS as MODEL_OPTIMIZERS
 from evenshard.tables.reuse import power_law_reuse_bins
@@ -57,24 +57,24 @@ OPTIMIZERS = {"rowwise_adagrad": 0.5, "sgd": 0.3, "adam": 0.2}
 BATCH_SIZES = (256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 BATCH_SHARES = (0.05, 0.05, 0.05, 0.1, 0.15, 0.2, 0.2, 0.2)
 DIMS = (4, 8, 16, 32, 64, 128, 256)
-# What one fused call may need, so that a device of 80 GB holds it and hundreds are measured in a minute.
+# Limits of one fused call, so that it fits on a device of 80 GB and hundreds are measured in a minute.
 MAX_LOOKUPS, MAX_WEIGHT_BYTES, MAX_OUTPUT_BYTES = 2**23, 16 * 2**30, 3 * 2**30
 WARMUP, REPEATS, PROFILED = 2, 5, 3
-CHECKED_LEARNING_RATE = 0.5  # large, so that an update shows beside the weights
+CHECKED_LEARNING_RATE = 0.5  # large, so that updates are visible in the weights
 MLPERF = "mlperf_dlrm_v2"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Tables of one fused call, and how they are looked up.
+    """Tables of one fused call, and the distribution of their lookups.
 
     Attributes:
-        kind: the family that it was drawn from.
-        tables: of one pooling and one precision.
-        alphas: exponent of each table's power law of lookups; 0 for even ones.
+        kind: family of the random shard.
+        tables: tables with the same pooling and precision.
+        alphas: exponent of each table's power law of lookups; 0 for uniform lookups.
         batch_size: samples.
         optimizer: of the backward pass.
-        is_sorted: whether a table's rows lie in the order of their lookups; else they are scattered.
+        is_sorted: True if a table's rows lie in the order of their lookups; else they are scattered.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Shard:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As a line has it; ``of_record`` makes the shard from it again."""
+        """Return the shard as a record for a line of the file; see ``of_record``."""
         return {
             "kind": self.kind,
             "batch_size": self.batch_size,
@@ -102,7 +102,7 @@ class Shard:
 
     @staticmethod
     def of_record(record: dict[str, Any]) -> Shard:
-        """The shard of a line."""
+        """Restore the shard from its record."""
         batch_size, bits = record["batch_size"], record["weight_bits"]
         tables = tuple(
             table_of(f"t{number}", rows, dim, lookups, alpha, batch_size, bits, record["pooling"])
@@ -115,7 +115,7 @@ class Shard:
 def table_of(
     name: str, rows: int, dim: int, lookups: float, alpha: float, batch_size: int, bits: int, pooling: str = SUM
 ) -> Table:
-    """A table looked up by a power law."""
+    """Return a table whose lookups follow a power law."""
     bins = power_law_reuse_bins(rows, max(round(lookups * batch_size), 1), alpha)
     return Table(name, rows, dim, lookups, bins, bits, pooling=pooling)
 
@@ -124,7 +124,7 @@ def table_of(
 
 
 def random_shard(seed: tuple[int, ...]) -> Shard:
-    """The shard of a seed; families take turns in its last number."""
+    """Draw the shard of a seed, whose last number chooses the family."""
     return _FAMILIES[seed[-1] % len(_FAMILIES)](np.random.default_rng(seed))
 
 
@@ -150,7 +150,7 @@ def _hardly(rng: np.random.Generator) -> Shard:
 
 
 def _recommender(rng: np.random.Generator) -> Shard:
-    """As public click models: one dim, most features looked up once."""
+    """Draw tables like those of public click models: one dim, most features with one lookup."""
     number = int(_log_uniform(rng, 4, 40))
     lookups = np.where(rng.random(number) < 0.7, 1.0, np.ceil(_log_uniform(rng, 1, 100, number)))
     rows = _log_uniform(rng, 3, 4e7, number)
@@ -168,7 +168,7 @@ def _sequences(rng: np.random.Generator) -> Shard:
 
 
 def _mlperf(rng: np.random.Generator) -> Shard:
-    """Some tables of MLPerf's DLRM v2, as a device of it has them."""
+    """Draw some of the tables of MLPerf's DLRM v2, as one device may have them."""
     tables = load_catalog(MLPERF, BATCH_SIZES[-1])
     some = [tables[at] for at in rng.permutation(len(tables))[: int(rng.integers(2, 14))]]
     lookups, rows = (np.array([float(getattr(one, name)) for one in some]) for name in ("pooling_factor", "num_rows"))
@@ -187,7 +187,7 @@ def _draw(
 ) -> Shard:
     batch_size = batch_size or int(rng.choice(BATCH_SIZES, p=BATCH_SHARES))
     optimizer = str(rng.choice(list(OPTIMIZERS), p=list(OPTIMIZERS.values())))
-    bits = 32 if optimizer == "adam" else int(rng.choice((16, 32)))  # FBGEMM's Adam has no other
+    bits = 32 if optimizer == "adam" else int(rng.choice((16, 32)))  # FBGEMM's Adam supports only 32 bits
     outputs = dims * (lookups if pooling == SEQUENCE else np.ones(len(dims)))
     while batch_size > BATCH_SIZES[0] and 4 * batch_size * outputs.sum() > MAX_OUTPUT_BYTES:
         batch_size //= 2
@@ -211,7 +211,7 @@ _CALL_TIMES = ("forward_span_us", "backward_span_us", "forward_host_us", "backwa
 
 
 def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:
-    """One call per rank and position: medians over the training steps, of each kernel by itself."""
+    """Reduce the training steps to one call per rank and position, with medians of each kernel."""
     repeats: dict[tuple[int, int], list[FusedCall]] = defaultdict(list)
     for call in calls:
         repeats[call.rank, call.position].append(call)
@@ -238,7 +238,7 @@ def _median_call(repeats: Sequence[FusedCall]) -> FusedCall:
 
 
 class Bench:
-    """Measures on one device, and writes what it finds."""
+    """Measurements on one device, written to a file."""
 
     def __init__(self, device: torch.device, folder: Path, seed: int) -> None:
         self.device, self.folder, self.rng = device, folder, np.random.default_rng(seed)
@@ -254,23 +254,23 @@ class Bench:
         self.write("origin", hardware=origin.hardware, driver=origin.driver, versions=origin.versions, seed=seed)
 
     def write(self, what: str, **values: Any) -> None:
-        """One line, at once."""
+        """Write one line at once."""
         self._file.write(json.dumps({"what": what, **values}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Close the file."""
         self._file.close()
 
     def load(self, shard: Shard) -> LoadedShard:
-        """The shard, with small random weights."""
+        """Load the shard with small random weights."""
         kernels = self._kernels[shard.optimizer]
         operator = kernels.operator(shard.tables, shard.tables[0].pooling)
         operator.init_embedding_weights_uniform(-0.01, 0.01)
         drawn = [kernels.table_batches(table, shard.batch_size) for table in shard.tables]
         if shard.is_sorted:
             drawn = [[(_in_order(indices), lengths) for indices, lengths in of_table] for of_table in drawn]
-        batches = call_batches(drawn)
+        batches = join_batches(drawn)
         columns = sum(table.embedding_dim for table in shard.tables)
         shape = (shard.batch_size, columns)
         if shard.tables[0].pooling == SEQUENCE:
@@ -278,7 +278,7 @@ class Bench:
         return LoadedShard(operator, batches, 1e-3 * torch.randn(shape, device=self.device))
 
     def shard(self, shard: Shard) -> None:
-        """A fused call: its times, its kernels and its memory."""
+        """Measure a fused call: its times, kernels and memory."""
         with self._kernels[shard.optimizer].watch_failures(shard.tables):
             self._reset_peak()
             before = self._allocated_bytes()
@@ -309,7 +309,7 @@ class Bench:
         )
 
     def calls(self, shards: Sequence[Shard]) -> None:
-        """Several fused calls in a row, all forward, then all backward."""
+        """Measure several fused calls in sequence: all forward passes, then all backward passes."""
         with self._kernels[shards[0].optimizer].watch_failures([table for one in shards for table in one.tables]):
             loaded = [self.load(one) for one in shards]
             together = self._repeat_ms(loaded)
@@ -318,7 +318,7 @@ class Bench:
         self.write("calls", shards=[one.record for one in shards], together_ms=together, alone_ms=ms)
 
     def _repeat_ms(self, loaded: Sequence[LoadedShard]) -> tuple[list[float], list[float]]:
-        """Forward and backward ms of every repeat."""
+        """Return the forward and backward times of every repeat, ms."""
         times = []
         for number in range(WARMUP + REPEATS):
             self._flush()
@@ -335,7 +335,7 @@ class Bench:
         return list(forward_ms), list(backward_ms)
 
     def _trace_calls(self, loaded: LoadedShard) -> list[FusedCall]:
-        """Its calls in a trace of torch.profiler."""
+        """Record the shard with torch.profiler and return the fused calls of the trace."""
         profile = torch.profiler
         kinds = [profile.ProfilerActivity.CPU]
         if self.device.type == "cuda":
@@ -352,7 +352,7 @@ class Bench:
             recorder.export_chrome_trace(str(path))
             if not (self.folder / "first_trace.json").exists():
                 (self.folder / "first_trace.json").write_bytes(path.read_bytes())
-            return [call for trace in read_traces(path) for call in fused_calls(trace)]
+            return [call for trace in read_traces(path) for call in list_fused_calls(trace)]
 
     def _name(self, kernel: str) -> int:
         if kernel not in self._names:
@@ -363,7 +363,7 @@ class Bench:
     def host_tables(
         self, rows: int, dim: int, batch_size: int, alpha: float, load_factor: float, optimizer: str
     ) -> None:
-        """One unpooled table in host memory, looked up once a sample; its cache holds ``load_factor`` of its rows."""
+        """Measure an unpooled table in host memory, one lookup per sample; ``load_factor`` of its rows are cached."""
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -404,7 +404,7 @@ class Bench:
         )
 
     def product(self, m: int, n: int, k: int, dtype: str) -> None:
-        """[m, k] times [k, n]."""
+        """Measure the product of [m, k] and [k, n]."""
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}[dtype]
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         left = torch.randn(m, k, device=self.device).to(kind)
@@ -413,7 +413,7 @@ class Bench:
         self.write("product", m=m, n=n, k=k, dtype=dtype, ms=ms)
 
     def copies(self) -> None:
-        """Bytes within the device's memory, and over the host's link."""
+        """Measure copies within device memory, and over the host's link."""
         source = torch.randint(0, 255, (2**32,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         self.write(
@@ -454,7 +454,7 @@ class Bench:
 
 
 def _in_order(indices: torch.Tensor) -> torch.Tensor:
-    """The same lookups of rows that lie side by side, the hottest first."""
+    """Renumber the rows of the lookups so that they are adjacent, the hottest first."""
     _, inverse, counts = indices.unique(return_inverse=True, return_counts=True)
     ranks = torch.empty_like(counts)
     ranks[counts.argsort(descending=True)] = torch.arange(len(counts), device=counts.device)
@@ -465,7 +465,7 @@ def _in_order(indices: torch.Tensor) -> torch.Tensor:
 
 
 def check(bench: Bench) -> float:
-    """The largest relative error of outputs and of updated weights against double precision."""
+    """Return the largest relative error of outputs and updated weights against double precision."""
     worst = 0.0
     for optimizer in ("sgd", "rowwise_adagrad"):
         for pooling in (SUM, SEQUENCE):
@@ -491,7 +491,7 @@ def check(bench: Bench) -> float:
 def reference_step(
     loaded: LoadedShard, before: list[torch.Tensor], batch_size: int, pooling: str, optimizer: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Outputs and updated weights by PyTorch's own embeddings in double precision."""
+    """Compute outputs and updated weights by PyTorch's own embeddings in double precision."""
     indices, offsets = loaded.batches[0]
     outputs, weights = [], [one.clone().requires_grad_() for one in before]
     for number, weight in enumerate(weights):
@@ -516,7 +516,7 @@ def reference_step(
 
 
 def host_cases(rng: np.random.Generator) -> Iterator[tuple[int, int, int, float, float, str]]:
-    """Random tables in host memory, without end: rows, dim, batch size, power law, load factor, optimizer."""
+    """Yield random tables in host memory without end: rows, dim, batch size, power law, load factor, optimizer."""
     while True:
         dim = int(rng.choice((32, 64, 128, 256)))
         rows = int(min(_log_uniform(rng, 2e5, 2e7), 4 * 2**30 / (4 * dim)))
@@ -527,7 +527,7 @@ def host_cases(rng: np.random.Generator) -> Iterator[tuple[int, int, int, float,
 
 
 def product_cases(rng: np.random.Generator) -> Iterator[tuple[int, int, int, str]]:
-    """Random products of dense layers, without end."""
+    """Yield random products of dense layers without end."""
     while True:
         m = int(2 ** rng.integers(8, 17))
         n, k = (int(16 * round(_log_uniform(rng, 64, 8192) / 16)) for _ in range(2))
@@ -536,21 +536,21 @@ def product_cases(rng: np.random.Generator) -> Iterator[tuple[int, int, int, str
 
 
 def several_calls(shards: Iterable[Shard], rng: np.random.Generator) -> Iterator[list[Shard]]:
-    """2 to 6 shards of one optimizer at a time."""
+    """Yield lists of 2 to 6 shards with the same optimizer."""
     small = (one for one in shards if sum(table.size_bytes for table in one.tables) < 4 * 2**30)
     while some := list(islice(small, int(rng.integers(2, 7)))):
         yield [replace(one, optimizer="rowwise_adagrad") for one in some]
 
 
 def pairs_by_order(shards: Iterable[Shard]) -> Iterator[Shard]:
-    """Shards whose rows are scattered, each followed by itself with its rows in order."""
+    """Yield each shard with scattered rows, then with its rows in order of lookups."""
     for shard in shards:
         yield replace(shard, kind="order")
         yield replace(shard, kind="order", is_sorted=True)
 
 
 def run(bench: Bench, budget_s: float, seed: int, made: Pool) -> None:
-    """All kinds of measurements, each for its share of the time; ``made`` makes shards on other processors."""
+    """Run all kinds of measurements, each for its share of the time; ``made`` draws shards on other processors."""
     started = time.monotonic()
     shards, in_calls, in_order = (
         made.imap(random_shard, [(seed, kind, number) for number in range(count)])
@@ -591,7 +591,7 @@ def run(bench: Bench, budget_s: float, seed: int, made: Pool) -> None:
 
 
 def main() -> None:
-    """Measures."""
+    """Measure until the time budget is used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--budget-s", type=float, default=300.0)

@@ -1,8 +1,8 @@
-"""How far off GPUs are by the rules for data sheets, each left out of what the rules are learned on.
+"""Errors of the rules for data sheets, on GPUs that are held out from the rules.
 
     python -m benchmarks.scripts.gpu_rules [--truth FOLDER]
 
-The folder holds other people's measurements (its README names their sources); none of it is part of the project. The
+The folder has published measurements (its README names their sources), which are not part of the project. The
 last line is of ``EVIDENCE`` in evenshard/price/gpu_rules.py. Errors are of logarithms, in percent: 10 is a factor of
 1.105 either way.
 """
@@ -29,16 +29,16 @@ from benchmarks.scripts.fit_devices import (
     shards_of_2080_ti,
 )
 from evenshard.base.messages import text_table
-from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predicted_ms
+from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predict_times
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of
 from evenshard.tables.reuse import FloatArray
 
 GPUS = ("rtx_2080_ti", "v100", "a100_80gb", *FITTED, "b200")
-SHARDS_OF = 20  # each so manieth shard of the RTX 2080 Ti
+SHARDS_OF = 20  # every 20th shard of the RTX 2080 Ti is used
 SEQUENCES, ALPHA = "sequences", 1.05  # kernels of a step on the B200, rows by a power law
 TIMES = (*SHARD_TIMES, SEQUENCES)
-# What might have been the speed of a GPU.
+# Alternative definitions of the speed of a GPU.
 SPEEDS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
     "SMs x clock x L1, the rule": speed_of,
     "SMs x root of (clock x L1)": lambda gpu: gpu["num_sms"] * math.sqrt(gpu["clock_ghz"] * gpu["l1_kb"]),
@@ -55,18 +55,18 @@ SPEEDS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
 
 @dataclass(frozen=True)
 class Held:
-    """What was measured of a GPU that the rules did not see: predicted by measured times, by what was measured."""
+    """Ratios of predicted to measured times of a GPU that the rules did not see, by kind of time."""
 
     ratios: Mapping[str, FloatArray]
 
     @property
     def errors(self) -> FloatArray:
-        """[any] of all, percent of the logarithm."""
+        """Return all errors as percent of the logarithm."""
         return 100 * np.abs(np.log(np.concatenate(list(self.ratios.values()))))
 
 
 def profile_by_rules(name: str, speed: Callable[[Mapping[str, float]], float] = speed_of) -> GpuProfile:
-    """The profile of a GPU by rules that were learned without it."""
+    """Return the profile of a GPU by rules that were learned without it."""
     known = {one: numbers_of(gpu_profile(one)) for one in FITTED if one != name}
     profile = gpu_profile(name)
     sheet = numbers_of(profile) | {"pcie_gb_s": profile.host_gb_s / HOST_SHARE}
@@ -76,12 +76,12 @@ def profile_by_rules(name: str, speed: Callable[[Mapping[str, float]], float] = 
 
 
 def numbers_of(profile: GpuProfile) -> dict[str, float]:
-    """All constants of a profile."""
+    """Return all constants of a profile."""
     return {name: value for name, value in asdict(profile).items() if isinstance(value, float)}
 
 
 def read_measured(truth: Path) -> dict[str, list[MeasuredShards]]:
-    """What was measured of each GPU but the B200."""
+    """Read the measurements of each GPU except the B200."""
     points = published_points(truth)
     found = {"rtx_2080_ti": [shards_of_2080_ti(truth, gpu_profile("rtx_2080_ti"))]}
     few = np.arange(len(found["rtx_2080_ti"][0])) % SHARDS_OF == 0
@@ -99,13 +99,13 @@ def held_out(
     truth: Path,
     speed: Callable[[Mapping[str, float]], float] = speed_of,
 ) -> dict[str, Held]:
-    """Each GPU by the rules of the others."""
+    """Predict each GPU by the rules of all other GPUs."""
     found = {}
     for name in GPUS:
         profile = profile_by_rules(name, speed)
         ratios: dict[str, list[FloatArray]] = defaultdict(list)
         for shards in measured.get(name, ()):
-            predicted_NM = predicted_ms(profile, shards.work, shards.optimizer)
+            predicted_NM = predict_times(profile, shards.work, shards.optimizer)
             for column, time in enumerate(SHARD_TIMES):
                 known_N = np.isfinite(shards.times_ms_NM[:, column])
                 ratios[time].append(predicted_NM[known_N, column] / shards.times_ms_NM[known_N, column])
@@ -117,7 +117,7 @@ def held_out(
 
 
 def of_all(held: Mapping[str, Held]) -> tuple[float, float]:
-    """Median and 90 % of all errors, all GPUs counted alike."""
+    """Return the median and 90th percentile of all errors, with equal weight for each GPU."""
     errors = np.concatenate([one.errors for one in held.values()])
     weights = np.concatenate([np.full(len(one.errors), 1 / len(one.errors)) for one in held.values()])
     order = np.argsort(errors)
@@ -127,7 +127,7 @@ def of_all(held: Mapping[str, Held]) -> tuple[float, float]:
 
 
 def kernel_report(held: Mapping[str, Held]) -> str:
-    """Errors by GPU and kernel."""
+    """Format the errors by GPU and kernel."""
     lines = [["GPU", "time", "points", "median ratio", "median error, %", "90 %"]]
     for name, one in held.items():
         for time in sorted(one.ratios, key=TIMES.index):
@@ -147,7 +147,7 @@ def _percents(errors: FloatArray) -> list[str]:
 
 
 def speed_report(measured: Mapping[str, list[MeasuredShards]], truth: Path) -> str:
-    """What each speed leaves, as mean errors of each GPU."""
+    """Format the mean errors of each GPU for each definition of speed."""
     lines = [["speed", *GPUS, "all"]]
     for name, speed in SPEEDS.items():
         means = [float(one.errors.mean()) for one in held_out(measured, truth, speed).values()]
@@ -156,7 +156,7 @@ def speed_report(measured: Mapping[str, list[MeasuredShards]], truth: Path) -> s
 
 
 def main() -> None:
-    """Prints all of it."""
+    """Print all reports."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
     truth = parser.parse_args().truth

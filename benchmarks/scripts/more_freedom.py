@@ -1,4 +1,4 @@
-"""Random requests with more types or memory, and rules of thumb: how often an answer is worse than it may be.
+"""Count of random requests whose answer is slower with more sharding types or memory, or than a rule of thumb.
 
 python -m benchmarks.scripts.more_freedom --requests 2000
 """
@@ -25,18 +25,18 @@ from evenshard.tables.table import Table
 
 GPUS = ("h100", "h200", "a100_80gb", "v100", "b200")
 BATCH_SIZE = 16_384
-# Times as much memory as a request has.
+# Factor on the memory of a request.
 MORE_MEMORY = 1.5
-# Rounding apart.
+# Relative slowdown that is only rounding.
 TOLERANCE = 1e-6
 # All baselines but TorchRec's planner.
 RULES = tuple(name for name in BASELINES if name not in (*TORCHREC, FULL_SPACE))
-# What is more than in the same request without, or what stands beside the answer.
-KINDS = ("columns beside whole tables", "all types beside columns", "half as much memory again", "rules of thumb")
+# Additional freedom of the second request, or the baselines of the answer.
+KINDS = ("columns and whole tables", "all sharding types", "1.5 times the memory", "rules of thumb")
 
 
 def random_request(seed: int, most_tables: int) -> dict[str, Any]:
-    """Arguments of ``place``: tables on devices with 1.2 to 4 times the memory of their weights."""
+    """Draw arguments of ``place``: tables on devices with 1.2 to 4 times the memory of their weights."""
     rng = np.random.default_rng(seed)
 
     def table(number: int) -> Table:
@@ -62,7 +62,7 @@ def random_request(seed: int, most_tables: int) -> dict[str, Any]:
 
 
 def step_ms(asked: dict[str, Any], types: Sequence[str] = SHARDING_TYPES, **changed: Any) -> float:
-    """Predicted time of the answer, ms; infinite where there is none."""
+    """Return the predicted time of the answer, ms; infinite if the request is infeasible."""
     try:
         return evenshard.place(sharding_types=types, **{**asked, **changed}).predicted_ms
     except InfeasibleTask:
@@ -70,7 +70,7 @@ def step_ms(asked: dict[str, Any], types: Sequence[str] = SHARDING_TYPES, **chan
 
 
 def slowdowns(seed: int, most_tables: int) -> list[float]:
-    """How much slower the answer is with each of ``KINDS`` than without, as a share of the time; negative: faster.
+    """Compute the relative slowdown of the answer with each of ``KINDS`` of freedom; negative if it is faster.
 
     NaN where there is no answer with either, -1 where there is none without.
     """
@@ -88,14 +88,14 @@ def slowdowns(seed: int, most_tables: int) -> list[float]:
 
 
 def _slowdown(less_ms: float, more_ms: float) -> float:
-    """Infinite times stand for no answer."""
+    """Compute the slowdown from two times, which are infinite if infeasible."""
     if np.isinf(less_ms):
         return float("nan") if np.isinf(more_ms) else -1.0
     return more_ms / less_ms - 1
 
 
 def main() -> None:
-    """Prints a line for each kind of freedom."""
+    """Print a line for each kind of freedom."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")

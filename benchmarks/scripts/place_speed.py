@@ -1,14 +1,14 @@
-"""The time and memory of ``evenshard place`` and ``evenshard what-if``, the start of the process included.
+"""Time and memory of ``evenshard place`` and ``evenshard what-if``, including the start of the process.
 
     python -m benchmarks.scripts.place_speed [--runs 5] [--json out.json] [--only NAME ...]
 
-Every run is a fresh process of the command as it is installed. Printed are medians over the runs: wall time from the
-start of the process to its end, the processor's time of it, and its peak resident memory. On a busy machine the wall
-time counts the neighbours too; the processor's time hardly does. ``import torch`` alone stands beside them, which no
-placement can do without. The runs take turns, so that a busy minute falls on all cases.
+Every run is a new process of the installed command. Printed are medians over the runs: wall time from the start of the
+process to its end, its processor time, and its peak resident memory. On a busy machine the wall time includes other
+processes; the processor time hardly does. ``import torch`` is listed for comparison. The cases take turns, so that a
+busy minute affects all of them.
 
 The large cases have tables with the row counts, pooling factors and reuse of the DLRM 2021 data and dims from 4 to 128,
-on devices with half as much memory again as an equal share, and twice the largest table at least; 8 devices a node.
+on devices with 1.5 times the memory of an equal share, and at least twice the largest table; 8 devices per node.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NODES = ("--devices-per-node", "8", "--inter", "infiniband_ndr")
 
 @dataclass(frozen=True)
 class Run:
-    """One process: seconds on the wall, seconds of a processor, peak resident MB (1024**2 bytes)."""
+    """One process: wall time, processor time and peak resident MB (1024**2 bytes)."""
 
     wall_s: float
     cpu_s: float
@@ -47,7 +47,7 @@ class Run:
 
 
 def large(path: Path, num_tables: int, num_devices: int) -> tuple[str, ...]:
-    """Writes the tables of a large case; returns the command that places them."""
+    """Write the tables of a large case and return the command that places them."""
     from evenshard.base.units import bytes_to_gb
     from evenshard.tables.files import save_tables
     from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -60,7 +60,7 @@ def large(path: Path, num_tables: int, num_devices: int) -> tuple[str, ...]:
 
 
 def commands(folder: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What is timed, by name; the largest case only where it is asked for."""
+    """Return the timed commands by name; the largest case only if requested."""
     out = ("-o", str(folder / "placement.json"))
     found = {
         "import torch": (*PYTHON, "-c", "import torch"),
@@ -69,7 +69,7 @@ def commands(folder: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
         "mlperf, 128": (*EVENSHARD, *MLPERF, "--devices", "128", *NODES, *out),
         "what-if": (*EVENSHARD, "what-if", "mlperf_dlrm_v2", *TWELVE_MACHINES),
     }
-    # Drawn in a process of its own: a child's peak memory begins with what this process has.
+    # Drawn in a separate process, because a child's peak memory starts with the memory of this process.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         for name, sizes in (("large", LARGE), ("huge", HUGE)):
             if name in only or (not only and name == "large"):
@@ -79,7 +79,7 @@ def commands(folder: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def run(command: Sequence[str]) -> Run:
-    """Runs a command that must succeed, on one thread."""
+    """Run a command on one thread; exit if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles all modules, which users' runs do not
     start = time.perf_counter()
@@ -97,9 +97,9 @@ def run(command: Sequence[str]) -> Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="of each case (default: 5)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each case (default: 5)")
     parser.add_argument("--json", type=Path, help="also write every run to this file")
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="cases, as the table calls them")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names of cases, as in the table")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         of_case = commands(Path(folder), args.only)

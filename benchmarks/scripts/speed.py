@@ -1,14 +1,14 @@
-"""The time and memory of placing, searching and training on one core, and how they grow.
+"""Time and memory of placing, searching and training on one core, by number of tables and devices.
 
     python -m benchmarks.scripts.speed [--json out.json] [--picture docs/images/placing_time.png]
 
 - place_200x8_ms, place_1000x128_ms: DreamShard's greedy policy, 200 tables on 8 devices and 1000 on 128.
 - search_1000x128_s: evenshard's search, with all its proposals, 1000 tables on 128 devices.
 - train_50x4_s: DreamShard's whole training at the paper's settings (presets/paper.yaml: 10 rounds of 300 cost updates
-  and 10 policy updates on 50-table tasks) without measuring. The costs it learns are made up from lookups.
+  and 10 policy updates on 50-table tasks) without measuring. Its costs are artificial, proportional to lookups.
 - rollout_256x50x8_ms: 256 sampled episodes at once, 50 tables on 8 devices.
 
-Each case runs in a process of its own, so that its peak memory is its own; Python and torch alone take about 300 MB.
+Each case runs in its own process to measure its own peak memory; Python and torch alone take about 300 MB.
 Times are medians of repeats after a warm-up; training and search run once. ``--picture`` draws the growth.
 """
 
@@ -54,13 +54,13 @@ GROWTH_TABLES, GROWTH_DEVICES, SEARCH_DEVICES = (50, 100, 200, 500, 1000), (4, 8
 
 
 def train_tasks(num_devices: int) -> tuple[ShardingTask, ...]:
-    """The paper's 50 train tasks of 50 tables."""
+    """Draw the paper's 50 train tasks of 50 tables."""
     pool = generate_tables(GeneratorConfig(856, (16,), None, 16), BATCH_SIZE, seed=0)
     return sample_tasks(pool, TaskSampling(50, 1, 50, num_devices, 5.0, BATCH_SIZE), seed=0).train
 
 
 def large_task(num_tables: int, num_devices: int) -> ShardingTask:
-    """A task whose devices have half as much memory again as the tables need, and room for the largest table twice."""
+    """Return a task whose devices have 1.5 times the memory of the tables, at least twice the largest table."""
     tables = generate_tables(GeneratorConfig(num_tables, (16,), None, 16), BATCH_SIZE, seed=0)
     sizes = [table.size_bytes for table in tables]
     return ShardingTask.whole(
@@ -69,7 +69,7 @@ def large_task(num_tables: int, num_devices: int) -> ShardingTask:
 
 
 def made_up(task: ShardingTask, rng: np.random.Generator) -> MeasuredPlacement:
-    """A random placement with a made-up cost: milliseconds proportional to lookups."""
+    """Draw a random placement with an artificial cost: milliseconds proportional to lookups."""
     placement = random_placement(task, rng)
     lookups = np.zeros(task.num_devices)
     for table, device in zip(task.tables, placement.device_of_table, strict=True):
@@ -81,7 +81,7 @@ def made_up(task: ShardingTask, rng: np.random.Generator) -> MeasuredPlacement:
 
 
 def networks() -> tuple[DreamShardCostNet, DreamShardPolicy]:
-    """Untrained ones, the same every time; how fast they answer does not depend on what they have learned."""
+    """Return untrained networks with fixed weights; their speed does not depend on the weights."""
     torch.manual_seed(0)
     return DreamShardCostNet(), DreamShardPolicy()
 
@@ -91,14 +91,14 @@ def dreamshard(task: ShardingTask) -> DreamShardSharder:
 
 
 def cost_model() -> CostModel:
-    """Fitted to 100 placements for a while: a search depends on what its model says."""
+    """Fit a cost model to 100 placements, because the speed of a search depends on its predictions."""
     rng = np.random.default_rng(0)
     measured = [made_up(task, rng) for task in train_tasks(4)[:20] for _ in range(5)]
     return fit_cost_model(measured, CostModelFitConfig(num_updates=300))[0]
 
 
 def seconds(work: Callable[[], object], warm_ups: int = 1, repeats: int = 9) -> float:
-    """Median time of some work."""
+    """Measure the median time of a function, s."""
     times = []
     for _ in range(warm_ups + repeats):
         start = time.perf_counter()
@@ -129,7 +129,7 @@ def rollout_seconds() -> float:
 
 
 def train_seconds() -> tuple[float, float]:
-    """Of all cost updates and of all policy updates."""
+    """Measure the time of all cost updates and of all policy updates, s."""
     tasks = train_tasks(4)
     normalizer = FeatureNormalizer.fit([table for task in tasks for table in task.tables], BATCH_SIZE)
     cost_net, policy = networks()
@@ -168,14 +168,14 @@ MEASURED = ("place_200x8", "place_1000x128", "search_1000x128", "train_50x4", "r
 
 
 def in_own_process(case: str) -> dict[str, float]:
-    """What a case prints. Its errors go to the terminal and end this process too."""
+    """Run a case in its own process and return its printed numbers; its errors end this process."""
     command = [sys.executable, "-m", "benchmarks.scripts.speed", "--case", case]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return found
 
 
 def draw(placing_s: dict[str, float], searching_s: dict[str, float], path: Path) -> None:
-    """Time against tables, one line per number of devices."""
+    """Plot time against tables, with one line per number of devices."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -200,9 +200,9 @@ def draw(placing_s: dict[str, float], searching_s: dict[str, float], path: Path)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw how the times grow into this PNG")
-    parser.add_argument("--case", choices=CASES, help="run one case here and print its numbers as JSON")
+    parser.add_argument("--case", choices=CASES, help="run one case in this process and print its numbers as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.case:

@@ -1,4 +1,4 @@
-"""What is placed where: public models, simulated machines, and the cells of the grid."""
+"""Models, simulated machines, and cells of ShardBench's grid."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from evenshard.torchrec.baseline.topology import Bandwidths, machine_bandwidths
 BATCH_SIZE = 65_536
 HARDWARE = ("h100", "h200", "a100_80gb", "v100", "b200")
 DEVICES = (8, 16, 64, 128)
-# Part of a device's memory that tables may take; TorchRec keeps as much for all else.
+# Share of a device's memory for tables; TorchRec reserves the same share for everything else.
 TABLES_SHARE = 0.85
 RECORDED, MIXED, RECORDED_DIMS = "recorded_", "mixed_", (4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
 class BenchMachine:
-    """The machine that a planner is asked for.
+    """Machine of a planning request.
 
     Attributes:
-        gpu: its devices, all alike: one of ``HARDWARE``.
+        gpu: its devices, one of ``HARDWARE``.
         nodes: devices, devices of a node, and the names of the links within a node and between nodes.
-        available_bytes: what weights and optimizer state may take of each device.
+        available_bytes: memory of each device for weights and optimizer state.
         batch_size: global batch, samples.
     """
 
@@ -50,32 +50,32 @@ class BenchMachine:
 
     @staticmethod
     def of(gpu: str, num_devices: int, batch_size: int) -> BenchMachine:
-        """Full nodes of these devices with the links that they are sold with, as ``what-if`` asks for them."""
+        """Return full nodes of these devices with their usual links, as for ``what-if``."""
         nodes = build_machine(f"simulated:{gpu}", num_devices)
         return BenchMachine(gpu, nodes, int(TABLES_SHARE * gpu_profile(gpu).memory_bytes), batch_size)
 
     @property
     def hardware(self) -> str:
-        """Such as simulated:h100."""
+        """Return the name of the hardware, such as simulated:h100."""
         return f"simulated:{self.gpu}"
 
     @property
     def links(self) -> Links:
-        """The simulated links."""
+        """Return the simulated links."""
         return Links(link(self.nodes.intra), link(self.nodes.inter) if self.nodes.inter else None)
 
     @property
     def bandwidths(self) -> Bandwidths:
-        """Bandwidths of device memory and of both links, 10**9 bytes per second, as TorchRec's planner takes them."""
+        """Return bandwidths of device memory and both links, 10**9 bytes per second, for TorchRec's planner."""
         return machine_bandwidths(self.hardware, self.nodes, self.links)
 
     def request(self, tables: Sequence[Table]) -> PlacementRequest:
-        """The request of these tables: SGD, every sharding type; weights and optimizer state alone are counted."""
+        """Return the request of these tables: SGD, every sharding type; only weights and optimizer state use memory."""
         caps = (self.available_bytes,) * self.nodes.num_devices
         return PlacementRequest(tuple(tables), caps, self.batch_size, hardware=self.hardware, machine=self.nodes)
 
     def task(self, tables: Sequence[Table]) -> ShardingTask:
-        """The same as a task."""
+        """Return the task of the request."""
         return self.request(tables).task()
 
 
@@ -109,13 +109,13 @@ MODELS = (
 
 
 def batch_size_of(model: str, num_devices: int) -> int:
-    """The global batch: models of sequences have so many samples a device, all others 65,536 together."""
+    """Return the global batch: fixed per device for models of sequences, 65,536 in total for all others."""
     return SEQUENCE_MODELS[model][2] * num_devices if model in SEQUENCE_MODELS else BATCH_SIZE
 
 
 @cache
 def tables_called(model: str, batch_size: int = BATCH_SIZE) -> tuple[Table, ...]:
-    """A public set, ``mixed_<tables>`` of the generator, or ``recorded_<tables>`` of DLRM-2021 with drawn dims."""
+    """Return a public set, ``mixed_<tables>`` of the generator, or ``recorded_<tables>`` of DLRM-2021."""
     if model in SEQUENCE_MODELS:
         dim, bits, _, of_model = SEQUENCE_MODELS[model]
         return tuple(_sequence(name, rows, dim, bits, lookups) for name, (rows, lookups) in of_model.items())
@@ -165,25 +165,25 @@ class Cell:
 
     @property
     def machine(self) -> BenchMachine:
-        """The machine."""
+        """Return the machine."""
         return BenchMachine.of(self.gpu, self.devices, batch_size_of(self.model, self.devices))
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables."""
+        """Return the tables."""
         return tables_called(self.model, self.machine.batch_size)
 
     @property
     def fits(self) -> bool:
-        """Whether all devices together have memory for the weights; else the grid has no such cell."""
+        """Return True if all devices together have memory for the weights; the grid has only such cells."""
         return sum(table.size_bytes for table in self.tables) <= self.devices * self.machine.available_bytes
 
 
 def cells(models: Sequence[str], gpus: Sequence[str], devices: Sequence[int]) -> Iterator[Cell]:
-    """All combinations that fit; those of recorded tables where these are at hand."""
+    """Yield all combinations that fit; recorded tables only if their files are available."""
     for one in (Cell(*names) for names in product(models, gpus, devices)):
         try:
             if one.fits:
                 yield one
         except BadFile as error:
-            print(f"{one} is left out: {error}", file=sys.stderr)
+            print(f"{one} is omitted: {error}", file=sys.stderr)

@@ -45,21 +45,21 @@ DEFAULT: tuple[tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[str]]
 
 
 def add_shardbench(commands: Commands) -> None:
-    """Declares the command."""
+    """Add the command."""
     sub = commands.add(
         "shardbench",
         _bench,
         "Plan public models with every planner, and price each plan by four oracles.",
-        "Plans that the journal has are not made again.",
+        "Plans in the journal are not repeated.",
     )
     sub.add_argument("--models", type=_names, help=f"of {', '.join(MODELS)}, mixed_<tables>, recorded_<tables>")
     sub.add_argument("--hardware", type=_names, help=f"of {', '.join(HARDWARE)}")
     sub.add_argument("--devices", type=_counts, help=f"of {', '.join(map(str, DEVICES))}, or others")
     sub.add_argument("--planners", type=_names, default=(), help=f"of {', '.join(NAMES)}, or Python files")
-    sub.add_argument("--full", action="store_true", help="the whole grid")
-    sub.add_argument("--again", action="store_true", help="price the plans of the journal again, and make no new ones")
+    sub.add_argument("--full", action="store_true", help="plan the whole grid")
+    sub.add_argument("--again", action="store_true", help="only reprice the journal's plans")
     sub.add_argument("--journal", type=Path, default=Path("work/shardbench.jsonl"))
-    sub.add_argument("--out", type=Path, default=Path("benchmarks/shardbench_202611"), help="without a suffix")
+    sub.add_argument("--out", type=Path, default=Path("benchmarks/shardbench_202611"), help="output without a suffix")
 
 
 def _names(text: str) -> Sequence[str]:
@@ -101,7 +101,7 @@ def _price_again(known: Result) -> Result:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Planners warn of every cell."""
+    """Suppress the warnings that planners log for every cell."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -111,7 +111,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def selection(args: argparse.Namespace) -> dict[Cell, Sequence[str]]:
-    """The planners of each cell that is asked for."""
+    """Return the planners of each requested cell."""
     if not (args.full or args.models or args.hardware or args.devices):
         return {cell: args.planners or names for *part, names in DEFAULT for cell in cells(*part)}
     asked = (args.models or MODELS, args.hardware or HARDWARE, args.devices or DEVICES)

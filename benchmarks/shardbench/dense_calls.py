@@ -1,4 +1,4 @@
-"""FBGEMM's dense embedding calls, whose gradients are left to an optimizer."""
+"""FBGEMM's dense embedding calls, whose gradients an optimizer applies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from evenshard.tables.table import Table
 
 
 def dense_operator(kernels: ShardKernels, tables: Sequence[Table], pooling: str, features: list[int]) -> Any:
-    """FBGEMM's dense call of replicas: its gradients are left to an optimizer."""
+    """Return FBGEMM's dense call for replicas, whose gradients an optimizer applies."""
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
 
-    # FBGEMM's way of giving the CPU a gradient here; tests compare it.
+    # FBGEMM differentiates this call on the CPU without its own kernel; tests compare the gradients.
     warnings.filterwarnings("ignore", ".*an autograd kernel was not registered", UserWarning)
     if tables[0].is_sequence and kernels.device.type == "cpu":
         return _DenseSequences(tables, features, kernels.device)
@@ -32,7 +32,7 @@ def dense_operator(kernels: ShardKernels, tables: Sequence[Table], pooling: str,
 
 
 class _DenseSequences(torch.nn.Module):
-    """Replicas of tables whose lookups are not pooled: FBGEMM's dense call for the CPU pools them all the same."""
+    """Replicas of tables whose lookups are not pooled, which FBGEMM's dense CPU call does not support."""
 
     def __init__(self, tables: Sequence[Table], features: Sequence[int], device: torch.device) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the device model says of kernels that were timed on a GPU, and what there is to time.
+"""Errors of the device model on kernels that were timed on a GPU, and the loads to time.
 
     python -m benchmarks.shardbench.device_errors loads loads.jsonl.gz --gpu h100    # for ``time_loads``
     python -m benchmarks.shardbench.device_errors errors --gpu h100
@@ -34,11 +34,11 @@ from evenshard.price.evidence import DeviceError
 from evenshard.sharders.model import DeviceModel
 
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
-# Exchanges that are simulated on both sides err by nothing.
+# Communication is simulated on both sides, so it has no error.
 EXACT = DeviceError(0.0, 10**6)
-# Shares of work that two plans have in common.
+# Bands of the share of work that two plans have in common.
 BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01))
-# Plans are compared of which neither is predicted to take longer than the other by this factor.
+# Plans are compared if their predicted times differ by less than this factor.
 ALIKE = 1.5
 KINDS: dict[str, Callable[[Load], bool]] = {
     "one fused call": lambda load: len(load) == 1 and not load[0].is_dense,
@@ -77,12 +77,12 @@ def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
                     )
     if missing:
         raise BadInput(
-            f"{len(missing)} loads of timed plans have no times in {KERNEL_TIMES}. Pull them: dvc pull data.dvc."
+            f"{len(missing)} loads of timed plans have no times in {KERNEL_TIMES}. Fetch them with `dvc pull data.dvc`."
         )
 
 
 def errors(results: Sequence[Result]) -> Iterator[str]:
-    """Markdown: predicted by timed of loads, by model and by what they hold, and how plans are ranked."""
+    """Yield Markdown: predicted over timed loads, by model and by kind of load, and rank correlations of plans."""
     found = list(timed_loads(results))
     parts = (f"{of}: ratio | median | 90 %" for of in ("forward", "backward", "both"))
     yield f"| loads | count | {' | '.join(parts)} | rank correlation |"
@@ -116,7 +116,7 @@ def errors(results: Sequence[Result]) -> Iterator[str]:
 
 
 def gaps(loads: Sequence[TimedLoad]) -> Iterator[str]:
-    """How much longer backward passes take than their kernels, by calls, and the shortest passes of one fused call."""
+    """Yield the launch overhead of backward passes by number of calls, and the shortest passes of one call."""
     for gpu in dict.fromkeys(one.cell.gpu for one in loads):
         own, kernels_ms = [one for one in loads if one.cell.gpu == gpu], kernel_times_of(gpu).kernels_ms
         more_us = defaultdict[int, list[float]](list)
@@ -142,10 +142,10 @@ class PlanPair(NamedTuple):
 
 
 def intervals(results: Sequence[Result]) -> Iterator[str]:
-    """Markdown: how often what was timed lies in the 90 % intervals of steps, and of differences of two plans.
+    """Yield Markdown: the share of timed steps, and of differences of two plans, inside their 90 % intervals.
 
-    Exchanges are the same on both sides, and count as exact. Differences are those of plans of a cell of which neither
-    is predicted to take over half as long again as the other.
+    Communication is the same on both sides, and counts as exact. Differences are those of plans of a cell whose
+    predicted times differ by less than a factor of 1.5.
     """
     inside_steps, pairs = [], list[PlanPair]()
     for cell, of_cell in by_cell(results).items():
@@ -197,7 +197,7 @@ def _errors_row(name: str, loads: Sequence[TimedLoad]) -> str:
 
 
 def main() -> None:
-    """Write loads, or print errors; exit with 1 where data is missing."""
+    """Write loads, or print errors; exit with 1 if data is missing."""
     try:
         _run()
     except BadInput as error:
@@ -207,17 +207,17 @@ def main() -> None:
 def _run() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("loads", help="write what the devices of plans run").add_argument("out", type=Path)
-    commands.add_parser("errors", help="print what the device model says of what was timed")
-    commands.add_parser("intervals", help="print how often what was timed is inside of the intervals")
+    commands.add_parser("loads", help="write the loads of the plans' devices").add_argument("out", type=Path)
+    commands.add_parser("errors", help="print the model's errors")
+    commands.add_parser("intervals", help="print the share of timed steps inside their intervals")
     for name, one in commands.choices.items():
         if name != "intervals":
             one.add_argument("--gpu", default="h100")
-        one.add_argument("--journal", type=Path, default=PLANS, help="of the bench (default: that of the timed plans)")
+        one.add_argument("--journal", type=Path, default=PLANS, help="journal (default: that of the timed plans)")
     args = parser.parse_args()
     results = [one for one in read_journal(args.journal) if one.status == FITS]
     if not results:
-        raise BadInput(f"there are no plans in {args.journal}. Pull the timed ones: dvc pull data.dvc.")
+        raise BadInput(f"there are no plans in {args.journal}. Fetch the timed plans with `dvc pull data.dvc`.")
     if args.command == "intervals":
         print("\n".join(intervals(results)))
         return

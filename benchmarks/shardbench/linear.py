@@ -1,12 +1,12 @@
-"""A linear model of counts: what a plan costs by constants that were fitted to other people's measurements.
+"""A linear model of counts: costs of plans by constants fitted to published measurements.
 
     python -m benchmarks.shardbench.linear [--truth FOLDER]
 
 Fits the constants of ``linear.yaml`` again and writes them; the measurements are not part of the repository.
 A device's kernels take a constant for each count of ``COUNTS``, fitted by non-negative least squares to shards on an
-RTX 2080 Ti. Another GPU takes ``scale`` times as long, the geometric mean over its public points. Exchanges take a
-latency for each collective, and their busiest device's bytes at one bandwidth within nodes and one between them. How
-often something occurs is counted as for the device model, of which no constant is used.
+RTX 2080 Ti. Another GPU takes ``scale`` times as long, the geometric mean over its public points. Communication takes a
+latency for each collective, and its busiest device's bytes at one bandwidth within nodes and one between nodes. Counts
+are those of the device model, of which no constant is used.
 
 Legend: N shards, D devices, C counts.
 """
@@ -45,11 +45,11 @@ from evenshard.tables.table import Table
 
 CONSTANTS = Path(__file__).with_name("linear.yaml")
 FITTED_TO = "rtx_2080_ti"
-# Counts of a kernel call: ``ShardWork`` says what each is; ``hottest`` is the largest of the call's tables. All shards
-# have one batch size, which does not tell tables from bags; on an H100 ten tables take as long as one of as many bags.
+# Counts of a kernel call, explained in ``ShardWork``; ``hottest`` is the largest of the call's tables. No count is
+# that of tables, as all shards have one batch size; on an H100 ten tables take as long as one table with as many bags.
 SUMS = ("bags", "lookups", "uniques", "row_bytes", "output_bytes")
 COUNTS = ("calls", *SUMS, "hottest")
-# One shard in so many is held out of the fit, to judge it.
+# One of this many shards is held out of the fit.
 HELD_OUT = 5
 # Times that a weight of a replica moves through memory: its gradient is cleared, written and read, the weight updated.
 DENSE_PASSES = 4
@@ -57,7 +57,7 @@ BYTES_PER_NS_TO_MS = 1e-6
 
 
 def call_counts_C(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:
-    """[C] the counts of one kernel call."""
+    """Return the counts of one kernel call, [C]."""
     bags_N = sorted({one.bags for one in lookups})
     work = counter.work_of([([one.table for one in lookups if one.bags == bags], bags) for bags in bags_N])
     return np.array([1.0, *(getattr(work, name).sum() for name in SUMS), work.hottest.max()])
@@ -65,7 +65,7 @@ def call_counts_C(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray
 
 @cache
 def constants() -> dict[str, Any]:
-    """The fitted constants."""
+    """Read the fitted constants."""
     found: dict[str, Any] = yaml.safe_load(CONSTANTS.read_text())
     return found
 
@@ -81,7 +81,7 @@ class LinearModel:
         self._counter = WorkCounter(gpu_profile(FITTED_TO))
 
     def step_ms(self, task: ShardingTask, parts: Sequence[TablePart]) -> float:
-        """A training step: the slowest device's kernels and bytes, and the latencies of all collectives."""
+        """Predict a training step, ms: the slowest device's kernels and bytes, and the latencies of all collectives."""
         by_table = parts_by_table(task, parts)
         calls: dict[tuple[KernelCall, int], list[Lookup]] = {}
         for held in list_held_parts(task, by_table):
@@ -115,7 +115,7 @@ class LinearModel:
 
 
 def fit(truth: Path) -> dict[str, Any]:
-    """The constants, from a folder of measurements."""
+    """Fit the constants to the measurements in a folder."""
     measured, counter = read(truth), WorkCounter(gpu_profile(FITTED_TO))
     counts_NC = np.array([call_counts_C(counter, [Lookup(one, BATCH_SIZE) for one in of]) for of in measured.shards])
     held_out_N = np.arange(len(counts_NC)) % HELD_OUT == 0
@@ -134,9 +134,8 @@ def fit(truth: Path) -> dict[str, Any]:
     }
 
 
-# Names in the files of points and of collectives, by the profile's: what stands for a GPU without collectives of its
-# own, and by how much its links are faster; and the network adapters' bus bandwidth between nodes, GB/s, of
-# gpu_points.csv (32 x A100 and 32 x H100).
+# By profile: names in the file of points; name in the file of collectives, or a similar GPU's; bandwidth
+# relative to that GPU's links; bus bandwidth of the network adapters, GB/s, from gpu_points.csv (32 x A100, 32 x H100).
 GPUS = {
     "v100": (("V100-16GB", "V100-32GB"), "a100_sxm", 150 / 300, 24.0),
     "a100_80gb": (("A100-40GB PG509", "A100-80GB"), "a100_sxm", 1.0, 24.0),
@@ -144,9 +143,9 @@ GPUS = {
     "h200": (("H200",), "h200_sxm", 1.0, 48.0),
     "b200": (("H100 80GB HBM3",), "b200_sxm", 1.0, 48.0),
 }
-# What a whole call with fewer lookups takes says nothing but what launching takes.
+# The time of a call with fewer lookups is only that of its launches.
 LEAST_LOOKUPS = 10**5
-# Shorter collectives are latency alone.
+# The time of shorter collectives is only latency.
 LEAST_BYTES = 2**16
 
 
@@ -168,7 +167,7 @@ def _gpu(name: str, truth: Path, ms_C: FloatArray) -> dict[str, Any]:
 
 
 def _ratios(gpus: Iterable[str], truth: Path, ms_C: FloatArray) -> Iterable[float]:
-    """Measured over predicted times of whole forward and backward calls."""
+    """Yield measured over predicted times of whole forward and backward calls."""
     counter = WorkCounter(gpu_profile(FITTED_TO))
     for row in read_rows(truth / "gpu_points.csv"):
         if row["gpu"] not in gpus or not (row["what"].startswith("fwd") and row["fwd_us"] and row["bwd_us"]):
@@ -183,7 +182,7 @@ def _ratios(gpus: Iterable[str], truth: Path, ms_C: FloatArray) -> Iterable[floa
 
 
 def _collectives(gpu: str, truth: Path) -> Iterable[tuple[float, float]]:
-    """Bytes of the busiest direction of a device, and ms."""
+    """Yield the bytes in a device's busiest direction, and ms."""
     for row in read_rows(truth / "nccl.csv"):
         if row["gpu"] == gpu and int(row["bytes"]) >= LEAST_BYTES:
             devices, twice = int(row["num_gpus"]), 1 + (row["collective"] == "all_reduce")
@@ -191,7 +190,7 @@ def _collectives(gpu: str, truth: Path) -> Iterable[tuple[float, float]]:
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Fit the constants and write them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--truth", type=Path, default=default_folder(), help="folder of the measurements")
     fitted = fit(parser.parse_args().truth)

@@ -1,7 +1,7 @@
 """Loads: the kernel calls of each device of a plan in a step, which can be run without the plan.
 
 Calls follow ``evenshard.price.kernel_calls``: one fused call for each kind of part, and dense calls for replicas.
-A load names no table, so equal loads of different planners are measured once. This module needs torch and NumPy alone.
+A load names no table, so equal loads of different planners are measured once. This module needs only torch and NumPy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LoadCall:
     """A kernel call of a device.
 
     Attributes:
-        is_dense: whether its tables are replicas.
+        is_dense: True if its tables are replicas.
         pooling: of its tables.
         batch_size: samples of each feature.
         tables: rows, columns and bits of a weight of each table.
@@ -43,32 +43,32 @@ class LoadCall:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> LoadCall:
-        """The call of a line."""
+        """Restore the call from its record."""
         tables = tuple((rows, columns, bits) for rows, columns, bits in record["tables"])
         lookups = tuple((at, features, each, bins and tuple(bins)) for at, features, each, bins in record["lookups"])
         return LoadCall(record["is_dense"], record["pooling"], record["batch_size"], tables, lookups)
 
     @cached_property
     def held_tables(self) -> tuple[Table, ...]:
-        """What the device holds."""
+        """Return the device's tables."""
         return tuple(
             Table(f"t{at}", rows, columns, 1.0, weight_bits=bits, pooling=self.pooling)
             for at, (rows, columns, bits) in enumerate(self.tables)
         )
 
     def drawn_tables(self) -> Iterator[tuple[Table, int]]:
-        """What lookups are drawn for, with the number of bags; columns do not change them."""
+        """Yield the tables to draw lookups for, with their numbers of bags; columns do not change lookups."""
         for at, features, each, bins in self.lookups:
             rows = self.tables[at][0]
             yield Table(_digest((rows, each, bins), 12), rows, 1, each, bins), features * self.batch_size
 
     def feature_tables(self) -> list[int]:
-        """The table of each feature."""
+        """Return the table number of each feature."""
         return [at for at, features, *_ in self.lookups for _ in range(features)]
 
     @property
     def num_columns(self) -> int:
-        """Values of a sample's outputs; of sequences those of a lookup."""
+        """Return the number of values per sample in the outputs, or per lookup for sequences."""
         widths = [self.tables[at][1] for at in self.feature_tables()]
         return widths[0] if self.held_tables[0].is_sequence else sum(widths)
 
@@ -77,12 +77,12 @@ Load = tuple[LoadCall, ...]
 
 
 def key_of(load: Load) -> str:
-    """Return the key of a load: equal loads have one, on every CPU."""
+    """Return the key of a load; equal loads have the same key on every CPU."""
     return _digest(tuple(map(astuple, load)), 16)
 
 
 def round_floats(value: Any) -> Any:
-    """Round the floats in nested tuples to 6 significant digits: their last digits differ between CPUs.
+    """Round the floats in nested tuples to 6 significant digits, because their last digits differ between CPUs.
 
     They are rounded to 12 digits first: a short decimal that ends in 5 lies between two values of 6 digits, and its
     last binary digit must not decide between them.
@@ -116,7 +116,7 @@ def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:
 
 
 def _load_call(call: KernelCall, batch_size: int, parts: Sequence[Sequence[Lookup]]) -> LoadCall:
-    """A call with its parts by size, so that equal loads are one load in whatever order a plan names them."""
+    """Return a call with its parts sorted by size, so that equal loads do not depend on the order in a plan."""
     described = sorted(
         (
             (
@@ -137,7 +137,7 @@ def _lookups_of(one: Lookup, batch_size: int) -> tuple[int, float, tuple[float, 
 
 
 def write_loads(path: Path, loads: Iterable[Load]) -> int:
-    """Writes each load once, a line each; returns how many they are."""
+    """Write each distinct load as one line and return their number."""
     known = {key_of(load): load for load in loads}
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for load in known.values():
@@ -146,6 +146,6 @@ def write_loads(path: Path, loads: Iterable[Load]) -> int:
 
 
 def read_loads(path: Path) -> list[Load]:
-    """The loads of a file."""
+    """Read the loads of a file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [tuple(map(LoadCall.of_record, json.loads(line))) for line in file]

@@ -1,4 +1,4 @@
-"""The page of a CSV of results: summary, picture, planners, where evenshard does not win, and the dataset card."""
+"""Page of a CSV of results: summary, picture, planners, cells in which evenshard is not the best, and dataset card."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from benchmarks.shardbench.planners.torchrec_swept import SETTINGS, SWEEP_S
 from benchmarks.shardbench.results import FITS, ILLEGAL, NO_PLAN, ORACLES, OVER_MEMORY, Result, read_csv
 
 OURS = "evenshard"
-# Whom evenshard is compared with: the best plan of each family, by the oracle that is asked.
+# Baselines: evenshard is compared with the best plan of each family, by the same oracle.
 FAMILIES = {
     "TorchRec's default": ("torchrec_default",),
     "TorchRec swept": ("torchrec_default", "torchrec_swept"),
     "rules of thumb": ("greedy", "rule_of_thumb"),
     "learned": ("dreamshard", "autoshard"),
 }
-# Costs that differ by less are alike, per cent.
+# Smaller differences of costs count as equal, per cent.
 ALIKE_PERCENT = 0.1
-# Ratios that the picture shows; what is beyond stands at the edge.
+# Range of ratios in the picture; ratios outside are drawn at the edge.
 LEAST, MOST = 0.6, 6.0
 TEMPLATE = Path(__file__).with_name("page_template.md")
 
 
 def by_cell(rows: Sequence[Result]) -> dict[Cell, list[Result]]:
-    """The plans of each cell."""
+    """Group the plans by cell."""
     found: dict[Cell, list[Result]] = {}
     for one in rows:
         found.setdefault(one.cell, []).append(one)
@@ -40,24 +40,24 @@ def by_cell(rows: Sequence[Result]) -> dict[Cell, list[Result]]:
 
 
 def comparable(rows: Sequence[Result]) -> list[Result]:
-    """The rows, without timed kernels in cells where a plan that fits was not timed: it might have been the best."""
+    """Drop the timed kernels of cells in which a feasible plan was not timed, as it might be the best."""
     untimed = {one.cell for one in rows if one.status == FITS and one.kernels_ms is None}
     return [replace(one, kernels_ms=None) if one.cell in untimed else one for one in rows]
 
 
 def best_of(rows: Sequence[Result], oracle: str, planners: Sequence[str] = ()) -> Result | None:
-    """The cheapest legal plan by an oracle, of some planners or of all; the first where several are."""
+    """Return the cheapest legal plan by an oracle, of some planners or of all; the first if several are equal."""
     usable = [one for one in rows if one.ms(oracle) < float("inf") and (not planners or one.planner in planners)]
     return min(usable, key=lambda one: one.ms(oracle), default=None)
 
 
 def percent_above(one: Result | None, other: Result | None, oracle: str) -> float | None:
-    """How much dearer a plan is than another, per cent; None where there is no such plan."""
+    """Return the cost of a plan above that of another, per cent; None if a plan is missing."""
     return None if one is None or other is None else 100 * (one.ms(oracle) / other.ms(oracle) - 1)
 
 
 def beaten(rows: Sequence[Result], oracle: str) -> Iterator[tuple[Cell, Result, Result, float]]:
-    """Cells with evenshard's plan, a better one of others, and by how much dearer evenshard's is, per cent."""
+    """Yield cells with evenshard's plan, a better plan, and the cost of evenshard's above it, per cent."""
     for cell, of_cell in by_cell(rows).items():
         ours, best = best_of(of_cell, oracle, [OURS]), best_of(of_cell, oracle)
         above = percent_above(ours, best, oracle)
@@ -74,7 +74,7 @@ def _row(*texts: object) -> str:
 
 
 def table(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: each cell by each oracle."""
+    """Yield Markdown: each cell by each oracle."""
     yield _row("model", "devices", "oracle", "evenshard, ms", "best planner", *FAMILIES)
     yield "|---|---|---|---:|---|" + "---:|" * len(FAMILIES)
     for cell, of_cell in by_cell(rows).items():
@@ -91,7 +91,7 @@ def table(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: each oracle over all cells, and over those where TorchRec's planner tried all settings."""
+    """Yield Markdown: each oracle over all cells, and over those in which TorchRec's planner tried all settings."""
     yield _row("oracle", "cells", "evenshard is the best", *(f"against {one}" for one in FAMILIES))
     yield "|---|---:|---:|" + "---:|" * len(FAMILIES)
     swept = swept_in_full(rows)
@@ -102,19 +102,19 @@ def summary(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def swept_in_full(rows: Sequence[Result]) -> set[Cell]:
-    """The cells in which TorchRec's planner tried all settings."""
+    """Return the cells in which TorchRec's planner tried all settings."""
     return {one.cell for one in rows if one.planner == "torchrec_swept" and one.seconds < SWEEP_S}
 
 
 def cut_off(rows: Sequence[Result]) -> Iterator[str]:
-    """A sentence that names the cells whose sweep was cut off; empty if there are none."""
+    """Yield a sentence with the cells whose sweep was cut off; empty if there are none."""
     asked = by_cell([one for one in rows if one.planner == "torchrec_swept"])
     cells = [str(cell) for cell in asked if cell not in swept_in_full(rows)]
     yield f"Its sweep was cut off in: {'; '.join(cells)}." if cells else ""
 
 
 def timed_plans(rows: Sequence[Result]) -> Iterator[str]:
-    """Where kernels were timed, and of how many plans."""
+    """Yield the number of timed plans and their GPUs."""
     known = [one for one in rows if one.ms("kernels") < float("inf")]
     gpus = " and ".join(dict.fromkeys(one.gpu.upper() for one in known)) or "no GPU"
     yield f"{len(known)} plans of {len({one.cell for one in known})} cells, on {gpus}"
@@ -133,7 +133,7 @@ def _summary_row(name: str, oracle: str, rows: Sequence[Result]) -> str:
 
 
 def planners(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: what each planner planned."""
+    """Yield Markdown: counts of plans and problems by planner."""
     yield _row(
         "planner", "its own oracle", "cells", "plans", OVER_MEMORY, ILLEGAL, f"cells with {NO_PLAN}", "seconds a cell"
     )
@@ -156,7 +156,7 @@ def planners(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def losses(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: the number of cells where another's plan is better; by timed kernels each, the worst first."""
+    """Yield Markdown: the number of cells with a better plan of another planner; by timed kernels each cell."""
     for oracle, name in ORACLES.items():
         found = sorted(beaten(rows, oracle), key=lambda one: -one[3])
         judged = sum(best_of(of_cell, oracle, [OURS]) is not None for of_cell in by_cell(rows).values())
@@ -172,7 +172,7 @@ def losses(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def draw(rows: Sequence[Result], path: Path) -> None:
-    """A panel for each oracle: the best plan of every planner in each cell, over evenshard's."""
+    """Draw a panel for each oracle: the best plan of every planner in each cell, relative to evenshard's."""
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.hashsalt": "shardbench", "svg.fonttype": "none"})
     from matplotlib import pyplot
@@ -204,7 +204,7 @@ def draw(rows: Sequence[Result], path: Path) -> None:
     panels[0].set_yticks(range(len(cells)), [str(cell) for cell in cells], fontsize=8)
     panels[0].invert_yaxis()
     figure.suptitle(
-        "cost of the planner's best plan over that of evenshard; left of the line evenshard loses", fontsize=10
+        "cost of the planner's best plan relative to evenshard's; evenshard is worse left of the line", fontsize=10
     )
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=9)
     figure.savefig(path, metadata={"Date": None})
@@ -215,7 +215,7 @@ PARTS = (summary, timed_plans, planners, cut_off, losses)
 
 
 def page(rows: Sequence[Result], name: str) -> str:
-    """The page of results in a CSV that is called so."""
+    """Format the page of results for a CSV with this name."""
     known = constants()
     scales = (f"{gpu} {of['scale']:.2f} ({of['scale_from']['points']})" for gpu, of in known["gpus"].items())
     text = TEMPLATE.read_text().format(
@@ -235,7 +235,7 @@ def page(rows: Sequence[Result], name: str) -> str:
 
 
 def _wrap(block: str) -> str:
-    """A paragraph or a list in lines of 120, now that its figures are there; anything else as it is."""
+    """Wrap a paragraph or a list at 120 columns after the figures are filled in; other blocks are unchanged."""
     if block.startswith(("|", "!", "#", "    ")):
         return block
     items = block.removeprefix("- ").split("\n- ") if block.startswith("- ") else [block]
@@ -247,7 +247,7 @@ def _wrap(block: str) -> str:
 
 
 def write_page(out: Path) -> None:
-    """The page and the picture beside the CSV of this path, which has no suffix."""
+    """Write the page and the picture beside the CSV of this path, which has no suffix."""
     rows = comparable(list(read_csv(out.with_suffix(".csv"))))
     draw(rows, out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(page(rows, out.name))

@@ -1,4 +1,4 @@
-"""A plan with its costs by every oracle: what a line of the journal and a row of the CSV hold."""
+"""Plans with their costs by every oracle: lines of the journal and rows of the CSV."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ORACLES = {
     "linear": "the linear model of counts",
     "torchrec": "TorchRec's own rating",
 }
-# The table of the page, which names the plans that were timed.
+# Table of the page, which lists the plans that were timed.
 PUBLISHED = Path(__file__).resolve().parents[1] / "shardbench_202611.csv"
 GZIP = b"\x1f\x8b"
 FITS, OVER_MEMORY, ILLEGAL, NO_PLAN = "fits", "over memory", "illegal", "no plan"
 
 
 def column(unit: str, meaning: str, **given: Any) -> Any:
-    """A field that is a column of the CSV, with what the schema says of it."""
+    """Return a field that is a column of the CSV, with unit and meaning for the schema."""
     return field(metadata={"unit": unit, "meaning": meaning}, **given)
 
 
@@ -72,11 +72,11 @@ class Result:
 
     @property
     def cell(self) -> Cell:
-        """Where it was planned for."""
+        """Return the cell that it was planned for."""
         return Cell(self.model, self.gpu, self.devices)
 
     def ms(self, oracle: str) -> float:
-        """Its cost by an oracle; infinite where it is no plan that may be used."""
+        """Return its cost by an oracle; infinite if the plan is illegal or does not fit."""
         found = getattr(self, f"{oracle}_ms")
         return float(found) if self.status == FITS and found is not None else float("inf")
 
@@ -95,7 +95,7 @@ def _raters(cell: Cell) -> tuple[PartCosts, KernelTimes, LinearModel, TorchRecPl
 
 
 def with_costs(result: Result) -> Result:
-    """A plan with its costs by all oracles, and whether it is legal and fits."""
+    """Return a plan with its costs by all oracles, its legality and its fit."""
     costs, kernels, linear, torchrec = _raters(result.cell)
     parts, task = parts_of(result), costs.task
     try:
@@ -123,14 +123,14 @@ def with_costs(result: Result) -> Result:
 
 
 def parts_of(result: Result) -> tuple[TablePart, ...]:
-    """The plan of a line."""
+    """Return the parts of a plan."""
     return tuple(
         TablePart(table, Span(*span[:2]), Span(*span[2:]), tuple(devices)) for table, *span, devices in result.parts
     )
 
 
 def results_of(cell: Cell, planner: Planner) -> list[Result]:
-    """All plans of a planner for a cell; one result that says why where there is none."""
+    """Return all plans of a planner for a cell; if there is none, one result with the reason."""
     began, found = time.process_time(), []
     blank = Result(cell.model, cell.gpu, cell.devices, planner.name, "", planner.own_oracle, NO_PLAN, "")
     try:
@@ -156,8 +156,8 @@ def check_times(results: Sequence[Result]) -> None:
     missing = sum(one.kernels_ms is None and describe(one) in timed for one in results)
     if missing:
         raise BadInput(
-            f"{missing} plans with timed kernels in {PUBLISHED.name} have no times in {KERNEL_TIMES}. Pull them with "
-            "dvc pull data.dvc, then price the plans again with --again."
+            f"{missing} plans with timed kernels in {PUBLISHED.name} have no times in {KERNEL_TIMES}. Fetch them with "
+            "`dvc pull data.dvc`, then reprice the plans with --again."
         )
 
 
@@ -165,7 +165,7 @@ def check_times(results: Sequence[Result]) -> None:
 
 
 def read_journal(path: Path) -> list[Result]:
-    """What is known already; nothing where there is no such file. One of gzip is unpacked."""
+    """Read the known results; none if the file is missing. Unpack a gzipped file."""
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -174,20 +174,20 @@ def read_journal(path: Path) -> list[Result]:
 
 
 def write_journal(path: Path, results: Sequence[Result]) -> None:
-    """A journal of these plans in the place of the old one, which stays until all are written."""
+    """Replace the journal atomically by these plans."""
     with atomic_path(path) as draft:
         append(draft, results)
 
 
 def append(path: Path, results: Sequence[Result]) -> None:
-    """Adds the plans of a planner for a cell in one write, so that it is there as a whole or not at all."""
+    """Append the plans of a planner for a cell in one write, all or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write("".join(json.dumps(asdict(one)) + "\n" for one in results))
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
-    """The rows, without the parts of plans, and the schema beside them."""
+    """Write the rows, without the parts of plans, and the schema beside them."""
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([one.name for one in COLUMNS])
@@ -200,7 +200,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
 
 
 def read_csv(path: Path) -> Iterator[Result]:
-    """The rows of a CSV."""
+    """Read the rows of a CSV."""
     kinds = {"float | None": lambda text: float(text) if text else None, "float": float, "int": int, "str": str}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):

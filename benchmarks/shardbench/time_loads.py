@@ -1,13 +1,13 @@
-"""Times what the devices of plans run, on a GPU: kernels that no planner has seen.
+"""Timer of the loads of plans on a GPU, as an oracle that no planner uses.
 
     python -m benchmarks.shardbench.device_errors loads loads.jsonl.gz --gpu h100     # here
     python -m benchmarks.shardbench.time_loads loads.jsonl.gz FOLDER --budget-s 300   # on the GPU
 
 Loads are timed one after the other on one GPU, with the L2 flushed before each step. All kernels of a step are launched
 while the GPU still spins, so that times are the GPU's and not those of the host. Replicas have a dense call and the
-optimizer's pass over its gradients. Exchanges between the devices are no part of a load.
+optimizer's pass over its gradients. Communication is not part of a load.
 
-Needs torch, numpy and FBGEMM alone.
+Needs only torch, NumPy and FBGEMM.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from evenshard.measure.fbgemm import (
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
-    call_batches,
+    join_batches,
     kernel_provenance,
 )
 from evenshard.placement.memory import SGD
 from evenshard.tables.table import SEQUENCE, SUM, Table
 
 WARMUP, REPEATS, LEAST_REPEATS = 2, 5, 3
-# How long the GPU spins while the host launches a step: ms, and ms for each call. Repeats that were launched later do
-# not count; where too few are left, it spins twice as long.
+# Time that the GPU spins while the host launches a step: ms, and ms for each call. Repeats that were launched later do
+# not count; if too few are left, it spins twice as long.
 SPIN_MS, SPIN_MS_PER_CALL, MOST_SPIN_MS = 1.5, 1.5, 30.0
-CYCLES_PER_MS = 2_000_000
+CYCLES_PER_MS = 2_000_000  # at 2 GHz, about the clock of an H100
 
 
 @dataclass(frozen=True)
 class CallOnDevice:
-    """A call on its device.
+    """A call loaded on its device.
 
     Attributes:
         shard: the operator, its batches, and the gradient of its outputs.
@@ -63,7 +63,7 @@ class CallOnDevice:
 
 
 class Timer:
-    """Times loads on one device, and writes what it finds, a line each, at once."""
+    """Timer of loads on one device, which writes one line at once for each result."""
 
     def __init__(self, device: torch.device, folder: Path, seed: int = 0) -> None:
         config = MeasureConfig(hardware=device.type, optimizer=SGD, num_batches=2, seed=seed)
@@ -76,13 +76,13 @@ class Timer:
         self._write(hardware=origin.hardware, driver=origin.driver, versions=origin.versions, seed=seed)
 
     def close(self) -> None:
-        """Ends the file."""
+        """Close the file."""
         self._file.close()
 
     def time(self, load: Load) -> bool:
-        """Times a load, and returns whether the device holds it; if not, a line says so."""
+        """Time a load, and return True if it fits on the device; else write a line that it does not."""
         times = self._times_if_fits(load)
-        if times is None:  # what earlier loads left behind may have been in the way: once more, with all memory free
+        if times is None:  # memory of earlier loads may cause the failure: retry with all memory free
             times = self._times_if_fits(load)
         if times is None:
             self._write(key=key_of(load), out_of_memory=True)
@@ -94,7 +94,7 @@ class Timer:
         return True
 
     def kernels(self, load: Load) -> None:
-        """Writes how long each kernel of a load takes in a step, us."""
+        """Write the time of each kernel of a load in a step, us."""
         profiler = torch.profiler
         activities = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]
         with self._loaded_calls(load) as calls:
@@ -109,7 +109,7 @@ class Timer:
         self._write(key=key_of(load), kernels_us=found)
 
     def _times_if_fits(self, load: Load) -> list[tuple[float, ...]] | None:
-        """Forward, backward, dense and the host's ms of each repeat; none if the host is too slow.
+        """Return forward, backward, dense and host ms of each repeat; none if the host is too slow.
 
         None, with all memory free again, if the device cannot hold it.
         """
@@ -118,7 +118,7 @@ class Timer:
                 spin_ms = SPIN_MS + SPIN_MS_PER_CALL * len(calls)
                 return repeats_in_time(lambda number, spin_ms: self._step(calls, number, spin_ms), spin_ms)
         except OutOfDeviceMemory:
-            pass  # inside this block the exception's frames would still hold what was allocated so far
+            pass  # inside this block the exception's frames would keep the allocated memory alive
         self._kernels.free()
         return None
 
@@ -136,13 +136,13 @@ class Timer:
             operator = self._kernels.operator(call.held_tables, call.pooling, call.feature_tables())
             if self.device.type == "cuda":
                 operator.init_embedding_weights_uniform(-0.01, 0.01)
-        batches = call_batches([self._kernels.table_batches(*one) for one in call.drawn_tables()])
+        batches = join_batches([self._kernels.table_batches(*one) for one in call.drawn_tables()])
         outputs = len(batches[0][0]) if call.held_tables[0].is_sequence else call.batch_size
         gradient = 1e-3 * torch.randn(outputs, call.num_columns, device=self.device)
         return CallOnDevice(LoadedShard(operator, batches, gradient), optimizer)
 
     def _step(self, calls: Sequence[CallOnDevice], number: int, spin_ms: float) -> tuple[float, ...]:
-        """Forward, backward and dense ms, and those that the host took to launch all."""
+        """Return forward, backward and dense ms, and the ms that the host took to launch all of them."""
         optimizers = [one.optimizer for one in calls if one.optimizer is not None]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -170,7 +170,7 @@ class Timer:
 
 
 def repeats_in_time(step: Callable[[int, float], tuple[float, ...]], spin_ms: float) -> list[tuple[float, ...]]:
-    """Times of the repeats of a step that the host launched while the GPU still spun; none if it never does."""
+    """Return the repeats of a step that the host launched while the GPU still spun; none if it is too slow."""
     while spin_ms < MOST_SPIN_MS:
         times = [step(number, spin_ms) for number in range(WARMUP + REPEATS)][WARMUP:]
         in_time = [one for one in times if one[-1] < spin_ms]
@@ -181,13 +181,13 @@ def repeats_in_time(step: Callable[[int, float], tuple[float, ...]], spin_ms: fl
 
 
 def dense_error(device: torch.device) -> float:
-    """The largest relative error of a dense call's outputs and gradients against double precision."""
+    """Return the largest relative error of a dense call's outputs and gradients against double precision."""
     kernels = ShardKernels(MeasureConfig(hardware=device.type, optimizer=SGD, num_batches=1), device)
     batch_size, worst = 512, 0.0
     for pooling in (SUM, SEQUENCE):
         tables = [Table(f"t{at}", 1000 * (at + 1), 64, 5.0, pooling=pooling) for at in range(3)]
         operator = dense_operator(kernels, tables, pooling, [0, 1, 2])
-        batches = call_batches([kernels.table_batches(table, batch_size) for table in tables])
+        batches = join_batches([kernels.table_batches(table, batch_size) for table in tables])
         output = operator(*batches[0])
         loaded = LoadedShard(operator, batches, torch.randn_like(output))
         before = [one.detach().clone().double() for one in operator.split_embedding_weights()]
@@ -202,7 +202,7 @@ def dense_error(device: torch.device) -> float:
 
 
 def time_loads(timer: Timer, loads: Sequence[Load], budget_s: float, profiled: int) -> None:
-    """Times loads in their order until the time is up; the kernels of every ``profiled``-th, too."""
+    """Time loads in order until the time budget is used, and the kernels of every ``profiled``-th load."""
     deadline, failed = time.monotonic() + budget_s, 0
     for number, load in enumerate(loads):
         if time.monotonic() > deadline:
@@ -218,13 +218,13 @@ def time_loads(timer: Timer, loads: Sequence[Load], budget_s: float, profiled: i
 
 
 def main() -> None:
-    """Times the loads of a file."""
+    """Time the loads of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("loads", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--budget-s", type=float, default=300.0)
-    parser.add_argument("--profiled", type=int, default=10, help="of so many loads, the kernels of one; 0 for none")
-    parser.add_argument("--seed", type=int, default=0, help="of the lookups")
+    parser.add_argument("--profiled", type=int, default=10, help="profile the kernels of every N-th load; 0 for none")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the lookups")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
     device = torch.device(args.device)

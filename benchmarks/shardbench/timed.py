@@ -1,6 +1,6 @@
-"""Steps of plans by kernels that were timed on a GPU: an oracle that no planner plans by.
+"""Step times of plans from kernels timed on a GPU: an oracle that no planner uses.
 
-Exchanges between devices are by the model of the links.
+Kernels are timed; communication is modelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evenshard.price.collectives import Links, exchange_times, volumes_of
 from evenshard.price.step_time import Phases, step_ms
 
 US_PER_MS = 1e3
-# What torch.profiler lists beside kernels, and the kernels that a backward pass has not: its flush writes signed chars.
+# Entries of torch.profiler that are not kernels, and kernels outside the backward pass: the flush writes signed chars.
 OPERATORS = ("aten::", "fbgemm::", "autograd::", "cuda", "Optimizer", "Activity Buffer")
 NOT_BACKWARD = ("bounds_check_indices_kernel", "_forward_", "FillFunctor<signed char>")
 KERNEL_TIMES = Path(__file__).resolve().parents[2] / "data" / "kernels"
@@ -50,14 +50,14 @@ class KernelTimes:
                 self.runs[line["key"]].append((forward, backward + dense))
 
     def load_ms(self, load: Load) -> tuple[float, float] | None:
-        """Forward and backward ms of a load, means of all runs; None if it was not timed."""
+        """Return forward and backward ms of a load, means of all runs; None if it was not timed."""
         if not load:
             return 0.0, 0.0
         runs = self.runs.get(key_of(load))
         return None if runs is None else (fmean(one for one, _ in runs), fmean(one for _, one in runs))
 
     def step_ms(self, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> float | None:
-        """A step of a plan, with exchanges by the model of the links; None if a device's load was not timed."""
+        """Return the step time of a plan, with modelled communication; None if a device's load was not timed."""
         if not self.runs:
             return None
         timed = [found for load in loads_of(task, parts) if (found := self.load_ms(load)) is not None]
@@ -70,7 +70,7 @@ class KernelTimes:
 
 
 def _backward_us(kernels_us: Mapping[str, tuple[int, float]]) -> float:
-    """Kernels that are neither of the forward pass nor the flush before it; operators of the host are counted, too."""
+    """Sum the kernels of the backward pass, without the flush before it; operators of the host are excluded."""
     return sum(
         us
         for name, (_, us) in kernels_us.items()
@@ -80,12 +80,12 @@ def _backward_us(kernels_us: Mapping[str, tuple[int, float]]) -> float:
 
 @cache
 def kernel_times_of(gpu: str) -> KernelTimes:
-    """What was timed on a GPU; nothing where its file is not there (`dvc pull data.dvc` brings it)."""
+    """Return the times of a GPU; empty if its file is missing (`dvc pull data.dvc` fetches it)."""
     path = KERNEL_TIMES / f"shardbench_{gpu}.jsonl.gz"
     return read_kernel_times(path) if path.exists() else KernelTimes()
 
 
 def read_kernel_times(path: Path) -> KernelTimes:
-    """What a file says."""
+    """Read the times of a file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return KernelTimes(map(json.loads, file))

@@ -1,4 +1,4 @@
-"""The sharders' answers: placements and reasons as JSON, with the sharder that gave them."""
+"""Answers of sharders as JSON: placements, or reasons why there is none."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.learned import Sharder
 
-# ``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more.
+# ``placement``: device of each table; or ``infeasible``: the reason. Some sharders add more keys.
 Answer = dict[str, Any]
 
 
 def answer_with(placement: Placement, **more: Any) -> Answer:
-    """The answer that is a placement."""
+    """Return a feasible answer."""
     return {"placement": list(placement.device_of_table), **more}
 
 
 def placement_of(answer: Answer, task: ShardingTask) -> Placement | None:
-    """The placement of an answer; None for an infeasible one."""
+    """Return the placement of an answer; None if it is infeasible."""
     where = answer.get("placement")
     return None if where is None else Placement(tuple(where), task.num_devices)
 
 
 def ask_all(tasks: Sequence[ShardingTask], place: Callable[[ShardingTask], Answer]) -> tuple[list[Answer], float]:
-    """One answer per task, and the mean seconds each took; "it fits nowhere" is an answer too."""
+    """Return one answer per task, feasible or not, and the mean seconds per task."""
     answers, seconds = [], []
     for task in tasks:
         start = time.perf_counter()
@@ -43,7 +43,7 @@ def ask_all(tasks: Sequence[ShardingTask], place: Callable[[ShardingTask], Answe
 
 
 def answers_of(sharder: Sharder, tasks: Sequence[ShardingTask]) -> tuple[list[Answer], float]:
-    """``ask_all`` of a sharder."""
+    """Return the answers of a sharder; see ``ask_all``."""
     return ask_all(tasks, lambda task: answer_with(sharder.place(task)))
 
 

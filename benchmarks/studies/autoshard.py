@@ -21,7 +21,7 @@ from evenshard.tables.table import Table
 
 @dataclass(frozen=True)
 class TrainAutoShard(Unit):
-    """AutoShard's two networks, from random shards of the train tasks' tables.
+    """Training of AutoShard's two networks, from random shards of the train tasks' tables.
 
     Attributes:
         seed: seed of shards and networks.
@@ -37,11 +37,11 @@ class TrainAutoShard(Unit):
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} autoshard training seed {self.seed}"
 
     def do(self, store: Store) -> Result:
-        """Saves the networks; ``seconds``, and how many shards were ``measured``."""
+        """Save the networks; return ``seconds`` and the number of ``measured`` shards."""
         start = time.perf_counter()
         tasks, folder = self.ground.split(self.setting).train, store.models(self)
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
@@ -55,7 +55,7 @@ class TrainAutoShard(Unit):
 
 @dataclass(frozen=True)
 class PlaceAutoShard(Unit):
-    """AutoShard's answers to the test tasks of a setting; also those of greedy on its cost network.
+    """AutoShard's answers to the test tasks of a setting, and those of greedy on its cost network.
 
     Attributes:
         sharders: the sharders: autoshard, autoshard_cost_greedy.
@@ -68,16 +68,16 @@ class PlaceAutoShard(Unit):
 
     @property
     def seed(self) -> int:
-        """Of the training."""
+        """Return the seed of the training."""
         return self.trained.seed
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} autoshard placing seed {self.seed}"
 
     def do(self, store: Store) -> Result:
-        """``answers`` and ``seconds`` by sharder."""
+        """Return ``answers`` and ``seconds`` by sharder."""
         folder, tasks = store.models(self.trained), self.ground.test(self.setting)
         cost_net = load_checkpoint(folder / "cost_net", AutoShardCostNet)
         policy = load_checkpoint(folder / "policy", AutoShardPolicy)

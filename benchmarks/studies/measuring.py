@@ -1,4 +1,4 @@
-"""The measured costs of all answers to a setting's test tasks."""
+"""Measured costs of all answers to a setting's test tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evenshard.price.costs import PlacementCost
 
 @dataclass(frozen=True)
 class MeasureAnswers(Unit):
-    """Measures all answers to a setting's test tasks; equal placements of a task once.
+    """Measurement of all answers to a setting's test tasks; equal placements of a task are measured once.
 
     Attributes:
         sources: the units with the answers.
@@ -29,11 +29,11 @@ class MeasureAnswers(Unit):
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} measuring"
 
     def do(self, store: Store) -> Result:
-        """``rows``: sharder and seed with ms, balance and compute_speedup by task, null where infeasible; ``noise``."""
+        """Return ``rows``: ms, balance and compute_speedup by task of each sharder and seed; null if infeasible."""
         start = time.perf_counter()
         split = self.ground.split(self.setting)
         rows = rows_of(self.sources, store)
@@ -64,7 +64,7 @@ class MeasureAnswers(Unit):
 
 
 def figures(costs: list[PlacementCost | None], random: list[PlacementCost | None]) -> dict[str, Any]:
-    """Of one sharder's costs by task, beside those of random: ms, balance and compute_speedup; null where none."""
+    """Compute ms, balance and compute_speedup of a sharder's costs relative to random, by task; null if infeasible."""
 
     ran, reference = ([cost if cost is not None and cost.fits else None for cost in those] for those in (costs, random))
     return {
@@ -78,12 +78,12 @@ def figures(costs: list[PlacementCost | None], random: list[PlacementCost | None
 
 
 def measured_balance(cost: PlacementCost) -> float:
-    """The degree of balance of a measured placement, 0 to 1."""
+    """Return the degree of balance of a measured placement, 0 to 1."""
     times_ms = [device.compute_ms for device in cost.devices]
     return min(times_ms) / max(times_ms) if max(times_ms) > 0 else 1.0
 
 
 def compute_speedup(cost: PlacementCost, reference: PlacementCost) -> float:
-    """How many times as long the slowest device computes under ``reference`` as under ``cost`` (AutoShard, 4.1)."""
+    """Return the slowest device's compute time under ``reference`` relative to ``cost`` (AutoShard, 4.1)."""
     slowest_ms = max(device.compute_ms for device in cost.devices)
     return max(device.compute_ms for device in reference.devices) / slowest_ms if slowest_ms > 0 else 1.0

@@ -1,4 +1,4 @@
-"""The measuring of a study: simulated devices at once; real ones job by job, through a journal that survives a kill."""
+"""Measurement for a study: simulated devices at once, real devices job by job, with a journal that survives a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware, TimeShare
 from evenshard.measure.journal import Journal
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.noise import Noise, controls_of, noise_of
+from evenshard.measure.noise import Noise, estimate_noise, find_controls
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -26,10 +26,10 @@ Jobs = Sequence[tuple[ShardingTask, Placement]]
 
 
 class Meter:
-    """Measures for one unit; a context manager. Begun again after a kill, the same calls find their costs on record."""
+    """Context manager that measures for one unit. After a kill, the same calls find their costs in the journal."""
 
     def __init__(self, measure: MeasureConfig, journal: Path, description: str) -> None:
-        """Opens the hardware."""
+        """Open the hardware."""
         self._measure, self._description, self._num_calls = measure, description, 0
         self._stack = ExitStack()
         self._hardware: Hardware = open_hardware(measure)
@@ -44,28 +44,28 @@ class Meter:
 
     @property
     def provenance(self) -> Provenance:
-        """What measures here."""
+        """Return the provenance of the hardware."""
         return self._hardware.provenance
 
     @property
     def time_share(self) -> TimeShare:
-        """Of the hardware."""
+        """Return the time share of the hardware."""
         return self._hardware.time_share
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """The cost of one placement, in one visit: a meter is hardware too."""
+        """Measure one placement in one visit, as ``Hardware`` does."""
         return self.quick_costs([(task, placement)])[0]
 
     def close(self) -> None:
-        """Closes hardware and journal."""
+        """Close hardware and journal."""
         self._stack.close()
 
     def costs(self, jobs: Jobs) -> list[PlacementCost]:
-        """The costs, each measured as often as the settings say."""
+        """Return the costs, each measured with the configured number of visits."""
         return self._costs(jobs, self._measure)
 
     def quick_costs(self, jobs: Jobs) -> list[PlacementCost]:
-        """The costs, each measured in one visit."""
+        """Return the costs, each measured in one visit."""
         return self._costs(jobs, replace(self._measure, visits=1))
 
     def _costs(self, jobs: Jobs, measure: MeasureConfig) -> list[PlacementCost]:
@@ -77,16 +77,16 @@ class Meter:
     def costs_and_noise(
         self, jobs: Jobs, train_tasks: Sequence[ShardingTask]
     ) -> tuple[list[PlacementCost], Noise | None]:
-        """Costs that will be compared: on real hardware with controls among them, which tell the noise."""
+        """Return costs to compare, and on real hardware their noise, estimated from controls."""
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs), None
         numbered = self._number(jobs)
         measured = self._measure_jobs(mix_controls(numbered, train_tasks, self._measure), self._measure)
         by_id = {one.measurement_id: one.cost for one in measured}
-        return [by_id[job.measurement_id] for job in numbered], noise_of([controls_of(measured)])
+        return [by_id[job.measurement_id] for job in numbered], estimate_noise([find_controls(measured)])
 
     def _number(self, jobs: Jobs) -> list[Job]:
-        """Those of one task in one group: they are measured right after each other."""
+        """Convert to jobs; jobs of a task are one group, so they are measured right after each other."""
         self._num_calls += 1
         return [
             Job(f"{self._num_calls}-{number}", task, placement.parts(task.tables), 0, "bench", task.task_id)

@@ -1,4 +1,4 @@
-"""The accuracy of the cost networks on random placements of unseen tables, and on evenshard's own."""
+"""Accuracy of the cost networks on random placements of unseen tables, and on evenshard's own placements."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Placing = Mapping[str, Any]
 
 
 def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, Any]:
-    """Accuracy of ``dreamshard`` and ``convex`` over all samples, tasks and seeds, JSON."""
+    """Compute the accuracy of ``dreamshard`` and ``convex`` over all samples, tasks and seeds, as JSON."""
 
     def pairs_of(what: str) -> list[list[tuple[float, float]]]:
-        """Predicted and measured ms of the samples that ran, by seed and task."""
+        """Return predicted and measured ms of the samples that ran, by seed and task."""
         return [
             [(guess, one["ms"]) for guess, one in zip(predictions[what], of_task, strict=True) if one["ms"] is not None]
             for placing in placings

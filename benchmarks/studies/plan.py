@@ -1,4 +1,4 @@
-"""The units of a setting."""
+"""Units of a setting."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SettingPlan:
         setting: the setting under test.
         ground: pool and tasks, with the number of its test tasks.
         trained_at: setting that the networks come from.
-        answers: all units that answer.
-        random_search: the samples that the cost networks are judged by.
+        answers: all units with answers.
+        random_search: the samples on which the cost networks are evaluated.
         measuring: the last unit, which needs all others.
     """
 
@@ -45,12 +45,12 @@ class SettingPlan:
 
     @property
     def placings(self) -> tuple[PlaceLearned, ...]:
-        """Units of DreamShard and evenshard."""
+        """Return the units of DreamShard and evenshard."""
         return tuple(unit for unit in self.answers if isinstance(unit, PlaceLearned))
 
     @property
     def trainings(self) -> tuple[TrainNetworks | TrainAutoShard, ...]:
-        """Units that train, each once."""
+        """Return the distinct units that train."""
         learned = [unit.trained for unit in self.answers if isinstance(unit, PlaceLearned | PlaceAutoShard)]
         return tuple(dict.fromkeys(learned))
 
@@ -58,7 +58,7 @@ class SettingPlan:
 def plan_setting(
     study: Study, rows: Sequence[str], ground: Ground, budgets: Budgets, setting: Setting, num_seeds: int
 ) -> SettingPlan:
-    """All units of a setting."""
+    """Return all units of a setting."""
     few = study.few_tests.get(setting.name, ground.test_tasks)
     own = replace(ground, test_tasks=min(ground.test_tasks, few))
     teaching = replace(ground, test_tasks=0)  # the train tasks are the same, however many are tested
@@ -95,7 +95,7 @@ def plan_setting(
 
 
 def all_units(last: Sequence[Unit]) -> list[Unit]:
-    """The units and all that they build on, each once, what is needed before what needs it."""
+    """Return the units and all units that they need, each once, in order of dependency."""
     ordered: dict[str, Unit] = {}
 
     def visit(unit: Unit) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a study's table, one per sharder, in order: the only list of them."""
+"""Rows of a study's table, one per sharder, in order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evenshard.sharders.simple import SINGLE_COST
 SINGLE_COSTS = tuple(one.name for one in SHARDERS if one.is_privileged)
 EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.is_full_space)
 AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
-# Rows of one sharder that is asked in several ways.
+# Rows of sharders with several settings.
 VARIANTS = {"dreamshard": ("dreamshard_argmax", "dreamshard"), "evenshard": ("evenshard", "evenshard_measured")}
-# Those that DreamShard's networks and the cost model make possible.
+# Rows that need DreamShard's networks and the cost model.
 LEARNED = tuple(name for one in SHARDERS if one.name in VARIANTS for name in VARIANTS.get(one.name, (one.name,)))
 SUFFIX = "_transferred"
 TRANSFERRED = ("dreamshard_transferred", "evenshard_transferred")
@@ -28,14 +28,14 @@ ROWS = {
     "generalize": (*HEURISTICS, "dreamshard", "evenshard", *TRANSFERRED),
     "autoshard": (*HEURISTICS, SINGLE_COST, "dreamshard", "evenshard", *AUTOSHARD),
 }
-# They measured the test tables, or placements of the test tasks.
+# Rows that measured the test tables, or placements of the test tasks.
 PRIVILEGED_ROWS = (*SINGLE_COSTS, SEARCH, "evenshard_measured")
-# Modules without which a row is left out; the study says so.
+# Modules that a row needs; without its module a row is omitted, and the study reports it.
 NEEDS = {one.name: one.package for one in SHARDERS if one.package}
 
 
 def left_out(study: str, skip: Sequence[str]) -> dict[str, str]:
-    """Rows that the study has and this run does not, with the reason."""
+    """Return the rows of the study that this run leaves out, with the reason."""
     unknown = next((name for name in skip if name not in ROWS[study]), None)
     if unknown is not None:
         raise BadConfig(f"--skip: {brief(unknown)} is not a row of the study. Its rows are {', '.join(ROWS[study])}.")
@@ -47,7 +47,7 @@ def left_out(study: str, skip: Sequence[str]) -> dict[str, str]:
 
 
 def rows(study: str, out: Iterable[str]) -> tuple[str, ...]:
-    """The rows of a run."""
+    """Return the rows of a run."""
     without = set(out)
     return tuple(name for name in ROWS[study] if name not in without)
 

@@ -1,6 +1,6 @@
-"""The runner of units: in parallel over the cores, or one after the other where real hardware measures.
+"""Runner of units: in parallel over the cores, or in sequence on real hardware.
 
-Whatever ends the run, a finished unit's file is whole and found again.
+Files of finished units are complete however the run ends, and are reused by the next run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 def run_units(units: Sequence[Unit], folder: Path, commit: str, num_jobs: int, description: str) -> None:
-    """Does all units that the folder does not hold yet."""
+    """Run all units whose results the folder lacks."""
     missing = [unit for unit in units if not Store(folder).has(unit)]
     if len(missing) < len(units):
         log.info("%d of %d units are in %s", len(units) - len(missing), len(units), folder)
-    with on_sigterm(_interrupt):  # it ends like Ctrl-C
+    with on_sigterm(_interrupt):  # SIGTERM ends it like Ctrl-C
         if num_jobs == 1:
             with one_thread():
                 for number, unit in enumerate(missing, start=1):  # measuring shows a bar of its own
@@ -56,13 +56,13 @@ def _side_by_side(units: Sequence[Unit], folder: Path, commit: str, num_jobs: in
     except BaseException:
         workers = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:  # what they were doing is lost, as in a kill; it is done again
+        for worker in workers:  # their unfinished units are lost and repeated
             worker.terminate()
         raise
 
 
 def _begin() -> None:
-    """Prepares a worker: one thread, no interrupts of its own, and an end when the parent ends, however it ends."""
+    """Prepare a worker: one thread, no own interrupts, and an end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = "1"  # torch looks at it when the first unit imports it
     if "torch" in sys.modules:

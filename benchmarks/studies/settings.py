@@ -1,7 +1,7 @@
-"""The settings, pools and training budgets of a study, as in DreamShard's section 4.1.
+"""Settings, pools and training budgets of a study, as in DreamShard's section 4.1.
 
-The tables come from the DLRM 2021 generator. One pool serves all settings of a study, and its halves are the same for
-all of them: a model that was trained at one size has seen no table of any other size's test tasks.
+The tables come from the DLRM 2021 generator. All settings of a study share one pool and its two halves, so that a model
+that was trained at one size has seen no table of the test tasks of any size.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Such as ``40x4``."""
+        """Return the name, such as ``40x4``."""
         return f"{self.num_tables}x{self.num_devices}"
 
     @staticmethod
     def of(text: str) -> Setting:
-        """Reads ``40x4``."""
+        """Parse a setting such as ``40x4``."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
         if match is None:
             raise BadConfig(
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """The tables of a study, and what its tasks have in common.
+    """Tables of a study, and the common settings of its tasks.
 
     Attributes:
         generator: generator of the tables.
@@ -64,7 +64,7 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class Ground:
-    """All that the sharders of a study share.
+    """Pool, hardware and numbers of tasks that all sharders of a study share.
 
     Attributes:
         pool: pool that the tables come from.
@@ -79,15 +79,15 @@ class Ground:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether measuring costs next to nothing and disturbs no other work."""
+        """Return True if measuring takes little time and does not disturb other processes."""
         return self.measure.hardware_name.kind.times == "simulated"
 
     def split(self, setting: Setting) -> TaskSplit:
-        """Train and test tasks of a setting, always the same."""
+        """Return the train and test tasks of a setting, always the same."""
         return _split(self.pool, setting, self.train_tasks, self.test_tasks)
 
     def test(self, setting: Setting) -> tuple[ShardingTask, ...]:
-        """The held-out tasks of a setting."""
+        """Return the held-out tasks of a setting."""
         return self.split(setting).test
 
 
@@ -106,7 +106,7 @@ def _split(pool: PoolConfig, setting: Setting, train_tasks: int, test_tasks: int
 
 @dataclass(frozen=True)
 class Study:
-    """What makes one study differ from the others.
+    """Settings in which the studies differ.
 
     Attributes:
         settings: the settings under test.
@@ -163,7 +163,7 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class Budgets:
-    """How much the sharders may measure, train and search.
+    """Budgets of the sharders for measuring, training and searching.
 
     Attributes:
         dreamshard: its loop.
@@ -180,7 +180,7 @@ class Budgets:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def measured_placements(self, num_devices: int) -> int:
-        """What evenshard measures in its whole training, DreamShard's included; shards count by the placement."""
+        """Return the number of placements that training measures, with DreamShard's; shards count pro rata."""
         rounds = self.dreamshard.num_rounds * self.dreamshard.placements_per_round
         return rounds + self.evenshard.own_placements + math.ceil(self.evenshard.num_shards / num_devices)
 
@@ -194,7 +194,7 @@ CPU_BUDGETS = Budgets(
 def ground_of(
     study: Study, hardware: str, train_tasks: int | None = None, test_tasks: int | None = None
 ) -> tuple[Ground, Budgets]:
-    """The study's pool and budgets on this hardware; None leaves a number as the study has it."""
+    """Return the study's pool and budgets on this hardware; None keeps the study's number of tasks."""
     measure = MeasureConfig(hardware)
     if measure.hardware_name.kind.times == "measured":  # as in params.yaml
         measure = MeasureConfig(hardware, num_batches=2, warmup=1, repeats=4, visits=3)

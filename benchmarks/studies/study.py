@@ -1,4 +1,4 @@
-"""A whole study: plan, run, compare. What ``python -m benchmarks study`` calls."""
+"""Run of a whole study: plan, run, compare; called by ``python -m benchmarks study``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What to run.
+    """Settings of a run.
 
     Attributes:
         study: dlrm, mixed, generalize or autoshard.
@@ -41,9 +41,9 @@ class BenchConfig:
         folder: folder of the units' results.
         settings: the settings under test; None for those of the study.
         train_tasks, test_tasks: tasks of each setting; None for those of the study.
-        num_jobs: processes side by side; None for one per core. Real hardware takes one.
-        skip: rows to leave out.
-        fresh: do everything again.
+        num_jobs: parallel processes; None for one per core. Real hardware uses one.
+        skip: rows to omit.
+        fresh: True to repeat all units.
         budgets: None for the papers' settings, on a CPU those of params.yaml.
     """
 
@@ -61,13 +61,13 @@ class BenchConfig:
 
 
 def run_study(config: BenchConfig) -> dict[str, Any]:
-    """Does what is missing and returns the study's JSON."""
+    """Run the missing units and return the study's JSON."""
     require(config.study in STUDIES, f"{brief(config.study)} is not a study. The studies are {', '.join(STUDIES)}.")
     for name in ("num_seeds", "train_tasks", "test_tasks", "num_jobs"):
         value = getattr(config, name)
-        require(value is None or value >= 1, f"{name} is {value}. Make it at least 1.")
+        require(value is None or value >= 1, f"{name} is {value}. Set it to at least 1.")
     if collective.world_size() > 1:
-        raise BadConfig("A study measures from one process. Start it without torchrun.")
+        raise BadConfig("A study runs in a single process. Start it without torchrun.")
     study = STUDIES[config.study]
     ground, budgets = ground_of(study, config.hardware, config.train_tasks, config.test_tasks)
     budgets = config.budgets or budgets
@@ -75,13 +75,13 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
     out = left_out(config.study, config.skip)
     for name, reason in out.items():
         if reason != "skipped":
-            log.warning("%s is left out: %s", name, reason)
+            log.warning("row %s is omitted: %s", name, reason)
     names = rows(config.study, out)
-    require(bool(names), "--skip leaves no row. Skip fewer.")
+    require(bool(names), "--skip omits all rows. Skip fewer rows.")
     settings = tuple(dict.fromkeys(config.settings or study.settings))
     plans = [plan_setting(study, names, ground, budgets, setting, config.num_seeds) for setting in settings]
     for plan in plans:
-        plan.ground.split(plan.setting)  # a pool that is too small is known now
+        plan.ground.split(plan.setting)  # fails early if the pool is too small
     units = all_units([plan.measuring for plan in plans])
     store, commit = Store(config.folder), git_commit(Path(__file__).parent)
     if config.fresh:
@@ -91,9 +91,9 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
     run_units(units, config.folder, commit, num_jobs, f"bench {config.study}")
     commits = sorted({store.record(unit).commit for unit in units})
     if commits != [commit]:
-        log.warning("Results of other commits are among these (%s): --fresh repeats all of them", ", ".join(commits))
+        log.warning("Some results are from other commits (%s); --fresh repeats all units", ", ".join(commits))
     elif commit.endswith("-dirty"):
-        log.warning("The code has changes that are not committed; results from before them are used: see --fresh")
+        log.warning("The code has uncommitted changes; results may be from before them. --fresh repeats all units")
     return {
         "study": config.study,
         "hardware": config.hardware,
@@ -111,7 +111,7 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
 
 
 def _comparison(name: str, study: Study, plan: SettingPlan, names: Sequence[str], store: Store) -> dict[str, Any]:
-    """The JSON of one setting."""
+    """Return the JSON of one setting."""
     measuring = store.result(plan.measuring)
     of_sharder: dict[str, list[dict[str, Any]]] = {}
     for row in measuring["rows"]:
@@ -119,7 +119,7 @@ def _comparison(name: str, study: Study, plan: SettingPlan, names: Sequence[str]
     measured = {one: Measured.of(of_sharder[one]) for one in names}
     found = comparison(measured, balance=name == "autoshard")
     noise_pct = measuring["relative_noise_pct"]
-    if noise_pct is not None:  # as evaluate: below it, a mean difference is no more than noise
+    if noise_pct is not None:  # as in evaluate: a smaller mean difference may be noise
         noise = Noise(noise_pct, None, None, 0, 1)
         found["noise_of_a_difference_pct"] = noise.difference_pct(found["num_common_tasks"])
     at_home = [store.result(unit) for unit in plan.placings if unit.suffix != SUFFIX]
@@ -143,7 +143,7 @@ def _comparison(name: str, study: Study, plan: SettingPlan, names: Sequence[str]
 
 
 def _seconds(plan: SettingPlan, store: Store) -> dict[str, Any]:
-    """Mean seconds of each training, over the seeds, and of placing one task, by sharder."""
+    """Return mean seconds of each training, over the seeds, and of placing one task, by sharder."""
     training: dict[str, list[float]] = {}
     for unit in plan.trainings:
         for name, seconds in store.result(unit)["seconds"].items():

@@ -1,7 +1,7 @@
-"""The statistics of measured answers: means, intervals and paired differences; pure functions of numbers.
+"""Statistics of measured answers: means, intervals and paired differences; pure functions of numbers.
 
-Means are over the tasks that every row could place. A trained sharder's cost of a task is its mean over the seeds, so
-that the intervals say how much other tasks could change the picture; how much another training could is said beside.
+Means are over the tasks that every row could place. A trained sharder's cost of a task is its mean over the seeds: the
+intervals are those over tasks, and the deviation from training to training is a separate number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Measured:
     Attributes:
         ms: time of a step.
         balance: the degree of balance.
-        compute_speedup: speedup against random, compute alone; None where random found no room.
+        compute_speedup: speedup of compute over random; None if random is infeasible.
     """
 
     ms: tuple[tuple[float, ...], ...]
@@ -37,19 +37,19 @@ class Measured:
 
     @staticmethod
     def of(rows: Sequence[Mapping[str, Any]]) -> Measured:
-        """From the rows of one sharder, as ``MeasureAnswers`` gives them, one per seed."""
+        """Combine the rows of one sharder from ``MeasureAnswers``, one per seed."""
         ms = tuple(tuple(math.inf if one is None else one for one in row["ms"]) for row in rows)
         balance = tuple(tuple(one or 0.0 for one in row["balance"]) for row in rows)
         return Measured(ms, balance, tuple(tuple(row["compute_speedup"]) for row in rows))
 
     @property
     def task_ms(self) -> list[float]:
-        """By task: mean over the seeds; infinite if one of them found no room."""
+        """Return the mean over the seeds by task; infinite if the task is infeasible for one of them."""
         return [fmean(of_task) for of_task in zip(*self.ms, strict=True)]
 
 
 def comparison(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
-    """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``."""
+    """Return the comparison of one setting as JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``."""
     ms_of = {name: one.task_ms for name, one in measured.items()}
     common = common_tasks(ms_of)
     costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
@@ -89,14 +89,14 @@ def _row(name: str, costs: Mapping[str, Sequence[float]], best: str | None) -> d
 
 
 def above_pct(costs: Sequence[float] | None, base: Sequence[float] | None) -> float | None:
-    """By how much the mean of ``costs`` is above that of ``base``, per cent of the latter."""
+    """Return the excess of the mean of ``costs`` over the mean of ``base``, per cent of ``base``."""
     return (fmean(costs) / fmean(base) - 1) * 100 if costs and base else None
 
 
 def difference(
     mean_key: str, ends_key: str, own: Sequence[float] | None, base: Sequence[float] | None, in_pct: bool = True
 ) -> dict[str, Any]:
-    """The paired difference with its interval, in ms or in per cent of the base's mean; negative is faster."""
+    """Return the paired difference with its interval, in ms or in per cent of the base's mean; negative is faster."""
     if not own or not base:
         return {mean_key: None, ends_key: None}
     interval = Interval.of_difference_pct(own, base) if in_pct else Interval.of_difference(own, base)
@@ -104,7 +104,7 @@ def difference(
 
 
 def ends(interval: Interval) -> list[float] | None:
-    """The interval as JSON; None for that of a single task, which is the whole line."""
+    """Return the interval as JSON; None for a single task, whose interval is unbounded."""
     return [interval.low, interval.high] if math.isfinite(interval.low) else None
 
 

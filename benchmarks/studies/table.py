@@ -1,4 +1,4 @@
-"""A study as text on the terminal and as markdown: the settings side by side, then each one in full."""
+"""Text and Markdown of a study: a table of all settings, then each setting in full."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Column = tuple[str, Callable[[Row], str]]
 LEGEND = (
     "speedup: over random; vs best: paired difference to the best heuristic",
     "drop: above networks trained for the size",
-    "balance and compute speedup: as AutoShard, without the exchange",
+    "balance and compute speedup: as in AutoShard, without communication",
     "seed dev.: standard deviation of the mean from training to training; infeasible: tasks not placed",
 )
 
 
 def study_text(study: Mapping[str, Any]) -> str:
-    """For the terminal: one block per setting, one row per sharder."""
+    """Format a study for the terminal: one block per setting, one row per sharder."""
     blocks = [_headline(study)]
     for name, setting in study["settings"].items():
         columns = _columns(setting)
@@ -36,7 +36,7 @@ def _privileged_note(study: Mapping[str, Any]) -> str:
 
 
 def markdown(study: Mapping[str, Any], command: str) -> str:
-    """The report of a study: the table as the paper prints it, then all figures of each setting."""
+    """Format the report of a study: the paper's table, then all figures of each setting."""
     settings, privileged = study["settings"], _privileged_note(study).replace("*", "\\*")
     parts = [
         f"# {_headline(study)}",
@@ -67,7 +67,7 @@ def markdown(study: Mapping[str, Any], command: str) -> str:
 
 
 def _wrap(paragraph: str) -> str:
-    """Lines as wide as those of the docs."""
+    """Wrap a paragraph at 120 columns."""
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
@@ -107,7 +107,7 @@ def _columns(setting: Mapping[str, Any]) -> list[Column]:
 
 
 def _networks(setting: Mapping[str, Any]) -> list[str]:
-    """One sentence about each cost network."""
+    """Describe each cost network in one sentence."""
     found = []
     for name, one in setting["cost_networks"].items():
         error, tau = one["median_abs_pct_error"], one["kendall_tau"]
@@ -124,7 +124,7 @@ def _networks(setting: Mapping[str, Any]) -> list[str]:
 
 
 def _seconds(setting: Mapping[str, Any]) -> str:
-    """How long training and placing took."""
+    """Describe the time of training and placing."""
 
     def list_seconds(seconds: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value:.3g}" for name, value in seconds.items()) or "none"
@@ -147,7 +147,7 @@ def _paper_cell(row: Row | None) -> str:
 
 
 def _number(value: float | None, style: str = "") -> str:
-    """Three or four digits unless a style is given."""
+    """Format a number with three or four digits unless a style is given."""
     if value is None:
         return "-"
     return format(value, style or (".3f" if abs(value) < 10 else ".2f"))

@@ -1,4 +1,4 @@
-"""DreamShard and evenshard in a study: one unit trains with one seed, another places the tasks of a setting."""
+"""Units of DreamShard and evenshard: one trains with a seed, another places the tasks of a setting."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from evenshard.sharders.learned import TrainedSharder, load_sharder
 
 # Of the product's default (docs/decisions/0008).
 NUM_ROLLOUTS = 256
-# The measuring budget of ``evenshard_measured``, placements per task.
+# Placements that ``evenshard_measured`` measures per task.
 NUM_MEASURED = 10
 
 
 @dataclass(frozen=True)
 class TrainNetworks(Unit):
-    """DreamShard's loop on the train tasks of a setting, and evenshard's training after it.
+    """Training of DreamShard's loop on the train tasks of a setting, and of evenshard after it.
 
     Attributes:
         seed: seed of both.
         config: settings of the loop.
-        evenshard: settings of what evenshard adds.
+        evenshard: settings of evenshard's own training.
     """
 
     ground: Ground
@@ -48,11 +48,11 @@ class TrainNetworks(Unit):
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} dreamshard training seed {self.seed}"
 
     def do(self, store: Store) -> Result:
-        """Saves the networks; ``seconds`` of each part, and how many placements were ``measured``."""
+        """Save the networks; return ``seconds`` of each part and the number of ``measured`` placements."""
         start = time.perf_counter()
         tasks, folder = self.ground.split(self.setting).train, store.models(self)
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
@@ -72,14 +72,14 @@ class TrainNetworks(Unit):
         }
 
     def networks(self, store: Store) -> tuple[Callable[[int], TrainedSharder], CostModel]:
-        """DreamShard's sharder for a number of rollouts, and the cost model."""
+        """Return DreamShard's sharder for a number of rollouts, and the cost model."""
         folder = store.models(self)
         return partial(load_sharder, folder / "cost_net", folder / "policy"), CostModel.load(folder / "convex")
 
 
 @dataclass(frozen=True)
 class PlaceLearned(Unit):
-    """The answers of DreamShard and evenshard to the test tasks, and what their cost networks think of the samples.
+    """Answers of DreamShard and evenshard to the test tasks, and predictions of their cost networks for the samples.
 
     Attributes:
         setting: the setting under test; the networks may come from another one.
@@ -102,16 +102,16 @@ class PlaceLearned(Unit):
 
     @property
     def seed(self) -> int:
-        """Of the training."""
+        """Return the seed of the training."""
         return self.trained.seed
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} placing{self.suffix} seed {self.seed}"
 
     def do(self, store: Store) -> Result:
-        """``answers`` and ``seconds`` by sharder; ``predictions`` of the samples, by task and sample."""
+        """Return ``answers`` and ``seconds`` by sharder, and ``predictions`` of the samples by task and sample."""
         dreamshard_of, model = self.trained.networks(store)
         tasks = self.ground.test(self.setting)
         answers: dict[str, list[Answer]] = {}
@@ -138,7 +138,7 @@ class PlaceLearned(Unit):
     def _search_measured(
         self, store: Store, model: CostModel, dreamshard: TrainedSharder, tasks: tuple[ShardingTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
-        """The answers of evenshard without and with measuring, and the seconds per task."""
+        """Return the answers of evenshard without and with measuring, and the seconds per task."""
         evenshard = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
         found: dict[str, SearchResult] = {}
 
@@ -157,7 +157,7 @@ class PlaceLearned(Unit):
                     costs = meter.quick_costs([(task, one) for one in candidates])
                     best, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
                     if not cost.fits:
-                        raise InfeasibleTask(f"{task.task_id}: all {len(candidates)} candidates ran out of memory.")
+                        raise InfeasibleTask(f"{task.task_id}: all {len(candidates)} candidates run out of memory.")
                     return answer_with(best)
 
                 answers, seconds = ask_all(tasks, measure)
@@ -168,7 +168,7 @@ class PlaceLearned(Unit):
 def _predictions(
     task: ShardingTask, samples: list[dict[str, Any]], dreamshard: TrainedSharder, model: CostModel
 ) -> dict[str, list[float]]:
-    """What the networks predict for the samples of one task, ms."""
+    """Predict the samples of one task by the networks, ms."""
     found = [placement_of(sample, task) for sample in samples]
     placements: list[Placement] = [placement for placement in found if placement is not None]
     if not placements:

@@ -1,4 +1,4 @@
-"""The trainings of DreamShard, AutoShard and evenshard in one call each, in memory: for studies of dozens of trainings.
+"""Trainings of DreamShard, AutoShard and evenshard, each in one call and in memory, for studies with many trainings.
 
 The stages run the same rounds through files, one process per step.
 """
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DreamShardConfig:
-    """The paper's settings (section 4.1).
+    """Settings of DreamShard's training; defaults are the paper's (section 4.1).
 
     Attributes:
         num_rounds: rounds of measuring and training.
         placements_per_round: placements measured in each.
         cost_updates, minibatch_size: gradient steps of the cost network per round.
-        policy_updates, num_episodes: gradient steps of the policy per round, each on so many episodes of one task.
+        policy_updates, num_episodes: gradient steps of the policy per round, and episodes of one task in each step.
         learning_rate: learning rate of both networks; falls linearly to 0 over the rounds.
         entropy_weight: weight of the policy's entropy bonus.
     """
@@ -67,11 +67,11 @@ class DreamShardConfig:
 
 @dataclass(frozen=True)
 class TrainedDreamShard:
-    """What the loop leaves behind.
+    """Results of DreamShard's loop.
 
     Attributes:
-        cost_net, policy, normalizer: the networks of the last round, and what they see tables through.
-        measured: every placement that was measured on the way, in order.
+        cost_net, policy, normalizer: the networks of the last round, and the normalizer of their features.
+        measured: all measured placements, in order.
     """
 
     cost_net: DreamShardCostNet
@@ -80,14 +80,14 @@ class TrainedDreamShard:
     measured: tuple[MeasuredPlacement, ...]
 
     def sharder(self, num_rollouts: int = 0) -> DreamShardSharder:
-        """The sharder; 0 rollouts are the published inference."""
+        """Return the sharder; 0 rollouts are the published inference."""
         return DreamShardSharder(self.cost_net, self.policy, self.normalizer, num_rollouts)
 
 
 def train_dreamshard(
     tasks: Sequence[ShardingTask], measure: Measure, provenance: Provenance, config: DreamShardConfig, seed: int
 ) -> TrainedDreamShard:
-    """Trains on ``tasks``; the same seed gives the same networks where the costs are the same."""
+    """Train on ``tasks``; the same seed gives the same networks if the costs are the same."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     with torch.random.fork_rng():
@@ -117,7 +117,7 @@ def _propose(
     generator: torch.Generator,
     rng: np.random.Generator,
 ) -> list[tuple[ShardingTask, Placement]]:
-    """Placements to measure: sampled from the policy; random without one, or where it found no room."""
+    """Propose placements to measure: sampled from the policy; random without a policy or a feasible sample."""
     sampled = sharder.sample(tasks, generator) if sharder else [None] * len(tasks)
     jobs = []
     for task, placement in zip(tasks, sampled, strict=True):
@@ -135,7 +135,7 @@ def _propose(
 
 @dataclass(frozen=True)
 class AutoShardConfig:
-    """How to train AutoShard.
+    """Settings of AutoShard's training.
 
     Attributes:
         fit: training of the cost network.
@@ -149,7 +149,7 @@ class AutoShardConfig:
 def measure_random_shards(
     hardware: Hardware, tasks: Sequence[ShardingTask], count: int, seed: int
 ) -> list[MeasuredPlacement]:
-    """Random shards of the tasks' tables, each measured alone on a device."""
+    """Measure random shards of the tasks' tables, each alone on a device."""
     like = tasks[0]
     shards = sample_shards(
         distinct_tables(tasks), count, like.batch_size, like.memory_cap_bytes, np.random.default_rng([seed, 3])
@@ -172,7 +172,7 @@ def measure_random_shards(
 def train_autoshard(
     tasks: Sequence[ShardingTask], measured: Sequence[MeasuredPlacement], config: AutoShardConfig, seed: int
 ) -> AutoShardSharder:
-    """Trains both networks; the same arguments give the same sharder."""
+    """Train both networks; the same arguments give the same sharder."""
     normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -191,21 +191,21 @@ def train_autoshard(
 
 # evenshard: fit the cost model to DreamShard's measurements, to random shards, and to its own first answers -----------
 #
-# Placements of one kind of task show devices of one kind: with 25 tables each, no device of a random placement has few
-# rows, and what such a device would save in the sort is never seen. Random shards of all sizes show it. And a search
-# finds what a model is wrong about: some placements of its own, measured, correct it where it matters.
+# Tasks of one size have devices of one kind: with 25 tables each, no device of a random placement has few rows, so the
+# cost model never sees their shorter sort. Random shards of all sizes cover them. A search exploits the errors of a
+# model, so some of its own placements are measured to correct them.
 
 
 @dataclass(frozen=True)
 class EvenshardConfig:
-    """What is measured beside the placements that are there, and how the model is fitted.
+    """Additional measurements of evenshard's training, and the fit of its model.
 
     Attributes:
         num_shards: random shards, each measured alone on a device.
         own_placements: train tasks that a first model places; the placements are measured.
-        own_rounds: times that this is done, each time with the model that has learned from the times before.
+        own_rounds: repetitions, each with the model that has learned from the previous rounds.
         fit: training of each model; its seed is the training's.
-        search: search by which the models place.
+        search: search of the models' placements.
     """
 
     num_shards: int = 100
@@ -217,7 +217,7 @@ class EvenshardConfig:
 
 @dataclass(frozen=True)
 class TrainedEvenshard:
-    """What training leaves behind.
+    """Results of evenshard's training.
 
     Attributes:
         model: the cost model.
@@ -239,7 +239,7 @@ def train_evenshard(
     seed: int,
     policy: TrainedSharder | None = None,
 ) -> TrainedEvenshard:
-    """Trains on ``tasks``; the same seed gives the same model where the costs are the same."""
+    """Train on ``tasks``; the same seed gives the same model if the costs are the same."""
     rng, fit = np.random.default_rng([seed, 7]), replace(config.fit, seed=seed)
     round_number = 1 + max((one.round for one in known), default=0)
     added: list[MeasuredPlacement] = []
@@ -265,7 +265,7 @@ def train_evenshard(
 
 
 def _sample_shards(tasks: Sequence[ShardingTask], count: int, rng: np.random.Generator) -> list[ShardingTask]:
-    """Shards of all tasks' tables, at each batch size as many as it has tasks: a table's reuse belongs to its batch."""
+    """Sample shards of the tasks' tables, in proportion to the tasks of each batch size, as reuse depends on it."""
     with_batch: dict[int, list[ShardingTask]] = {}
     for task in tasks:
         with_batch.setdefault(task.batch_size, []).append(task)
@@ -283,6 +283,6 @@ def _place(sharder: EvenshardSharder, tasks: Sequence[ShardingTask]) -> list[tup
     for task in tasks:
         try:
             jobs.append((task, sharder.place(task)))
-        except InfeasibleTask:  # nothing can be learned from it
+        except InfeasibleTask:  # has no placement to measure
             continue
     return jobs

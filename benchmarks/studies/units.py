@@ -1,7 +1,7 @@
-"""A unit of work of a study and the JSON file of its result, named by all that it depends on.
+"""Unit of work of a study, and the JSON file of its result, whose name depends on all of its inputs.
 
-A study that was killed finds the finished units again. A unit's key covers its own settings, the version of the
-package, and the keys of the units it builds on; the git commit is recorded and not part of it.
+A killed study finds its finished units again. A unit's key covers its own settings, the version of the package, and the
+keys of the units that it needs; the git commit is recorded, but not part of the key.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Result = dict[str, Any]
 
 
 class Unit(ABC):
-    """A piece of a study that is done as a whole or not at all. Subclasses are frozen dataclasses."""
+    """Unit of work of a study, which is done completely or not at all. Subclasses are frozen dataclasses."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What progress and errors call it."""
+        """Return the name for progress and errors."""
 
     @property
     def needs(self) -> tuple[Unit, ...]:
-        """Units whose results it reads: its fields that are units."""
+        """Return the units whose results it reads: its fields that are units."""
         needs: list[Unit] = []
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
@@ -43,7 +43,7 @@ class Unit(ABC):
 
     @cached_property
     def key(self) -> str:
-        """Names the result: a readable beginning and a hash of all that it depends on."""
+        """Return the name of the result: a readable prefix and a hash of all that it depends on."""
         content = [type(self).__name__, __version__]
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
@@ -54,12 +54,12 @@ class Unit(ABC):
 
     @abstractmethod
     def do(self, store: Store) -> Result:
-        """Does the work; the result is JSON."""
+        """Do the work and return the result as JSON."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a unit's file holds.
+    """Content of a unit's file.
 
     Attributes:
         result: result of the unit.
@@ -79,42 +79,42 @@ class Store:
         self.folder = folder
 
     def has(self, unit: Unit) -> bool:
-        """Whether the unit is done."""
+        """Return True if the unit is done."""
         return self._path(unit).exists()
 
     def record(self, unit: Unit) -> Record:
-        """The unit's file."""
+        """Read the unit's file."""
         path = self._path(unit)
         try:
             content = json.loads(path.read_text())
             return Record(content["result"], content["commit"], content["wall_s"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadFile(
-                path, f"not readable as a unit's result ({reason_of(error)})", "Remove it; it is made again."
+                path, f"not readable as a unit's result ({reason_of(error)})", "Remove it; the study repeats the unit."
             ) from None
 
     def result(self, unit: Unit) -> Result:
-        """The result of a finished unit."""
+        """Return the result of a finished unit."""
         return self.record(unit).result
 
     def save(self, unit: Unit, record: Record) -> None:
-        """Writes the unit's file, as a whole or not at all; what it kept for resuming is no longer needed."""
+        """Write the unit's file atomically, and remove its journal."""
         content = {"unit": unit.name, "commit": record.commit, "wall_s": round(record.wall_s, 3)}
         write_text(self._path(unit), json.dumps({**content, "result": record.result}, allow_nan=False) + "\n")
         self.journal(unit).unlink(missing_ok=True)
 
     def forget(self, unit: Unit) -> None:
-        """Removes all that is there of a unit."""
+        """Remove all files of a unit."""
         self._path(unit).unlink(missing_ok=True)
         self.journal(unit).unlink(missing_ok=True)
         shutil.rmtree(self.models(unit), ignore_errors=True)
 
     def journal(self, unit: Unit) -> Path:
-        """Where a unit on real hardware keeps every measurement until it is done."""
+        """Return the path of the journal, which keeps the measurements of a unit on real hardware until it is done."""
         return self.folder / f"{unit.key}.journal"
 
     def models(self, unit: Unit) -> Path:
-        """Folder of the networks that a unit trained."""
+        """Return the folder for the networks that a unit trained."""
         return self.folder / unit.key
 
     def _path(self, unit: Unit) -> Path:

@@ -1,4 +1,4 @@
-"""Sharders of a study that learn nothing: rules of thumb, planners, and the best of many random placements."""
+"""Sharders of a study without training: rules of thumb, planners, and the best of many random placements."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from evenshard.price.costs import PlacementCost
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.simple import random_placement
 
-# Random placements per task that the cost networks are judged by.
+# Random placements per task to evaluate the cost networks on: simulated, and on real hardware.
 NUM_SAMPLES, NUM_REAL_SAMPLES = 30, 10
 
 
 @dataclass(frozen=True)
 class SingleCosts(Unit):
-    """Measures every test table alone on a device."""
+    """Measurement of every test table alone on a device."""
 
     ground: Ground
     setting: Setting
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} single tables"
 
     def do(self, store: Store) -> Result:
-        """``ms``: by table; ``seconds``: of all."""
+        """Return ``ms`` by table, and the total ``seconds``."""
         tasks = self.ground.test(self.setting)
         singles = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
         start = time.perf_counter()
@@ -49,7 +49,7 @@ class SingleCosts(Unit):
 
 @dataclass(frozen=True)
 class Peers(Unit):
-    """Asks sharders that need no training.
+    """Answers of sharders that need no training.
 
     Attributes:
         sharders: their names.
@@ -63,11 +63,11 @@ class Peers(Unit):
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} {' '.join(self.sharders)}"[:60]
 
     def do(self, store: Store) -> Result:
-        """``answers`` and ``seconds`` by sharder."""
+        """Return ``answers`` and ``seconds`` by sharder."""
         costs = store.result(self.single_costs)["ms"] if self.single_costs else None
         measure = self.ground.measure
         resources = Resources(self.ground.pool.seed, measure.hardware, measure.link, costs)
@@ -81,11 +81,11 @@ class Peers(Unit):
 
 @dataclass(frozen=True)
 class RandomSearch(Unit):
-    """Measures random placements of each test task; the best one is an answer, some of them are samples.
+    """Measurement of random placements of each test task: the best is an answer, some are samples.
 
     Attributes:
-        num_placements: per task: what evenshard measures in its whole training, or the samples alone.
-        answers: whether it is a row of the table.
+        num_placements: per task: as many as evenshard's training measures, or only the samples.
+        answers: True if it is a row of the table.
     """
 
     ground: Ground
@@ -95,11 +95,11 @@ class RandomSearch(Unit):
 
     @property
     def name(self) -> str:
-        """As progress shows it."""
+        """Return the name for progress and errors."""
         return f"{self.setting.name} random search"
 
     def do(self, store: Store) -> Result:
-        """``samples``: the first placements of each task, with their measured ms (null if out of memory)."""
+        """Return ``samples``: the first placements of each task with their measured ms, null if out of memory."""
         tasks, start = self.ground.test(self.setting), time.perf_counter()
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
             placements = [self._placements(task) for task in tasks]

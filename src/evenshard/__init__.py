@@ -88,7 +88,7 @@ _HOMES = {
 
 # Functions of later packages that the core calls by name; see ``base.providers``.
 PROVIDERS |= {
-    "registered_model": "evenshard.tracking.registry:registered_model",
+    "load_registered": "evenshard.tracking.registry:load_registered",
     "torchrec_candidates": "evenshard.torchrec.baseline.candidates:torchrec_candidates",
     "torchrec_planner": "evenshard.torchrec.baseline.candidates:torchrec_planner",
     "torchrec_sharder": "evenshard.torchrec.baseline.candidates:torchrec_sharder",

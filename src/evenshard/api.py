@@ -91,9 +91,9 @@ def place(
         progress=progress,
     )
     if search.num_measured:
-        from evenshard.measure.placements import measured_parts
+        from evenshard.measure.placements import open_measurer
 
-        with measured_parts(request, loaded, VISITS) as measure:
+        with open_measurer(request, loaded, VISITS) as measure:
             answer = place_request(request, loaded, replace(config, measure=measure))
     else:
         answer = place_request(request, loaded, config)

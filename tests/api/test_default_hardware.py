@@ -14,7 +14,7 @@ import evenshard
 from evenshard.api import what_if
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
-from evenshard.measure.inventory import inventory, inventory_text
+from evenshard.measure.inventory import format_inventory, inventory
 from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.models import load_model
 from evenshard.torchrec.plan.prices import choose_model
@@ -42,7 +42,7 @@ def test_one_default_for_every_way_to_ask() -> None:
     assert what_if(TABLES, devices=(2,)).options[0].hardware == DEFAULT_HARDWARE
     assert choose_model(None, None, "cpu")[1] == DEFAULT_HARDWARE
     assert inventory()["default"] == DEFAULT_HARDWARE
-    assert f"without one, {DEFAULT_HARDWARE}" in " ".join(inventory_text().split())
+    assert f"without a model, {DEFAULT_HARDWARE}" in " ".join(format_inventory().split())
     assert inspect.signature(evenshard.place).parameters["hardware"].default is None
 
 

@@ -42,8 +42,8 @@ STUDY = {
         (["mixed", "--hardware", "simulated:nothing"], "nothing"),
         (["mixed", "--skip", "nobody"], "'nobody' is not a row"),
         (["generalize", "--skip", "autoshard"], "'autoshard' is not a row"),
-        (["mixed", "--json", "out.md"], "markdown"),
-        (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "leaves no row"),
+        (["mixed", "--json", "out.md"], "Markdown report"),
+        (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "omits all rows"),
     ],
 )
 def test_bad_flags_are_one_line(

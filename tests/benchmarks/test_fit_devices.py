@@ -22,7 +22,7 @@ from benchmarks.scripts.fit_devices import (
     published_points,
     shards_of_2080_ti,
 )
-from evenshard.measure.calibrate.device import SHARD_TIMES, Errors, MeasuredShards, predicted_ms
+from evenshard.measure.calibrate.device import SHARD_TIMES, Errors, MeasuredShards, predict_times
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile, is_data_sheet
 from evenshard.price.hardware import profile_names, profile_path
@@ -64,7 +64,7 @@ def both_ms(shards: list[list[Table]], profile: GpuProfile = RTX) -> FloatArray:
     counter = WorkCounter(profile)
     columns_TC = np.concatenate([counter.columns(tables, others_measurements.BATCH_SIZE) for tables in shards])
     owners_T = np.repeat(np.arange(len(shards)), [len(tables) for tables in shards])
-    return predicted_ms(profile, counter.shard_work(columns_TC, owners_T, len(shards)))[:, BOTH]
+    return predict_times(profile, counter.shard_work(columns_TC, owners_T, len(shards)))[:, BOTH]
 
 
 def random_shards(num_tables: int, count: int = 300) -> list[list[Table]]:
@@ -79,7 +79,7 @@ def of_dim(shards: list[list[Table]], dim: int, copies: int = 1) -> list[list[Ta
 @pytest.mark.slow
 def test_shards_of_the_rtx_2080_ti_take_as_long_as_they_really_did() -> None:
     measured: MeasuredShards = shards_of_2080_ti(folder(), RTX)
-    predicted_ms_N, real_ms_N = predicted_ms(RTX, measured.work)[:, BOTH], measured.times_ms_NM[:, BOTH]
+    predicted_ms_N, real_ms_N = predict_times(RTX, measured.work)[:, BOTH], measured.times_ms_NM[:, BOTH]
     errors = Errors.of(predicted_ms_N, real_ms_N)
     assert len(measured) == 8000
     assert errors.median_percent <= 5 and errors.p90_percent <= 14
@@ -91,7 +91,7 @@ def test_shards_of_the_rtx_2080_ti_take_as_long_as_they_really_did() -> None:
 def test_tables_alone_and_hardly_looked_up_take_as_long_as_they_really_did() -> None:
     """The fit left out half of these; another one, all shards with a fifth of the tables, and had smaller errors."""
     measured = shards_of_2080_ti(folder(), RTX)
-    predicted_ms_N, real_ms_N = predicted_ms(RTX, measured.work)[:, BOTH], measured.times_ms_NM[:, BOTH]
+    predicted_ms_N, real_ms_N = predict_times(RTX, measured.work)[:, BOTH], measured.times_ms_NM[:, BOTH]
     held_out_N = np.random.default_rng(0).permutation(len(measured)) % 2 == 1
     few_N = measured.work.lookups < fit_devices.FEW_LOOKUPS * others_measurements.BATCH_SIZE
     for some_N, median, p90 in ((measured.work.num_tables == 1, 8, 25), (few_N, 10, 25)):
@@ -106,7 +106,7 @@ def test_tables_alone_and_hardly_looked_up_take_as_long_as_they_really_did() -> 
 
 def test_errors_do_not_grow_with_the_tables_of_a_shard() -> None:
     measured = shards_of_2080_ti(folder(), RTX)
-    ratio_N = predicted_ms(RTX, measured.work)[:, BOTH] / measured.times_ms_NM[:, BOTH]
+    ratio_N = predict_times(RTX, measured.work)[:, BOTH] / measured.times_ms_NM[:, BOTH]
     for first, last in ((4, 7), (8, 11), (12, 15)):
         some_N = (measured.work.num_tables >= first) & (measured.work.num_tables <= last)
         assert np.median(ratio_N[some_N]) == pytest.approx(1, abs=0.02)

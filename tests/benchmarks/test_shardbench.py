@@ -100,7 +100,7 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
         ("--hardware", "h999", "h999"),
         ("--devices", "12", "12"),
         ("--devices", "eight", "eight"),
-        ("--planners", "sorted", "there is no planner sorted"),
+        ("--planners", "sorted", "planner sorted is unknown"),
     ],
 )
 def test_what_there_is_not_is_refused_in_one_line(
@@ -178,7 +178,7 @@ def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
 
 def test_planners_are_files() -> None:
     assert {"autoshard", "dreamshard", "evenshard", "greedy", "torchrec_default", "torchrec_swept"} < {*NAMES}
-    with pytest.raises(BadConfig, match="there is no planner sorted"):
+    with pytest.raises(BadConfig, match="planner sorted is unknown"):
         load_planner("sorted")
 
 
@@ -231,7 +231,7 @@ def test_recorded_tables_that_are_not_at_hand_are_left_out(
 ) -> None:
     monkeypatch.setenv("EVENSHARD_TRUTH", str(tmp_path))
     assert list(cells(["recorded_7", "criteo_kaggle"], ["h100"], [8])) == [Cell("criteo_kaggle", "h100", 8)]
-    assert "recorded_7, 8 x h100 is left out" in capsys.readouterr().err
+    assert "recorded_7, 8 x h100 is omitted" in capsys.readouterr().err
 
 
 def test_the_page_is_that_of_its_csv() -> None:

@@ -227,18 +227,18 @@ def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenshard.measure.one_device import OneDeviceInTurn
+    from evenshard.measure.one_device import SequentialHardware
 
     measured, limit = [0], 4
-    whole = OneDeviceInTurn.measure
+    whole = SequentialHardware.measure
 
-    def measure(self: OneDeviceInTurn, *job: Any) -> Any:
+    def measure(self: SequentialHardware, *job: Any) -> Any:
         measured[0] += 1
         if measured[0] > limit:
             raise KeyboardInterrupt
         return whole(self, *job)
 
-    monkeypatch.setattr(OneDeviceInTurn, "measure", measure)
+    monkeypatch.setattr(SequentialHardware, "measure", measure)
     skip = tuple(name for name in ROWS["mixed"] if name not in ("random", "random_search"))
     chosen = config(tmp_path, hardware="cpu", train_tasks=1, test_tasks=1, skip=skip, settings=(Setting(3, 2),))
     with pytest.raises(KeyboardInterrupt):

@@ -429,7 +429,7 @@ def test_a_failing_kernel_exits_1(
         raise MeasurementFailed("FBGEMM failed on the shard [a]")
 
     assert main(GENERATE) == 0
-    monkeypatch.setattr("evenshard.measure.one_device.OneDeviceInTurn.measure", fail)
+    monkeypatch.setattr("evenshard.measure.one_device.SequentialHardware.measure", fail)
     assert main(BENCHMARK) == 1
     assert "FBGEMM failed" in one_line(capsys)
     assert not Path("costs.parquet").exists()

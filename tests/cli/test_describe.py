@@ -13,7 +13,7 @@ from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.planner.file import save_answer
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import register_folder
 from support.builders import PROVENANCE, cost, some_tables
 from support.tracking_builders import empty_mlflow, write_costs, write_model
@@ -66,7 +66,7 @@ def test_a_placement_of_a_registered_model_names_version_run_and_policy(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
     empty_mlflow(workdir)
-    register_folder(model, served_code())
+    register_folder(model, build_serving_code())
     place("models:/evenshard-cost/1")
     facts = described(capsys, "placement.json")
     assert facts["MLflow"].startswith("models:/evenshard-cost/1")

@@ -15,7 +15,7 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
-from evenshard.measure.traces.collectives import collectives
+from evenshard.measure.traces.collectives import find_collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
@@ -86,7 +86,7 @@ def test_both_ranks_of_a_torchrec_training(training: Path, capsys: pytest.Captur
 def test_one_rank_alone_cannot_tell_waiting_apart(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["observe", traces(training)[1]]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 2 ranks" in printed and "in them" in printed and "cannot be told apart" in printed
+    assert "1 of 2 ranks" in printed and "in them" in printed and "communication includes waiting" in printed
     assert "The step waits" not in printed and "Balance" not in printed
 
 
@@ -147,7 +147,7 @@ def test_every_sharding_type_is_compared_with_the_prediction_of_the_same_tables(
     save_plan(answer, tmp_path / PLAN, compute_device="cpu")
     record(tmp_path)
     found = observed(capsys, *traces(tmp_path), "--placement", str(tmp_path / "placement.json"))
-    kinds = [[one.kind for one in collectives(next(read_traces(Path(path))))] for path in traces(tmp_path)]
+    kinds = [[one.kind for one in find_collectives(next(read_traces(Path(path))))] for path in traces(tmp_path)]
     for one, of_rank in zip(found["ranks"], kinds, strict=True):
         assert (one["num_tables"], one["sum_of_dims"]) == (2, 8 + 12)
         assert (of_rank.count("forward"), of_rank.count("backward")) == (6, 6)  # of rows and of columns, in three steps
@@ -182,7 +182,7 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     assert "which rank holds which tables" in refused(capsys, *both, *costs)
     assert "Add --costs-out" in refused(capsys, *both, "--tables-out", str(tmp_path / "costs.json"))
     assert "Add those of ranks 0" in refused(capsys, both[1], "--placement", placement, *costs)
-    assert "it is of rank 0" in refused(capsys, both[0], both[0])
+    assert "it is from rank 0" in refused(capsys, both[0], both[0])
     assert "Add the table file with --tables" in refused(capsys, *both, "--placement", str(training / PLAN))
     assert "Name a model with --model" in refused(capsys, *both, "--placement", str(training / "tables.json"))
     assert "it does not show which rank holds" in refused(

@@ -23,7 +23,7 @@ from evenshard.sharders.learned import LEARNED, identify_sharder, load_learned_s
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking import StageRun
-from evenshard.tracking.registry import REGISTERED_POLICY, download_model, newest_version
+from evenshard.tracking.registry import REGISTERED_POLICY, download_model, find_newest_version
 from support.builders import cost_net, policy, some_tables
 from support.convex_builders import NORMALIZER
 from support.loops import params_with, run_loop
@@ -91,7 +91,7 @@ def test_place_and_mlflow_load_what_holds_autoshard(loop: Path, monkeypatch: pyt
     assert len(load_answer(Path("placement.json")).request.tables) == 8
     model = load_model("work/round_2")
     assert model.policy is not None and model.policy.name == "autoshard"
-    version = newest_version(REGISTERED_POLICY)
+    version = find_newest_version(REGISTERED_POLICY)
     assert version is not None
     with download_model(version.uri) as folder:
         assert load_sharder(folder / "cost_net", folder / "policy").name == "autoshard"

@@ -23,7 +23,7 @@ class Bare:
 sys.meta_path.insert(0, Bare())
 from pathlib import Path
 
-from evenshard.measure.campaign import Job, from_journal, measure_jobs
+from evenshard.measure.campaign import Job, load_measured, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.journal import Journal
@@ -37,7 +37,7 @@ placed = {one.name: one.place(task).parts(task.tables) for one in expert_sharder
 jobs = [Job(name, task, parts, 0, name, "t") for name, parts in placed.items()]
 with Journal(Path(sys.argv[2])) as journal:
     measured = measure_jobs(open_hardware(config), jobs, config, journal)
-    assert from_journal(jobs, config, journal) == measured
+    assert load_measured(jobs, config, journal) == measured
 assert len(measured) == len(jobs) and all(one.cost.max_device_ms > 0 for one in measured)
 """
 

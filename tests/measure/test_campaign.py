@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadFile, MeasurementFailed
 from evenshard.measure import campaign
-from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
+from evenshard.measure.campaign import Job, insert_controls, load_measured, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.journal import Journal
@@ -293,8 +293,8 @@ def test_a_journal_becomes_costs_without_hardware(tmp_path: Path) -> None:
     with fresh(tmp_path, "one") as journal:
         measured = measure_jobs(FakeHardware(), JOBS[2:9], CONFIG, journal)
     with fresh(tmp_path, "one") as journal:
-        assert from_journal(JOBS, CONFIG, journal) == measured
-        assert from_journal(JOBS[9:], CONFIG, journal) == []
+        assert load_measured(JOBS, CONFIG, journal) == measured
+        assert load_measured(JOBS[9:], CONFIG, journal) == []
 
 
 def test_a_visit_of_other_devices_than_the_jobs_is_refused(journal: Journal) -> None:
@@ -303,9 +303,9 @@ def test_a_visit_of_other_devices_than_the_jobs_is_refused(journal: Journal) -> 
     visit = journal.find(JOBS[1].key, 1)
     assert visit is not None
     journal.append(replace(visit, cost=replace(visit.cost, devices=visit.cost.devices[:1])))
-    with pytest.raises(BadFile, match=rf"visit 1 of job {JOBS[1].key} has 1 devices\. Remove its line: .* has 2\."):
-        from_journal(JOBS, CONFIG, journal)
-    assert len(from_journal(JOBS[:1], CONFIG, journal)) == 1
+    with pytest.raises(BadFile, match=rf"visit 1 of job {JOBS[1].key} has 1 devices, but .* has 2\. Remove the line"):
+        load_measured(JOBS, CONFIG, journal)
+    assert len(load_measured(JOBS[:1], CONFIG, journal)) == 1
 
 
 def test_without_hardware_each_job_comes_from_where_it_was_measured_last(journal: Journal) -> None:
@@ -313,7 +313,7 @@ def test_without_hardware_each_job_comes_from_where_it_was_measured_last(journal
     elsewhere = replace(PROVENANCE, hardware="simulated: slow")
     measure_jobs(FakeHardware(), JOBS[:2], CONFIG, journal)
     measure_jobs(FakeHardware([10.0], provenance=elsewhere), JOBS[1:2], replace(CONFIG, visits=1), journal)
-    first, second = from_journal(JOBS[:2], CONFIG, journal)
+    first, second = load_measured(JOBS[:2], CONFIG, journal)
     assert first.provenance == replace(PROVENANCE, repeats=8)
     assert second.provenance == replace(elsewhere, repeats=4)
     assert second.cost == FakeHardware([10.0]).measure(JOBS[1].task, JOBS[1].placement)
@@ -327,7 +327,7 @@ def test_without_hardware_each_job_comes_from_where_it_was_measured_last(journal
 def test_controls_are_spread_evenly_and_nothing_is_lost(num_jobs: int, num_controls: int, repeats: int) -> None:
     jobs = [replace_job(JOBS[0], measurement_id=f"m{number}", group=str(number)) for number in range(num_jobs)]
     controls = [(of_task, Placement((0, 1, 0), 2).parts(of_task.tables)) for of_task in TASKS[:num_controls]]
-    together = with_controls(jobs, controls, repeats)
+    together = insert_controls(jobs, controls, repeats)
     assert [job for job in together if job.proposed_by != CONTROL] == jobs
     assert len({job.measurement_id for job in together}) == len(together) == num_jobs + num_controls * repeats
     for of_task, parts in controls:
@@ -350,7 +350,7 @@ def test_controls_are_measured_in_between_and_say_what_they_are(journal: Journal
     """A job to each group: four jobs, and the control before, in the middle of and after them."""
     jobs = [replace_job(job, round=4, group=job.measurement_id) for job in JOBS[:4]]
     control = (TASKS[2], Placement((1, 1, 0), 2))
-    together = with_controls(jobs, [(control[0], control[1].parts(control[0].tables))], repeats=3)
+    together = insert_controls(jobs, [(control[0], control[1].parts(control[0].tables))], repeats=3)
     hardware = FakeHardware()
     measured = measure_jobs(hardware, together, CONFIG, journal)
     assert [call == control for call in hardware.calls] == [True, False, False, True, False, False, True] * 2

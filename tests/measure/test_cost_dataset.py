@@ -356,14 +356,14 @@ def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: st
         (setting("num_devices", 0, 1), "row 1: num_devices is 0, below 1"),
         (setting("batch_size", -64, 3), "row 3: batch_size is -64, below 1"),
         (setting("memory_cap_bytes", 0, 3), "row 3: memory_cap_bytes is 0, below 1"),
-        (lambda rows: [*rows, rows[3]], "row 10: measurement_id 'b' with device_id 0 is there twice"),
+        (lambda rows: [*rows, rows[3]], "row 10: measurement_id 'b' with device_id 0 occurs twice"),
         (setting("measured_at", 1e18, 3), r"row 3: measured_at is 1e\+18, not a Unix timestamp"),
         (setting("measured_at", -1.0, 3), r"row 3: measured_at is -1\.0, not a Unix timestamp"),
         (setting("measured_at", math.nan, 3), "row 3: measured_at is nan, not a Unix timestamp"),
         (setting("device_error_percent", -1.0, 6), r"row 6: device_error_percent is -1\.0, not a number from 0"),
         (setting("optimizer", "lion", 6), "row 6: optimizer is 'lion', not one of sgd, rowwise_adagrad, adagrad"),
         (setting("device_error_points", -1, 6), "row 6: device_error_points is -1, not a whole number from 0"),
-        (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 is there twice"),
+        (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 occurs twice"),
     ],
 )
 def test_an_impossible_row_is_named(tmp_path: Path, change: Callable[[Rows], Rows], words: str) -> None:
@@ -379,7 +379,7 @@ INCOMPLETE = "do not cover every device and table"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (setting("tables", ["clicks"], 2), "row 2: tables names 'clicks', which is not in the table file"),
+        (setting("tables", ["clicks"], 2), "row 2: column tables names 'clicks', which is not in the table file"),
         (lambda rows: rows[:4] + rows[5:], rf"measurement b: .*{INCOMPLETE}"),
         (lambda rows: rows[1:], rf"measurement a: .*{INCOMPLETE}"),
         (lambda rows: rows[:8], rf"measurement c: .*{INCOMPLETE}"),
@@ -391,8 +391,8 @@ INCOMPLETE = "do not cover every device and table"
         (setting("tables", [], 4, 5, 6), rf"measurement b: .*{INCOMPLETE}"),
         (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices have .* GB in total, more than"),
         (setting("max_device_ms", None, 1, 2, 3), "measurement a: max_device_ms is None"),
-        (setting("max_device_ms", None, 3), "row 3: max_device_ms is None, but 3.0 elsewhere in a"),
-        (setting("max_device_ms", 3.0, 7, 9), "row 8: max_device_ms is None, but 3.0 elsewhere in c"),
+        (setting("max_device_ms", None, 3), "row 3: max_device_ms is None, but 3.0 in another row of a"),
+        (setting("max_device_ms", 3.0, 7, 9), "row 8: max_device_ms is None, but 3.0 in another row of c"),
     ],
 )
 def test_a_placement_that_is_not_whole_is_named(tmp_path: Path, change: Callable[[Rows], Rows], words: str) -> None:
@@ -427,12 +427,12 @@ OF_THE_PLACEMENT = {
 @pytest.mark.parametrize(("column", "value"), OF_THE_PLACEMENT.items())
 def test_rows_of_one_placement_must_agree(tmp_path: Path, column: str, value: Any) -> None:
     path = tampered(tmp_path / "costs.parquet", setting(column, value, 2))
-    with pytest.raises(BadFile, match=rf"row 2: {column} is {value!r}, but .* elsewhere in a"):
+    with pytest.raises(BadFile, match=rf"row 2: {column} is {value!r}, but .* in another row of a"):
         load_costs(path, POOL)
 
 
 def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"row 1: tables names 't3'.*Use the tables it was measured with"):
+    with pytest.raises(BadFile, match=r"row 1: column tables names 't3'.*Use the table file it was measured with"):
         load_costs(tampered(tmp_path / "costs.parquet"), POOL[:3])
 
 
@@ -487,11 +487,11 @@ def lineage(content: bytes) -> dict[bytes, bytes]:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({b"evenshard_cost_schema": b"1"}, "version is 1, this evenshard reads 2. Measure it again"),
-        ({b"evenshard_cost_schema": b"3"}, "version is 3, this evenshard reads 2"),
+        ({b"evenshard_cost_schema": b"1"}, "version is 1, but this evenshard reads 2. Measure it again"),
+        ({b"evenshard_cost_schema": b"3"}, "version is 3, but this evenshard reads 2"),
         ({}, "version is none"),
         (None, "version is none"),
-        ({b"evenshard_cost_schema": b"\xff\x00"}, "version is .*, this evenshard reads 2"),
+        ({b"evenshard_cost_schema": b"\xff\x00"}, "version is .*, but this evenshard reads 2"),
         (lineage(b"{torn"), "lineage is not readable .it is not JSON"),
         (lineage(b"[" * 100_000), "lineage is not readable .it is nested too deep"),
         (lineage(b"[]"), r"lineage is not readable .is \[\], not a mapping"),

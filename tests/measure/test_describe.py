@@ -12,7 +12,7 @@ from evenshard.base.errors import BadFile
 from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.describe import describe, text
+from evenshard.measure.describe import describe, format_description
 from evenshard.price.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
 from support.builders import PROVENANCE, measured, some_tables, task
 from support.dataset_builders import measure
@@ -60,7 +60,7 @@ def test_every_count_by_hand(dataset: Path) -> None:
 
 
 def test_the_text_says_all_of_it(dataset: Path) -> None:
-    said = text(describe([dataset]))
+    said = format_description(describe([dataset]))
     for words in (str(dataset), PROVENANCE.hardware, "a" * 40, "1 x out_of_memory", "3 x control", "fwd_wait_ms"):
         assert words in said, words
     assert "spreads by unknown" not in said and "between the" not in said
@@ -72,15 +72,15 @@ def test_several_datasets_are_several_runs(dataset: Path, tmp_path: Path) -> Non
     save_costs(slower, tmp_path / "later.parquet")
     description = describe([dataset, tmp_path / "later.parquet"])
     assert description["noise"]["num_runs"] == 2 and description["noise"]["between_run_pct"] > 5
-    assert "between the 2 runs" in text(description)
+    assert "between the 2 runs" in format_description(description)
     assert json.loads(json.dumps(description)) == description
 
 
 def test_a_dataset_without_controls_or_rows_is_described_too(tmp_path: Path) -> None:
     save_costs([], tmp_path / "none.parquet")
     save_costs([placed("m0", 4.0, 0.0)], tmp_path / "one.parquet")
-    said = text(describe([tmp_path / "none.parquet", tmp_path / "one.parquet"]))
-    assert "0 timings; one placement spreads by unknown" in said
+    said = format_description(describe([tmp_path / "none.parquet", tmp_path / "one.parquet"]))
+    assert "0 timings; standard deviation of a placement unknown" in said
 
 
 def test_shards_timed_as_a_whole_have_a_line_of_their_own(tmp_path: Path) -> None:
@@ -93,7 +93,8 @@ def test_shards_timed_as_a_whole_have_a_line_of_their_own(tmp_path: Path) -> Non
     description = describe([tmp_path / "costs.parquet"])
     (one,) = description["datasets"]
     assert one["ms"]["fwd_bwd_compute_ms"]["p50"] == 5.0 and one["ms"]["fwd_compute_ms"]["p50"] == 1.5
-    assert "at an unknown time" in text(description) and "fwd_bwd_compute_ms" in text(description)
+    shown = format_description(description)
+    assert "at an unknown time" in shown and "fwd_bwd_compute_ms" in shown
 
 
 def test_a_broken_dataset_is_named(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path)
     ):
         save_costs([replace(one, provenance=provenance)], tmp_path / "costs.parquet")
         found = describe([tmp_path / "costs.parquet"])
-        assert found["datasets"][0]["device_error"] == said and all(line in text(found) for line in said)
+        assert found["datasets"][0]["device_error"] == said and all(line in format_description(found) for line in said)
 
 
 def test_a_noisy_dataset_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

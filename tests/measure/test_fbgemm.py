@@ -26,7 +26,7 @@ from evenshard.measure.fbgemm import (
     device_name,
     driver_version,
     library_versions,
-    real_device,
+    resolve_device,
 )
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
@@ -181,7 +181,7 @@ def test_tables_of_one_name_but_different_rows_are_not_mixed_up() -> None:
 
 def test_a_batch_that_32_bit_offsets_cannot_count_is_the_users_to_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fbgemm, "MAX_INT32", 287)
-    with pytest.raises(BadInput, match=r"a shard has 288 lookups in a batch.*Lower batch_size"), loaded(*SHARD):
+    with pytest.raises(BadInput, match=r"a shard has 288 lookups per batch.*Lower batch_size"), loaded(*SHARD):
         pass
 
 
@@ -382,7 +382,7 @@ def test_the_cpu_says_what_it_is() -> None:
 
 
 def device_of(hardware: str) -> torch.device:
-    return real_device(MeasureConfig(hardware))
+    return resolve_device(MeasureConfig(hardware))
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu_and_cuda_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeyp
     assert device_of("cuda") == torch.device("cuda", 3)
     assert chosen == [torch.device("cuda", 0), torch.device("cuda", 3)]
     monkeypatch.setenv("LOCAL_RANK", "4")
-    with pytest.raises(BadConfig, match="more processes than the 4 GPUs"):
+    with pytest.raises(BadConfig, match="more processes than the host's 4 GPUs"):
         device_of("cuda")
 
 
@@ -428,7 +428,7 @@ def test_the_backward_pass_takes_a_step_of_the_optimizer(optimizer: str) -> None
 
 
 def test_an_optimizer_that_the_cpu_lacks_is_refused_before_anything_is_measured() -> None:
-    with pytest.raises(BadConfig, match=r"CPU kernels have no adam\. Use sgd, rowwise_adagrad, adagrad, or measure on"):
+    with pytest.raises(BadConfig, match=r"CPU kernels lack adam\. Use sgd, rowwise_adagrad, adagrad, or measure on"):
         open_hardware(MeasureConfig("cpu", optimizer="adam"))
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
-from evenshard.measure.inventory import inventory, inventory_text, known_devices, known_hardware, known_links, unit_of
+from evenshard.measure.inventory import find_hardware, format_inventory, inventory, list_devices, list_links, unit_of
 from evenshard.price.gpu_profile import GpuProfile
 from evenshard.price.hardware import profile_names, profile_path
 from evenshard.price.link import LINKS
@@ -29,26 +29,26 @@ def profile(tmp_path: Path, evidence: list[dict[str, Any]], **more: str) -> str:
 
 
 def test_all_devices_and_links_are_listed_with_every_constant() -> None:
-    assert [one.name for one in known_devices()] == list(profile_names())
-    assert [one.name for one in known_links()] == list(LINKS)
+    assert [one.name for one in list_devices()] == list(profile_names())
+    assert [one.name for one in list_links()] == list(LINKS)
     numbers = {field.name for field in fields(GpuProfile) if field.type == "float"}
-    for one in known_devices():
+    for one in list_devices():
         assert set(one.constants) == numbers and one.link in LINKS
-    assert all(len(value.source) > 2 for one in (*known_devices(), *known_links()) for value in one.constants.values())
+    assert all(len(value.source) > 2 for one in (*list_devices(), *list_links()) for value in one.constants.values())
 
 
 def test_a_constant_has_its_value_unit_and_source() -> None:
     content = yaml.safe_load(profile_path("h200").read_text())["hbm_gb_s"]
-    found = known_hardware("h200").constants["hbm_gb_s"]
+    found = find_hardware("h200").constants["hbm_gb_s"]
     assert (found.value, found.unit, found.source) == (content["value"], "GB/s", content["source"])
-    assert known_hardware("simulated:h200") == known_hardware("h200")
+    assert find_hardware("simulated:h200") == find_hardware("h200")
 
 
 def test_each_number_says_whether_it_is_measured_fitted_of_a_data_sheet_or_a_guess() -> None:
     """And its source begins so, which is what the command prints."""
     origins = {"measured", "fitted", "data sheet", "guess"}
     found = {name: {} for name in origins}  # type: dict[str, dict[str, str]]
-    for one in (*known_devices(), *known_links()):
+    for one in (*list_devices(), *list_links()):
         for name, constant in one.constants.items():
             assert constant.origin in origins and constant.source.startswith(constant.origin), (one.name, name)
             found[constant.origin][f"{one.name} {name}"] = constant.source
@@ -66,7 +66,7 @@ def test_a_source_that_does_not_say_it_is_a_guess_unless_evenshard_calibrated(tm
     content["l2_mb"]["source"], content["l2_gb_s"]["source"] = "a friend", "calibrated on 12 shards of cuda"
     del content["host_gb_s"]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    found = known_hardware(str(tmp_path / "mine.yaml")).constants
+    found = find_hardware(str(tmp_path / "mine.yaml")).constants
     assert (found["l2_mb"].origin, found["l2_mb"].provenance) == ("guess", "guess: a friend")
     assert found["l2_gb_s"].provenance == "fitted: calibrated on 12 shards of cuda"
     assert (found["host_gb_s"].value, found["host_gb_s"].origin) == (50.0, "guess")
@@ -110,7 +110,7 @@ def test_what_confirms_a_profile(
     said: str,
 ) -> None:
     path = profile(tmp_path, evidence, **more)
-    assert known_hardware(path).confirmation == said
+    assert find_hardware(path).confirmation == said
     assert main(["hardware", path]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.endswith(f"mine.yaml: {said}.") and "hbm_gb_s" in text
@@ -124,7 +124,7 @@ def test_the_command_lists_everything(capsys: pytest.CaptureFixture[str], monkey
     text = capsys.readouterr().out
     assert "cpu: measured; cuda: measured; simulated:<profile>: simulated" in text
     lines = [line.split() for line in text.splitlines() if line]
-    for one in (*known_devices(), *known_links()):
+    for one in (*list_devices(), *list_links()):
         line = next(line for line in lines if line[0] == one.name)
         confirmed = [seen for seen in one.evidence if seen.held_out]
         if confirmed:
@@ -162,7 +162,7 @@ def test_the_file_of_a_link_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "link.yaml"
     numbers = {name: {"value": 20.0, "source": "calibrated here"} for name in ("latency_us", "bandwidth_gb_s")}
     path.write_text(yaml.safe_dump({**numbers, "source": "mine"}))
-    found = known_hardware(str(path))
+    found = find_hardware(str(path))
     assert found.link is None and found.constants["latency_us"].source == "calibrated here"
     assert found.constants["spans"].value is None and found.constants["spans"].source == "mine"
     assert main(["hardware", str(path), "--json"]) == 0 and "Infinity" not in capsys.readouterr().out
@@ -173,21 +173,21 @@ def test_an_unknown_name_is_refused_in_one_line_with_the_known_ones(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(BadConfig, match=r"is neither a simulated device \(.*h200.*\) nor a link \(.*nvlink_h200"):
-        known_hardware(name)
+        find_hardware(name)
     assert main(["hardware", name]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
-        known_hardware(str(tmp_path / "none.yaml"))
+        find_hardware(str(tmp_path / "none.yaml"))
     (tmp_path / "torn.yaml").write_text("link: [")
     with pytest.raises(BadFile, match="not readable as YAML"):
-        known_hardware(str(tmp_path / "torn.yaml"))
+        find_hardware(str(tmp_path / "torn.yaml"))
 
 
 def test_links_have_a_tier_and_other_names() -> None:
     links = {one["name"]: one for one in inventory()["links"]}
     assert (links["nvlink_h100"]["tier"], links["nvlink_h100"]["aliases"]) == ("intra", ["h100_nvlink"])
     assert (links["infiniband_ndr"]["tier"], links["infiniband_ndr"]["aliases"]) == ("inter", ["ib_400g"])
-    assert "infiniband_ndr  " in inventory_text() and known_hardware("ib_400g").name == "infiniband_ndr"
+    assert "infiniband_ndr  " in format_inventory() and find_hardware("ib_400g").name == "infiniband_ndr"

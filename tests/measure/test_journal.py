@@ -305,7 +305,7 @@ def test_without_the_line_that_is_garbage_nothing_else_is_lost(tmp_path: Path) -
     broken = lines[3].replace(b'"fwd_compute_ms": 0.025', b'"fwd_compute_ms": NaN')
     assert broken != lines[3]
     path.write_bytes(b"".join([*lines[:3], broken]))
-    with pytest.raises(BadFile, match=r"line 4: .*'NaN' is not a valid number.*remove the line"):
+    with pytest.raises(BadFile, match=r"line 4: .*'NaN' is not a valid number.*remove it"):
         Journal(path)
     path.write_bytes(b"".join(lines[:3]))
     assert found(path, VISITS) == [*VISITS[:2], None]
@@ -319,7 +319,9 @@ def test_without_the_line_that_is_garbage_nothing_else_is_lost(tmp_path: Path) -
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: object) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(as_line({"journal": version, "origin": asdict(ORIGIN)}) + b"\n")
-    with pytest.raises(BadFile, match=rf"line 1: .*journal version {version!r}, this evenshard reads 1") as caught:
+    with pytest.raises(
+        BadFile, match=rf"line 1: .*journal version is {version!r}, but this evenshard reads 1"
+    ) as caught:
         Journal(path)
     assert str(path) in str(caught.value)
 
@@ -327,7 +329,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: object
 def test_a_visit_before_any_origin_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"".join(written(path, VISITS).splitlines(keepends=True)[1:]))
-    with pytest.raises(BadFile, match=r"line 1: .*a visit before any origin"):
+    with pytest.raises(BadFile, match=r"line 1: .*a visit needs an origin before it"):
         Journal(path)
 
 

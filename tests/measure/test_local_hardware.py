@@ -10,8 +10,8 @@ import pytest
 from evenshard.cli import main
 from evenshard.measure import local_hardware
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.fbgemm import device_name, kernel_provenance, real_device
-from evenshard.measure.local_hardware import MACHINE, hardware_here, machine_id
+from evenshard.measure.fbgemm import device_name, kernel_provenance, resolve_device
+from evenshard.measure.local_hardware import MACHINE, identify_hardware, machine_id
 
 CPU = MeasureConfig("cpu")
 
@@ -22,17 +22,17 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_what_each_row_says_that_is_measured_here_and_the_machine() -> None:
-    found, origin = hardware_here(CPU), kernel_provenance(CPU, real_device(CPU), "ethernet_25g")
+    found, origin = identify_hardware(CPU), kernel_provenance(CPU, resolve_device(CPU), "ethernet_25g")
     assert found == {"hardware": origin.hardware, "versions": origin.versions, "machine": machine_id()}
-    assert found["hardware"] == device_name(real_device(CPU)) and "fbgemm_gpu" in found["versions"]
-    assert hardware_here(CPU) == found
+    assert found["hardware"] == device_name(resolve_device(CPU)) and "fbgemm_gpu" in found["versions"]
+    assert identify_hardware(CPU) == found
 
 
 def test_a_simulated_device_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for name in ("one", "another"):
         monkeypatch.setenv(MACHINE, name)
-        seen.append(hardware_here(MeasureConfig("simulated:h200")))
+        seen.append(identify_hardware(MeasureConfig("simulated:h200")))
     assert seen == [{"hardware": "simulated: h200"}] * 2
 
 
@@ -59,7 +59,7 @@ def test_machines_of_one_name_count_as_one_and_the_name_is_not_told(
 
 def test_the_command_writes_what_the_settings_mean_here(workdir: Path) -> None:
     assert main(["hardware", "--here", "reports/hardware.json"]) == 0
-    assert json.loads((workdir / "reports/hardware.json").read_text()) == hardware_here(CPU)
+    assert json.loads((workdir / "reports/hardware.json").read_text()) == identify_hardware(CPU)
     (workdir / "params.yaml").unlink()
     assert main(["hardware", "--here", "reports/hardware.json"]) == 0  # auto
     (workdir / "params.yaml").write_text("measure: {hardware: h200}\n")

@@ -11,7 +11,7 @@ import pytest
 
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.cost_rows import read_rows
-from evenshard.measure.noise import ControlCost, Noise, controls_of, controls_of_rows, drift_pct, noise_of
+from evenshard.measure.noise import ControlCost, Noise, estimate_noise, find_controls, fit_drift, group_controls
 from evenshard.placement.placement import Placement
 from evenshard.price.costs import CONTROL, DeviceCost, PlacementCost
 from support.builders import PROVENANCE, cost, measured, some_tables, task
@@ -27,7 +27,7 @@ def run(*costs: float, placement: str = "a", start: float = 0.0) -> list[Control
 
 def test_the_spread_within_a_run_by_hand() -> None:
     """Logarithms -d, 0, d have the standard deviation d."""
-    found = noise_of([run(10 * math.exp(-0.02), 10.0, 10 * math.exp(0.02))])
+    found = estimate_noise([run(10 * math.exp(-0.02), 10.0, 10 * math.exp(0.02))])
     assert found.within_run_pct == pytest.approx(2.0)
     assert found.between_run_pct is None
     assert (found.num_controls, found.num_runs) == (1, 1)
@@ -35,16 +35,16 @@ def test_the_spread_within_a_run_by_hand() -> None:
 
 def test_how_slow_a_control_is_does_not_count() -> None:
     slow, fast = run(100.0, 102.0, 104.0), run(1.0, 1.02, 1.04, placement="b")
-    assert noise_of([slow + fast]).within_run_pct == pytest.approx(noise_of([fast]).within_run_pct)
+    assert estimate_noise([slow + fast]).within_run_pct == pytest.approx(estimate_noise([fast]).within_run_pct)
 
 
 def test_the_spread_between_runs_is_what_the_spread_within_does_not_explain() -> None:
     quiet = [run(10.0, 10.0), run(11.0, 11.0)]
-    assert noise_of(quiet).within_run_pct == 0.0
-    assert noise_of(quiet).between_run_pct == pytest.approx(100 * math.log(1.1) / math.sqrt(2))
+    assert estimate_noise(quiet).within_run_pct == 0.0
+    assert estimate_noise(quiet).between_run_pct == pytest.approx(100 * math.log(1.1) / math.sqrt(2))
     rng = np.random.default_rng(0)
     noisy = [run(*(10 * np.exp(rng.normal(0, 0.05, 40)))) for _ in range(30)]
-    found = noise_of(noisy)
+    found = estimate_noise(noisy)
     assert found.within_run_pct == pytest.approx(5.0, rel=0.1)
     assert found.between_run_pct is not None and found.between_run_pct < 0.5
 
@@ -52,7 +52,7 @@ def test_the_spread_between_runs_is_what_the_spread_within_does_not_explain() ->
 def test_both_spreads_come_back() -> None:
     rng = np.random.default_rng(1)
     runs = [run(*(10 * np.exp(rng.normal(shift, 0.03, 20)))) for shift in rng.normal(0, 0.06, 200)]
-    found = noise_of(runs)
+    found = estimate_noise(runs)
     assert (found.within_run_pct, found.between_run_pct) == pytest.approx((3.0, 6.0), rel=0.15)
     assert found.relative_between_run_pct is None  # one control: nothing to be relative to
     assert found.relative_pct == pytest.approx(math.hypot(found.within_run_pct or 0, found.between_run_pct or 0))
@@ -62,11 +62,11 @@ def test_a_run_that_is_slow_as_a_whole_changes_no_comparison() -> None:
     """Twice as slow, all of it; then one control alone 10 % slower: +-2.5 % in a grid of 2 x 2, so 5 %."""
     calm = run(10.0, 10.0) + run(20.0, 20.0, placement="b")
     slow = run(20.0, 20.0) + run(40.0, 40.0, placement="b")
-    found = noise_of([calm, slow])
+    found = estimate_noise([calm, slow])
     assert found.between_run_pct == pytest.approx(100 * math.log(2) / math.sqrt(2))
     assert (found.relative_between_run_pct, found.relative_pct, found.difference_pct(9)) == pytest.approx((0, 0, 0))
     one = run(10.0 * math.exp(0.1), 10.0 * math.exp(0.1)) + run(20.0, 20.0, placement="b")
-    assert noise_of([calm, one]).relative_between_run_pct == pytest.approx(5.0)
+    assert estimate_noise([calm, one]).relative_between_run_pct == pytest.approx(5.0)
 
 
 def test_the_relative_spread_comes_back_under_common_shifts() -> None:
@@ -76,15 +76,15 @@ def test_the_relative_spread_comes_back_under_common_shifts() -> None:
         own = rng.normal(shift, 0.04, 2)
         costs = [np.exp(rng.normal(mean, 0.03, 20)) for mean in own]
         runs.append(run(*costs[0]) + run(*(2 * costs[1]), placement="b"))
-    found = noise_of(runs)
+    found = estimate_noise(runs)
     assert found.relative_between_run_pct == pytest.approx(4.0, rel=0.15)
     assert found.between_run_pct == pytest.approx(30.0, rel=0.15)
 
 
 def test_without_controls_nothing_is_known() -> None:
-    assert noise_of([]) == noise_of([[], []]) == Noise(None, None, None, 0, 0)
-    assert noise_of([run(10.0)]) == Noise(None, None, None, 1, 1)
-    assert noise_of([]).difference_pct(10) == 0.0
+    assert estimate_noise([]) == estimate_noise([[], []]) == Noise(None, None, None, 0, 0)
+    assert estimate_noise([run(10.0)]) == Noise(None, None, None, 1, 1)
+    assert estimate_noise([]).difference_pct(10) == 0.0
 
 
 def test_more_tasks_tell_smaller_differences() -> None:
@@ -97,10 +97,10 @@ def test_drift_by_hand() -> None:
     """1 % a minute for ten minutes, on two controls of different cost."""
     steps = [math.exp(0.01 * minute) for minute in range(11)]
     slow, fast = run(*(20 * step for step in steps)), run(*(2 * step for step in steps), placement="b")
-    assert drift_pct(slow + fast) == pytest.approx(10.0)
-    assert drift_pct(run(*reversed([one.cost_ms for one in slow]))) == pytest.approx(-10.0)
-    assert drift_pct(run(5.0, 5.0, 5.0)) == pytest.approx(0.0)
-    assert drift_pct([]) is None and drift_pct(run(5.0)) is None
+    assert fit_drift(slow + fast) == pytest.approx(10.0)
+    assert fit_drift(run(*reversed([one.cost_ms for one in slow]))) == pytest.approx(-10.0)
+    assert fit_drift(run(5.0, 5.0, 5.0)) == pytest.approx(0.0)
+    assert fit_drift([]) is None and fit_drift(run(5.0)) is None
 
 
 def test_controls_are_the_same_in_memory_and_in_the_file(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_controls_are_the_same_in_memory_and_in_the_file(tmp_path: Path) -> None
     all_of_them = [control, again, elsewhere, other, no_fit, ordinary, other_hardware]
     save_costs(all_of_them, tmp_path / "costs.parquet")
 
-    found = controls_of(all_of_them)
+    found = find_controls(all_of_them)
     assert [one.cost_ms for one in found] == [3.0, 4.0, 3.0, 3.0, 3.0]
     assert len({one.placement for one in found}) == 3 and found[0].placement == found[2].placement
-    assert controls_of_rows(read_rows(tmp_path / "costs.parquet")) == found
-    assert controls_of(load_costs(tmp_path / "costs.parquet", TABLES)) == found
+    assert group_controls(read_rows(tmp_path / "costs.parquet")) == found
+    assert find_controls(load_costs(tmp_path / "costs.parquet", TABLES)) == found

@@ -15,7 +15,7 @@ from evenshard.measure import one_device
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.one_device import OneDeviceInTurn
+from evenshard.measure.one_device import SequentialHardware
 from evenshard.placement.placement import Placement
 from evenshard.price.collectives import all_to_all_ms
 from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost
@@ -33,11 +33,11 @@ BATCH_SIZE = 32
 GIANT = table("giant", rows=2_000_000_000, dim=256)
 
 
-def cpu(config: MeasureConfig = CONFIG) -> OneDeviceInTurn:
-    return OneDeviceInTurn(config, torch.device("cpu"))
+def cpu(config: MeasureConfig = CONFIG) -> SequentialHardware:
+    return SequentialHardware(config, torch.device("cpu"))
 
 
-def cost_alone(hardware: OneDeviceInTurn, one: Table, batch_size: int = BATCH_SIZE) -> DeviceCost:
+def cost_alone(hardware: SequentialHardware, one: Table, batch_size: int = BATCH_SIZE) -> DeviceCost:
     return hardware.measure(task([one], devices=1, batch_size=batch_size), Placement((0,), 1)).devices[0]
 
 
@@ -248,7 +248,7 @@ def test_closed_hardware_holds_no_memory() -> None:
         ({"timeout_s": 0.5}, "measure.timeout_s is 0.5"),
         ({"timeout_s": float("nan")}, "measure.timeout_s is nan"),
         ({"noise": -0.1}, "measure.noise is -0.1"),
-        ({"noise": 0.1}, "measure.noise is 0.1, but cpu has its own"),
+        ({"noise": 0.1}, "measure.noise is 0.1, but cpu is not simulated"),
     ],
 )
 def test_senseless_settings_are_refused(change: dict[str, Any], words: str) -> None:
@@ -261,6 +261,6 @@ def test_one_process_without_a_gpu_is_the_cpu_in_turn(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     opened = open_hardware(MeasureConfig(hardware))
-    assert isinstance(opened, OneDeviceInTurn) and opened.provenance.hardware.startswith("cpu")
+    assert isinstance(opened, SequentialHardware) and opened.provenance.hardware.startswith("cpu")
     with pytest.raises(BadConfig, match="finds no CUDA GPU"):
         open_hardware(MeasureConfig("cuda"))

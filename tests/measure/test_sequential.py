@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.sequential import parts_cost, sequential_cost, start_skew_ms, whole_tables_cost
+from evenshard.measure.sequential import combine_whole_tables, compute_skew_ms, measure_parts, sequential_cost
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -40,7 +40,7 @@ def test_whole_tables_by_hand() -> None:
     link = Link(0.0, "by hand", bandwidth_gb_s=1.0, forward_share=0.5)
     of_task = ShardingTask.whole("task", (table("a", 10, 2), table("b", 10, 1), table("c", 10, 1)), 2, 10**9, 10**6)
     computes = [DeviceCost(1.0, 0.0, 0.0, 1.0)] * 2
-    found = whole_tables_cost(of_task, Placement((0, 0, 1), 2), computes, link)
+    found = combine_whole_tables(of_task, Placement((0, 0, 1), 2), computes, link)
     assert [astuple(one)[:4] for one in found.devices] == [pytest.approx((1.0, 3.0, 6.0, 1.0))] * 2
     assert all(one.input_dist_ms == one.fwd_wait_ms == 0 for one in found.devices)
 
@@ -52,9 +52,9 @@ def test_parts_that_are_whole_tables_cost_what_whole_tables_do() -> None:
     hardware = SimulatedHardware(MeasureConfig("simulated:h200", noise=0.0))
     expected = hardware.measure(of_task, placement)
     links = Links(hardware.link, counts_inputs=False)
-    found = parts_cost(hardware, of_task, placement.parts(tables), links)
+    found = measure_parts(hardware, of_task, placement.parts(tables), links)
     assert [astuple(one) for one in found.devices] == [pytest.approx(astuple(one)) for one in expected.devices]
-    with_inputs = parts_cost(hardware, of_task, placement.parts(tables), Links(hardware.link))
+    with_inputs = measure_parts(hardware, of_task, placement.parts(tables), Links(hardware.link))
     assert all(one.input_dist_ms > 0 for one in with_inputs.devices)
 
 
@@ -62,7 +62,7 @@ def test_a_part_that_does_not_fit_is_out_of_memory() -> None:
     big = table("big", 2**30, 64)
     of_task = ShardingTask.whole("task", (big,), 2, 10**13, BATCH)
     hardware = SimulatedHardware(MeasureConfig("simulated:rtx_2080_ti", noise=0.0))
-    found = parts_cost(hardware, of_task, Placement((1,), 2).parts((big,)), Links(hardware.link))
+    found = measure_parts(hardware, of_task, Placement((1,), 2).parts((big,)), Links(hardware.link))
     assert found.devices[1] == DeviceCost.out_of_memory() and math.isfinite(found.devices[0].total_ms)
 
 
@@ -70,20 +70,20 @@ def test_a_part_that_does_not_fit_is_out_of_memory() -> None:
 
 
 def test_devices_wait_for_the_slowest_forward_by_hand() -> None:
-    assert start_skew_ms([5.0, 7.0, 0.0, 4.0]) == (2.0, 0.0, 7.0, 3.0)
-    assert start_skew_ms([3.0]) == (0.0,)
-    assert start_skew_ms([0.0, 0.0]) == (0.0, 0.0)
+    assert compute_skew_ms([5.0, 7.0, 0.0, 4.0]) == (2.0, 0.0, 7.0, 3.0)
+    assert compute_skew_ms([3.0]) == (0.0,)
+    assert compute_skew_ms([0.0, 0.0]) == (0.0, 0.0)
 
 
 def test_nobody_waits_for_a_device_that_ran_out_of_memory_nor_does_it_wait() -> None:
-    assert start_skew_ms([5.0, math.inf, 7.0]) == (2.0, 0.0, 0.0)
-    assert start_skew_ms([math.inf, math.inf]) == (0.0, 0.0)
+    assert compute_skew_ms([5.0, math.inf, 7.0]) == (2.0, 0.0, 0.0)
+    assert compute_skew_ms([math.inf, math.inf]) == (0.0, 0.0)
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
 def test_after_waiting_all_devices_begin_together(forwards: list[float]) -> None:
-    waits = start_skew_ms(forwards)
+    waits = compute_skew_ms(forwards)
     assert min(waits) == 0.0
     ends = [own + wait for own, wait in zip(forwards, waits, strict=True)]
     assert ends == pytest.approx([max(forwards)] * len(ends))

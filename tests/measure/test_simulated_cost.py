@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.placements import simulated_cost
+from evenshard.measure.placements import simulate_cost
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart, part_table, replica_table
@@ -40,7 +40,7 @@ LINKS_OF_NODES = Links(LINKS["nvlink_h200"], LINKS["infiniband_ndr"])
 
 def cost(task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
     links = LINKS_OF_NODES if task.machine.num_domains > 1 else Links(link(H200.link))
-    return simulated_cost(task, parts, [H200] * task.num_devices, links)
+    return simulate_cost(task, parts, [H200] * task.num_devices, links)
 
 
 def of_task(*tables: Table, machine: Nodes = NODES, optimizer: str = "sgd") -> ShardingTask:
@@ -160,7 +160,7 @@ def test_a_slow_device_is_slower_with_the_same_parts() -> None:
     profiles = [H200, H200, gpu_profile("v100"), gpu_profile("v100")]
     whole = Table("t", 10**6, 32, 400.0, None)
     for parts in ([on(whole, *range(4))], in_rows(whole, *range(4))):
-        fast, _, slow, _ = simulated_cost(of_task(whole, machine=machine), parts, profiles, LINKS_OF_NODES).devices
+        fast, _, slow, _ = simulate_cost(of_task(whole, machine=machine), parts, profiles, LINKS_OF_NODES).devices
         assert fast.fwd_compute_ms is not None and slow.fwd_compute_ms is not None
         assert fast.bwd_compute_ms is not None and slow.bwd_compute_ms is not None
         assert fast.fwd_compute_ms < slow.fwd_compute_ms and fast.bwd_compute_ms < slow.bwd_compute_ms

@@ -26,7 +26,7 @@ from evenshard.measure.torchrec_step import (
     MeasureParts,
     ShardedJob,
     TrainingStep,
-    _nodes_of,
+    _set_node_size,
     local_batch,
 )
 from evenshard.placement.nodes import Nodes
@@ -127,7 +127,7 @@ class CheckStep:
 
     def run(self, worker: Worker) -> list[float]:
         ranks = worker.ranks
-        with worker.kernels.watch_failures(self.job.tables), _nodes_of(2, ranks.rank):
+        with worker.kernels.watch_failures(self.job.tables), _set_node_size(2, ranks.rank):
             model, plan = self.job.plan("cpu")
             training = TrainingStep(worker, self.job, model, plan)
             whole = unsharded(self.job)
@@ -140,7 +140,7 @@ class CheckStep:
             expected, updated = expected_step(self.job, worker, whole)
             error = float((outputs.sum() - expected).abs() / (1 + expected.abs()))
             training.return_gradients([torch.full_like(one, 0.1 / LEARNING_RATE) for one in training.values()])
-            training.look_up_back()
+            training.compute_gradients()
             training.reduce_replicas()
             training.update_replicas()
             pairs = [
@@ -271,10 +271,10 @@ def test_where_one_device_is_out_of_memory_none_runs(notes: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("bits", "precision, 16 or 32"),
+        ("bits", "one of 16 and 32"),
         ("odd", "batch_size is 25, which "),
-        ("devices", "processes. Start --nproc-per-node"),
-        ("bf16", "fewer bits than fp32"),
+        ("devices", "Start it with --nproc-per-node"),
+        ("bf16", "Quantized communication"),
         ("holes", "has shards with the rows"),
     ],
 )
@@ -285,7 +285,7 @@ def test_bad_input_is_one_line(notes: dict[str, Any], name: str, message: str) -
 def test_a_job_travels_as_plain_data() -> None:
     job = jobs()[f"{GRID_SHARD} shared"]
     assert decode_job(encode_job(job), RANK_JOBS, 4) == job
-    with pytest.raises(ValueError, match="is not for 2 ranks"):
+    with pytest.raises(ValueError, match="cannot run on 2 ranks"):
         decode_job(encode_job(job), RANK_JOBS, 2)
     with pytest.raises(ValueError, match="has shards with the rows"):
         decode_job(encode_job(replace(job, parts=job.parts[:-1])), RANK_JOBS, 4)
@@ -312,9 +312,9 @@ def test_deduplicated_tables_are_refused_where_they_cannot_be_measured() -> None
     first, second = (replace(table(name, ROWS, DIM), pooling="none", is_deduplicated=True) for name in "ab")
     parts = (*place(first, TABLE_WISE, 0), *place(second, TABLE_WISE, 1))
     job = MeasureParts((first, second), MACHINE, BATCH_SIZE, parts)
-    with pytest.raises(BadInput, match="on GPUs alone"):
+    with pytest.raises(BadInput, match="only on GPUs"):
         job.plan("cpu")
-    with pytest.raises(BadInput, match="in all EmbeddingCollections or in none"):
+    with pytest.raises(BadInput, match="either all EmbeddingCollections or none"):
         replace(job, tables=(first, replace(second, is_deduplicated=False))).plan("cpu")
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure.workload import Lookups, RecordedLookups, _counts_U, _largest_remainder, draw_lookups
+from evenshard.measure.workload import Lookups, RecordedLookups, _draw_counts, _round_shares, draw_lookups
 from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import (
@@ -119,7 +119,7 @@ HIGH = np.array([*MAX_COUNT_OF_BIN, 2 * MAX_COUNT_OF_BIN[-1]])
 
 
 def counts_U(bins: ReuseBins, num_lookups: int, num_rows: int) -> np.ndarray:
-    return _counts_U(np.asarray(bins), num_lookups, num_rows, "cpu").numpy()
+    return _draw_counts(np.asarray(bins), num_lookups, num_rows, "cpu").numpy()
 
 
 def asked_rows(bins: ReuseBins, num_lookups: int, num_rows: int) -> int:
@@ -132,7 +132,7 @@ def check_counts(bins: ReuseBins, num_lookups: int, num_rows: int) -> None:
     counts = counts_U(bins, num_lookups, num_rows)
     assert counts.dtype == np.int64 and counts.sum() == num_lookups and (counts >= 1).all()
     assert len(counts) == asked_rows(bins, num_lookups, num_rows)
-    rows_of_bin = _largest_remainder(np.asarray(bins), len(counts))
+    rows_of_bin = _round_shares(np.asarray(bins), len(counts))
     bin_of_row = np.repeat(np.arange(NUM_REUSE_BINS), rows_of_bin)[::-1]  # upper bins first
     low, high = LOW[bin_of_row], HIGH[bin_of_row]
     if low.sum() <= num_lookups <= high.sum():
@@ -338,9 +338,9 @@ def test_recorded_lookups_are_replayed_batch_by_batch_and_then_from_the_start() 
 
 
 def test_a_table_or_a_batch_that_was_not_recorded_is_refused() -> None:
-    with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has 5 samples"):
+    with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has only 5 samples"):
         replayed(0, 6, 0)
-    with pytest.raises(BadConfig, match="holds no table 'users'"):
+    with pytest.raises(BadConfig, match="has no table 'users'"):
         LOOKUPS(table("users"), 2, 0)
 
 

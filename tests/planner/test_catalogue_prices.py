@@ -8,7 +8,7 @@ import pytest
 import evenshard
 from evenshard.base.units import gb_to_bytes
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.placements import measured_parts
+from evenshard.measure.placements import open_measurer
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
@@ -47,7 +47,7 @@ def test_any_placement_is_predicted_as_it_is_measured(name: str, devices: int) -
     asked = request(name, devices, "simulated:h100")
     model = model_of(None, asked.hardware)
     parts = random_sharding(asked.task(), SHARDING_TYPES, np.random.default_rng(devices))
-    with measured_parts(asked, model, visits=1) as measure:
+    with open_measurer(asked, model, visits=1) as measure:
         (measured,) = measure(asked.task(), [parts])
     costs = part_costs(asked, model)
     assert costs.predict(parts).predicted_ms == pytest.approx(measured.step_ms(costs.pipeline), rel=WITHIN)

@@ -38,7 +38,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
@@ -133,8 +133,8 @@ def test_it_is_a_key_of_a_pipelines_request(received: dict[str, Any]) -> None:
 def test_it_is_a_parameter_of_a_served_model(received: dict[str, Any]) -> None:
     from evenshard.tracking.pyfunc import signature
 
-    assert served_code().parameters["made_up_gb"] == 1.5
-    parameter = next(one for one in signature(served_code()).params if one.name == "made_up_gb")
+    assert build_serving_code().parameters["made_up_gb"] == 1.5
+    parameter = next(one for one in signature(build_serving_code()).params if one.name == "made_up_gb")
     assert (parameter.dtype.name, parameter.default) == ("double", 1.5)
 
 

@@ -138,9 +138,9 @@ def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFi
 
 def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> None:
     from evenshard.loop.decisions.requests import place_arguments
-    from evenshard.tracking.pyfunc import served_parameters
+    from evenshard.tracking.pyfunc import list_parameters
 
     assert place_arguments({"max_move_gb": 1})["max_move_gb"] == 1
     with pytest.raises(BadConfig, match=r"near is not supported\. Name the current plan"):
         place_arguments({"near": "s3://bucket/old.json"})
-    assert not {"near", "max_move_gb"} & set(served_parameters())
+    assert not {"near", "max_move_gb"} & set(list_parameters())

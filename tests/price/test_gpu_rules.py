@@ -12,7 +12,7 @@ import yaml
 from benchmarks.scripts.fit_devices import LATER_POINTS, POINTS
 from benchmarks.scripts.gpu_rules import SPEEDS, Held, held_out, of_all, read_measured
 from evenshard.cli import main
-from evenshard.measure.inventory import known_hardware
+from evenshard.measure.inventory import find_hardware
 from evenshard.price.evidence import DeviceError
 from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.price.gpu_rules import EVIDENCE, FITTED, SHEET, constants_by_rules, exponent
@@ -158,7 +158,7 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     said = " ".join(out.split())
     assert "extrapolated from h100, h200: 90 % of times within a factor of 2.65" in said
     assert "saved: gpu_profile.yaml (use it as hardware: simulated:gpu_profile.yaml)" in out
-    found = known_hardware("gpu_profile.yaml")
+    found = find_hardware("gpu_profile.yaml")
     assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"
     assert found.constants["num_sms"].source == "data sheet: its box"
     assert found.constants["hbm_gb_s"].source == "data sheet: gpu.yaml"
@@ -186,9 +186,9 @@ def test_the_profile_goes_where_it_is_asked_for() -> None:
         ({"num_sms": [84]}, "num_sms is [84], not a number"),
         ({"tflops": True}, "tflops is True, not a number"),
         ({"l2_mb": float("nan")}, "l2_mb is nan, not a number"),
-        ({"link": "pcie9"}, "link is 'pcie9'. `evenshard hardware` lists"),
+        ({"link": "pcie9"}, "link 'pcie9' is unknown. `evenshard hardware` lists"),
         ({"link": None}, "link is None, not a name"),
-        ({"vendor": None}, "names no vendor"),
+        ({"vendor": None}, "has no vendor"),
         ({"vendor": 3}, "vendor is 3, not a name"),
         ({"colour": 3}, "'colour' is unknown"),
         ({"l2_gb_s": 0}, "constant l2_gb_s is 0.0, not a number from 1e-09"),

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.scripts.fit_devices import Point, published_points
 from evenshard.base.errors import BadInput
-from evenshard.measure.calibrate.device import measured_shards
+from evenshard.measure.calibrate.device import extract_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.memory import STATE_NUMBERS
@@ -67,9 +67,9 @@ def test_a_calibration_knows_the_optimizer_and_takes_one_alone() -> None:
         for name in ("sgd", "adam")
         for hardware in [SimulatedHardware(MeasureConfig("simulated:h200", optimizer=name))]
     )
-    assert measured_shards(start, [adam]).optimizer == "adam"
+    assert extract_shards(start, [adam]).optimizer == "adam"
     with pytest.raises(BadInput, match=r"several optimizers \(adam, sgd\), whose backward passes differ"):
-        measured_shards(start, [sgd, adam])
+        extract_shards(start, [sgd, adam])
 
 
 def simulated_ms(point: Point) -> float:

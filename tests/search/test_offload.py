@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.placements import simulated_cost
+from evenshard.measure.placements import simulate_cost
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart
 from evenshard.placement.placement import Placement, check_sharding
@@ -144,7 +144,7 @@ def test_the_simulated_machine_and_the_prediction_add_the_same() -> None:
     outside = tuple(replace(part, storage=Storage(FUSED_UVM)) for part in inside)
     for cost in (
         lambda parts: [one.predicted_fwd_compute_ms for one in costs.predict(parts).devices],
-        lambda parts: [one.fwd_compute_ms for one in simulated_cost(costs.task, parts, profiles, costs.links).devices],
+        lambda parts: [one.fwd_compute_ms for one in simulate_cost(costs.task, parts, profiles, costs.links).devices],
     ):
         slower = np.array(cost(outside)) - np.array(cost(inside))
         assert (slower > 0).all()

@@ -60,7 +60,7 @@ def register_model(
     with short_timeouts():
         client = client or connect()
         logged = registry._upload_model(client, name, folder, code, tags, metrics or {}, run_id)
-        return registry._ensured_version(client, logged, run_id)
+        return registry._ensure_version(client, logged, run_id)
 
 
 def moved_mlflow(folder: Path, old: Path) -> None:

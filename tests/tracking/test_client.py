@@ -15,7 +15,7 @@ import sqlalchemy
 
 from evenshard import tracking
 from evenshard.base.errors import TrackingFailed
-from evenshard.tracking.client import connect, sqlite_file, usable_file
+from evenshard.tracking.client import connect, ensure_file, sqlite_file
 from support.tracking_builders import empty_file, loops
 
 FORK = multiprocessing.get_context("fork")
@@ -28,7 +28,7 @@ def _uri(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_us(path: Path) -> None:
     """Makes the file as evenshard does."""
-    with usable_file(f"sqlite:///{path}"):
+    with ensure_file(f"sqlite:///{path}"):
         pass
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from evenshard import tracking
 from evenshard.tracking.descriptions import NOTE, model_description
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 from support.tracking_builders import empty_mlflow, parts_of, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 1}}
@@ -29,7 +29,7 @@ def evaluated(folder: Path, seed: int = 0, commit: str = "abc") -> Path:
     model = write_model(folder / f"model_{seed}_{commit}", (costs,), seed, commit)
     with tracking.stage_run("evaluate", PARAMS, {}, "Measures every sharder.") as run:
         run.costs([costs], "training")
-        run.register(parts_of(model), served_code(), {"evenshard.mean_measured_ms": 1.5})
+        run.register(parts_of(model), build_serving_code(), {"evenshard.mean_measured_ms": 1.5})
         run.conclude({"evenshard.mean_measured_ms": 1.5})
     return model
 
@@ -108,7 +108,7 @@ def test_the_same_weights_are_registered_once(client: Any, workdir: Path, caplog
     (first,) = client.search_model_versions("name = 'evenshard-cost'")
     with caplog.at_level(logging.INFO, "evenshard"):
         evaluated(workdir, commit="def")
-    assert "models:/evenshard-cost/1 has these weights already" in caplog.text
+    assert "models:/evenshard-cost/1 already has these weights" in caplog.text
     assert [str(one.version) for one in client.search_model_versions("name = 'evenshard-cost'")] == ["1"]
     assert [str(one.version) for one in client.search_model_versions("name = 'evenshard-policy'")] == ["1"]
     experiment = client.get_experiment_by_name("evenshard").experiment_id

@@ -56,13 +56,13 @@ def test_an_alias_or_a_version_is_the_folder_that_was_registered(registered: Pat
         ("models:/evenshard-cost@nobody", "alias nobody not found"),
         ("models:/evenshard-cost/7", "version=7"),
         ("models:/other/1", "name=other"),
-        ("models:/", "Not a proper models:/ URI"),
+        ("models:/", "is not a valid model URI"),
     ],
 )
 def test_what_is_not_registered_is_one_line(registered: Path, uri: str, reason: str) -> None:
     with pytest.raises(BadConfig):
         model_version(uri)
-    with pytest.raises(BadConfig, match="Not a proper models:/ URI"):
+    with pytest.raises(BadConfig, match="is not a valid model URI"):
         model_version(uri.removeprefix("models:/"))
     with pytest.raises(BadConfig, match=reason) as caught, download_model(uri):
         pass
@@ -85,7 +85,7 @@ def test_a_server_that_is_away_is_one_line_within_seconds(workdir: Path, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with (
-        pytest.raises(TrackingFailed, match=r"http://127\.0\.0\.1:9 did not give this model") as caught,
+        pytest.raises(TrackingFailed, match=r"http://127\.0\.0\.1:9 did not return this model") as caught,
         download_model(CHAMPION),
     ):
         pass

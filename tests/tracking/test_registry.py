@@ -17,7 +17,7 @@ from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.sources import tables_in_python
 from evenshard.tables.table import Table
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
 from support.builders import some_tables
 from support.tracking_builders import empty_mlflow, register_model, write_model
@@ -38,9 +38,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_model(folder / f"round_{seed}", seed=seed, hardware="simulated: h100")
             (folder / f"round_{seed}" / "costs.parquet").write_text("is not of the model")
             register_model(
-                folder / f"round_{seed}", served_code(), {"evenshard.git_commit": "abc"}, {"evenshard.mean_ms": 1 / 3}
+                folder / f"round_{seed}",
+                build_serving_code(),
+                {"evenshard.git_commit": "abc"},
+                {"evenshard.mean_ms": 1 / 3},
             )
-        register_model(folder / "round_0", served_code(), {}, name=tracking.REGISTERED_POLICY)
+        register_model(folder / "round_0", build_serving_code(), {}, name=tracking.REGISTERED_POLICY)
     return folder
 
 
@@ -125,7 +128,7 @@ def test_the_policy_places_by_itself(registry: Path) -> None:
     assert list(answer["table"]) == [table.name for table in TABLES]
     assert list(answer["column_stop"]) == [table.embedding_dim for table in TABLES]
     assert set(answer["device"]) <= {0, 1}
-    with pytest.raises(BadConfig, match="takes no allow_column_split"):
+    with pytest.raises(BadConfig, match="does not support allow_column_split"):
         served("models:/evenshard-policy/1", rows(), allow_column_split=True)
 
 
@@ -134,7 +137,7 @@ def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
 
     info = get_model_info("models:/evenshard-cost/1")
     assert info.signature.inputs.input_names()[:4] == ["name", "num_rows", "embedding_dim", "pooling_factor"]
-    assert {one.name: one.default for one in info.signature.params} == served_code().parameters
+    assert {one.name: one.default for one in info.signature.params} == build_serving_code().parameters
     spans = ["row_start", "row_stop", "column_start", "column_stop"]
     assert info.signature.outputs.input_names() == ["table", "device", *spans]
     with tracking.download_model("models:/evenshard-cost/1") as model:
@@ -173,7 +176,7 @@ def test_a_missing_champion_names_the_command_that_makes_one(registry: Path) -> 
     for name in (tracking.REGISTERED_POLICY, "evenshard-nothing"):
         with pytest.raises(BadConfig, match=wanted):
             tracking.model_version(f"models:/{name}@champion")
-    with pytest.raises(BadConfig, match="Name a model, alias or version") as other:
+    with pytest.raises(BadConfig, match="Name a registered model") as other:
         tracking.model_version("models:/evenshard-cost@challenger")
     assert "promote" not in str(other.value)
 
@@ -195,7 +198,7 @@ def test_the_champion_is_who_was_named_last(registry: Path) -> None:
 
 def test_a_folder_that_is_registered_is_not_registered_again(registry: Path) -> None:
     known = tracking.model_version("models:/evenshard-cost/1")
-    version, policy = register_folder(registry / "round_0", served_code())
+    version, policy = register_folder(registry / "round_0", build_serving_code())
     assert (version.tags["evenshard.model_sha256"], policy) == (
         known.tags["evenshard.model_sha256"],
         tracking.model_version("models:/evenshard-policy/1"),
@@ -208,12 +211,12 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     client = MlflowClient()
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     runs = [client.create_run(experiment).info.run_id for _ in range(2)]
-    versions = [register_model(registry / "round_0", served_code(), {}, run_id=run) for run in runs]
+    versions = [register_model(registry / "round_0", build_serving_code(), {}, run_id=run) for run in runs]
     assert [one.run_id for one in versions] == runs and versions[0].version != versions[1].version
     for run, version in zip(runs, versions, strict=True):
-        assert tracking.version_of_files(tracking.REGISTERED_COST, registry / "round_0", run) == version
-    assert tracking.version_of_files(tracking.REGISTERED_COST, registry / "round_0") == versions[1], "the last one"
-    other = register_model(registry / "round_1", served_code(), {}, run_id=runs[0])
+        assert tracking.find_by_weights(tracking.REGISTERED_COST, registry / "round_0", run) == version
+    assert tracking.find_by_weights(tracking.REGISTERED_COST, registry / "round_0") == versions[1], "the last one"
+    other = register_model(registry / "round_1", build_serving_code(), {}, run_id=runs[0])
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
 
@@ -234,11 +237,11 @@ def test_what_was_not_finished_is_no_version_and_is_finished_by_another_try(
     with monkeypatch.context() as patch:
         patch.setattr(client, "log_model_artifacts", torn)
         with pytest.raises(ConnectionResetError):
-            register_model(model, served_code(), {}, run_id=run_id, client=client)
+            register_model(model, build_serving_code(), {}, run_id=run_id, client=client)
     of_run = f"source_run_id = '{run_id}'"
     [half] = client.search_logged_models([experiment], of_run)
     assert half.status == "FAILED" and len(client.search_model_versions()) == before
-    version = register_model(model, served_code(), {}, run_id=run_id, client=client)
+    version = register_model(model, build_serving_code(), {}, run_id=run_id, client=client)
     logged = {one.model_id: str(one.status) for one in client.search_logged_models([experiment], of_run)}
     assert logged == {half.model_id: "READY"} == {version.model_id: "READY"}
     with tracking.download_model(version.uri) as downloaded:
@@ -261,23 +264,23 @@ def test_both_models_are_registered_or_none(registry: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(client, "create_model_version", refused)
         with pytest.raises(ConnectionResetError):
-            ensure_models(model, served_code(), {}, client=client)
+            ensure_models(model, build_serving_code(), {}, client=client)
     assert {(one.name, one.version) for one in client.search_model_versions()} == before
-    cost, policy = ensure_models(model, served_code(), {}, client=client)
+    cost, policy = ensure_models(model, build_serving_code(), {}, client=client)
     assert (cost.name, policy.name) == (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY)
-    assert ensure_models(model, served_code(), {}, client=client) == (cost, policy)
+    assert ensure_models(model, build_serving_code(), {}, client=client) == (cost, policy)
 
 
 def test_mlflow_does_not_tell_that_it_tries_the_example(
     registry: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    register_model(write_model(tmp_path / "other", seed=7), served_code(), {})
+    register_model(write_model(tmp_path / "other", seed=7), build_serving_code(), {})
     assert "input example" not in capsys.readouterr().err
 
 
 def test_half_a_model_is_none(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "model" / "cost_net").mkdir(parents=True)
     with pytest.raises(BadFile, match="cost_model is missing"):
-        register_model(tmp_path / "model", served_code(), {})
+        register_model(tmp_path / "model", build_serving_code(), {})
     with pytest.raises(BadFile, match="policy is missing"):
         copy_parts(tmp_path / "model", tmp_path / "copy", tracking.REGISTERED_POLICY)

@@ -19,7 +19,7 @@ from evenshard.cli import main
 from evenshard.tracking import records, run_files
 from evenshard.tracking.client import connect
 from evenshard.tracking.descriptions import NOTE, experiment_id
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from support.http_server import hanging
@@ -53,7 +53,7 @@ def a_stage() -> None:
         run.metrics({"median_abs_pct_error": 7.5})
         run.costs([Path("measured/costs.parquet")], "training")
         run.artifact(Path("measured/costs.parquet"))
-        run.register(parts_of(Path("round_1")), served_code(), {"evenshard.mean_measured_ms": 1.5})
+        run.register(parts_of(Path("round_1")), build_serving_code(), {"evenshard.mean_measured_ms": 1.5})
         run.conclude({"evenshard.mean_measured_ms": 1.5})
 
 
@@ -128,9 +128,9 @@ def test_wherever_it_dies_the_stage_ends_well_and_mlflow_gets_the_rest_later(
     a_stage()
     assert server.dead
     away, kept = warnings_in(caplog)
-    assert "The stage goes on" in away and "mlflow_backlog" in kept
+    assert "The stage continues" in away and "mlflow_backlog" in kept
     server.go_on()
-    assert tracking.log_backlog(served_code)
+    assert tracking.log_backlog(build_serving_code)
     check_stage(known_to(server.url))
 
 
@@ -228,7 +228,7 @@ def test_the_next_stage_logs_what_mlflow_has_missed(server: Dying, at: Path, cap
     assert main([*generate, "--seed", "1"]) == 0
     known = known_to(server.url)
     assert [name for name in known["runs"] if not name.startswith("loop-")] == ["generate_tables"] * 2
-    assert "has got what it had missed of a run" in warnings_in(caplog)[-1]
+    assert "logged a run that MLflow at" in warnings_in(caplog)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_a_server_that_hangs_is_left(
         own_server.hang(False)
     away, kept = warnings_in(caplog)
     assert "timed out" in away and "mlflow_backlog" in kept
-    assert tracking.log_backlog(served_code)
+    assert tracking.log_backlog(build_serving_code)
     stage, loop = known_to(own_server.url)["runs"]
     assert stage == "benchmark_1" and loop.startswith("loop-")
 

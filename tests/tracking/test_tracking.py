@@ -23,8 +23,8 @@ from evenshard.base.errors import TrackingFailed
 from evenshard.base.process import on_sigterm, terminate
 from evenshard.base.provenance import params_hash
 from evenshard.tracking import run_files
-from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.client import add_time_limits, first_line, protect_database
+from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop, flatten
 from support.http_server import hanging
@@ -60,7 +60,7 @@ def a_loop(folder: Path) -> None:
         run.metrics({"loss": 1.0})
         run.artifact(costs)
         run.artifact(model / "cost_net")
-        run.register(parts_of(model), served_code(), {"evenshard.mean_measured_ms": 1.5})
+        run.register(parts_of(model), build_serving_code(), {"evenshard.mean_measured_ms": 1.5})
         run.conclude({"evenshard.mean_measured_ms": 1.5})
 
 
@@ -203,7 +203,7 @@ def test_an_order_to_end_waits_for_a_database_but_not_for_a_server(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     done: list[str] = []
-    with on_sigterm(terminate), pytest.raises(SystemExit), in_one_piece():
+    with on_sigterm(terminate), pytest.raises(SystemExit), protect_database():
         signal.raise_signal(signal.SIGTERM)
         done.append("the block")
     assert bool(done) == waits
@@ -236,8 +236,10 @@ def test_stages_go_on_while_mlflow_is_away_and_say_so_once(workdir: Path, caplog
     with caplog.at_level(logging.WARNING):
         a_loop(workdir)
     away, kept = (record.getMessage() for record in caplog.records)
-    assert away == f"MLflow cannot be reached at {AWAY} (Connection refused). The stage goes on"
-    assert kept == "What MLflow misses is kept in work/mlflow_backlog: the next stage that reaches it logs it"
+    assert away == f"MLflow cannot be reached at {AWAY} (Connection refused). The stage continues"
+    assert (
+        kept == "Runs that MLflow missed are kept in work/mlflow_backlog; the next stage that reaches MLflow logs them"
+    )
     with pytest.raises(ZeroDivisionError), tracking.stage_run("train_cost_1", PARAMS, {}):
         raise ZeroDivisionError
 
@@ -252,10 +254,10 @@ def test_a_refusal_is_told_from_a_server_that_is_away(
     refused, kept = (record.getMessage() for record in caplog.records)
     assert refused.startswith("MLflow refuses to log at ./mlruns (The filesystem") and "sqlite:///mlflow.db" in refused
     assert "set `MLFLOW_ALLOW_FILE_STORE=true`" in refused, "MLflow's remedy is at the end of its message"
-    assert kept.endswith("work/mlflow_backlog: a stage logs it once MLflow at ./mlruns takes it")
+    assert kept.endswith("work/mlflow_backlog; a stage logs them once MLflow at ./mlruns accepts them")
     caplog.clear()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    assert tracking.log_backlog(served_code) == 1 and not tracking.log_backlog(served_code)
+    assert tracking.log_backlog(build_serving_code) == 1 and not tracking.log_backlog(build_serving_code)
 
 
 class Dying:
@@ -291,11 +293,11 @@ def test_wherever_mlflow_dies_it_has_all_of_a_loop_once_when_it_is_back(
         a_loop(workdir)
     assert dying.calls >= nth
     shutil.rmtree(workdir / "work" / "round_1")  # the run's file has its own copy
-    assert tracking.log_backlog(served_code) >= 1
+    assert tracking.log_backlog(build_serving_code) >= 1
     check_loop(client)
-    assert not tracking.log_backlog(served_code), "nothing is left"
+    assert not tracking.log_backlog(build_serving_code), "nothing is left"
     away, kept, logged = (record.getMessage() for record in caplog.records)
-    assert "the server is gone" in away and "mlflow_backlog" in kept and "has got what it had missed" in logged
+    assert "the server is gone" in away and "mlflow_backlog" in kept and "logged" in logged
     [experiment] = client.search_experiments(filter_string="name = 'evenshard'")
     models = client.search_logged_models([experiment.experiment_id])
     assert sorted((one.name, str(one.status)) for one in models) == [
@@ -363,9 +365,9 @@ def test_a_database_that_is_away_is_noticed_at_once(
 def test_a_model_that_must_be_registered_fails_its_stage(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSHARD_MUST_REGISTER", "1")
     model = write_model(workdir / "work" / "round_1")
-    says = rf"The model is not registered: MLflow at {AWAY} did not take it"
+    says = rf"The model is not registered: MLflow at {AWAY} did not accept it"
     with pytest.raises(TrackingFailed, match=says), tracking.stage_run("evaluate", PARAMS, {}) as run:
-        run.register(parts_of(model), served_code(), {})
+        run.register(parts_of(model), build_serving_code(), {})
 
 
 def test_what_is_kept_names_no_file_elsewhere(
@@ -379,8 +381,8 @@ def test_what_is_kept_names_no_file_elsewhere(
             run.artifact(workdir / "secret")
     [kept] = workdir.glob("work/mlflow_backlog/*/run.json")
     kept.write_text(kept.read_text().replace("files/0/secret", "../../../secret"))
-    assert not tracking.log_backlog(served_code)
-    assert "names a file outside of itself" in caplog.messages[-1] and not runs_of(client)
+    assert not tracking.log_backlog(build_serving_code)
+    assert "names a file outside its folder" in caplog.messages[-1] and not runs_of(client)
 
 
 def test_a_copy_of_what_was_kept_counts_once(workdir: Path, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
@@ -392,7 +394,7 @@ def test_a_copy_of_what_was_kept_counts_once(workdir: Path, monkeypatch: pytest.
     shutil.copytree(workdir / "work" / "mlflow_backlog", workdir / "copy")
     for folder in ("work/mlflow_backlog", "copy"):
         monkeypatch.setenv("EVENSHARD_BACKLOG", folder)
-        assert tracking.log_backlog(served_code) == 1
+        assert tracking.log_backlog(build_serving_code) == 1
     known = runs_of(client)["benchmark_1"]
     assert [one.value for one in client.get_metric_history(known.info.run_id, "ms")] == [3.0, 2.0]
     assert known.data.params == {"seed": "0"} and len(runs_of(client)) == 2
@@ -407,7 +409,7 @@ def test_what_is_kept_for_one_mlflow_is_not_logged_to_another(
     with tracking.stage_run("benchmark_1", PARAMS, {}):
         pass
     monkeypatch.setenv("MLFLOW_TRACKING_URI", here)
-    assert not tracking.log_backlog(served_code) and not runs_of(client)
+    assert not tracking.log_backlog(build_serving_code) and not runs_of(client)
     assert len([*workdir.glob("work/mlflow_backlog/*/run.json")]) == 1
 
 
@@ -424,7 +426,7 @@ def test_what_is_kept_for_one_mlflow_is_not_logged_to_another(
 )
 def test_a_database_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch, uri: str, limits: str) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
-    assert with_time_limits(uri) == (f"{uri.partition('?')[0]}?{limits}" if limits else uri)
+    assert add_time_limits(uri) == (f"{uri.partition('?')[0]}?{limits}" if limits else uri)
 
 
 @pytest.mark.slow

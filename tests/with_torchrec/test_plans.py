@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.measure.placements import simulated_cost
+from evenshard.measure.placements import simulate_cost
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, whole_part
 from evenshard.placement.placement import Placement, parts_by_table
@@ -138,7 +138,7 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
         assert of_type >= (pooled if way not in SEQUENCE_TYPES else {one.name for one in EVERYTHING})
     h100 = gpu_profile("h100")
     links = Links(link("h100_nvlink"), link("infiniband_ndr"))
-    assert simulated_cost(task, parts, [h100] * 4, links).max_device_ms > 0
+    assert simulate_cost(task, parts, [h100] * 4, links).max_device_ms > 0
     priced = predicted(plan, request, untrained())
     assert priced.predicted_ms > 0 and priced.parts == parts
     assert not find_unsupported_kernels(plan, EVERYTHING)

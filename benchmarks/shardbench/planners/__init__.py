@@ -1,9 +1,9 @@
-"""The planners: a file each, called as its planner; a planner of others joins by one such file.
+"""Planners of ShardBench: one file per planner, with its name; another planner is added as a file.
 
 A file has ``plan(tables, machine)``, which returns the parts of a plan (``list[TablePart]``; ``whole_part`` makes a
 part of a whole table) or raises ``InfeasibleTask``. ``tables`` are ``evenshard.tables.table.Table``, ``machine`` is a
-``cases.BenchMachine``. Instead it may have ``plans(tables, machine)``, which yields (variant, parts) pairs: the bench
-then takes the best of them by each oracle, in hindsight. ``OWN_ORACLE`` names the oracle that it plans by, if any.
+``cases.BenchMachine``. Alternatively it has ``plans(tables, machine)``, which yields (variant, parts) pairs, of which
+the best by each oracle counts, in hindsight. ``OWN_ORACLE`` names the oracle that it plans by, if any.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Planner:
 
 
 def load_planner(name: str) -> Planner:
-    """The planner of a name among ``NAMES``, or of a Python file."""
+    """Load the planner of a name among ``NAMES``, or of a Python file."""
     if name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         assert spec is not None and spec.loader is not None
@@ -48,6 +48,6 @@ def load_planner(name: str) -> Planner:
     elif name in NAMES:
         module = importlib.import_module(f"{__name__}.{name}")
     else:
-        raise BadConfig(f"there is no planner {name}. Choose from {', '.join(NAMES)}, or name a Python file.")
+        raise BadConfig(f"planner {name} is unknown. Choose from {', '.join(NAMES)}, or name a Python file.")
     plans = getattr(module, "plans", None) or (lambda tables, machine: [("", module.plan(tables, machine))])
     return Planner(Path(name).stem, plans, getattr(module, "OWN_ORACLE", ""))

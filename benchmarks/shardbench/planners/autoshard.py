@@ -24,7 +24,7 @@ SHARDS = 500
 
 @cache
 def _train(hardware: str) -> AutoShardSharder:
-    """One training serves all cells of a GPU."""
+    """Train once for all cells of a GPU."""
     measure = MeasureConfig(hardware)
     tasks = Ground(POOL, measure, TRAIN_TASKS, 1).split(SETTING).train
     measured = measure_random_shards(SimulatedHardware(measure), tasks, SHARDS, 0)
@@ -32,6 +32,6 @@ def _train(hardware: str) -> AutoShardSharder:
 
 
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
-    """Its most probable placement."""
+    """Return its most probable placement."""
     task = machine.task(tables)
     return _train(machine.hardware).place(task.as_whole).parts(task.tables)

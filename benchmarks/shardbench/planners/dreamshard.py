@@ -23,13 +23,13 @@ TRAINING, TRAIN_TASKS, ROLLOUTS = DreamShardConfig(num_rounds=5), 20, 16
 
 @cache
 def _train(hardware: str) -> DreamShardSharder:
-    """One training serves all cells of a GPU."""
+    """Train once for all cells of a GPU."""
     measure = MeasureConfig(hardware)
     tasks, simulated = Ground(POOL, measure, TRAIN_TASKS, 1).split(SETTING).train, SimulatedHardware(measure)
     return train_dreamshard(tasks, simulated.measure_many, simulated.provenance, TRAINING, 0).sharder(ROLLOUTS)
 
 
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
-    """The best of its rollouts by its own cost network."""
+    """Return the best of its rollouts by its own cost network."""
     task = machine.task(tables)
     return _train(machine.hardware).place(task.as_whole).parts(task.tables)

@@ -15,6 +15,6 @@ OWN_ORACLE = "device"
 
 
 def plan(tables: Sequence[Table], machine: BenchMachine, effort: str = NORMAL) -> Sequence[TablePart]:
-    """Parts of every sharding type."""
+    """Place tables with all sharding types."""
     config = PlaceConfig(get_effort(effort))
     return place_request(machine.request(tables), DeviceModel(machine.hardware), config).parts

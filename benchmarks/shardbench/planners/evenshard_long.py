@@ -14,5 +14,5 @@ OWN_ORACLE = evenshard.OWN_ORACLE
 
 
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
-    """Parts of every sharding type."""
+    """Place tables with all sharding types."""
     return evenshard.plan(tables, machine, LONG)

@@ -13,7 +13,7 @@ from evenshard.tables.table import Table
 
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:
-    """A plan of each that finds room."""
+    """Yield a plan for each strategy with a feasible placement."""
     task = machine.task(tables).as_whole
     for expert in expert_sharders():
         with suppress(InfeasibleTask):

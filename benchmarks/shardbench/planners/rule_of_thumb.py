@@ -1,4 +1,4 @@
-"""The best rule of thumb by the device model: small tables replicated, the costliest ones cut, the rest dealt out."""
+"""The best rule of thumb by the device model: replicates small tables, splits the costliest, distributes the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_ORACLE = "device"
 
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> list[tuple[str, Sequence[TablePart]]]:
-    """The one plan, called as its rule."""
+    """Return the single plan, named after its rule."""
     baseline, parts = place_by_heuristic(part_costs(machine.request(tables), DeviceModel(machine.hardware)))
     assert parts is not None
     return [(baseline.setting, parts)]

@@ -1,4 +1,4 @@
-"""TorchRec's planner as it comes: no pooling factors, its own bandwidths."""
+"""TorchRec's planner with default settings: no pooling factors, its own bandwidths."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ TIMEOUT_S = 30
 
 
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
-    """The plan that TorchRec rates best."""
+    """Return the plan that TorchRec rates best."""
     return TorchRecPlanner(machine.task(tables), machine.bandwidths, TIMEOUT_S).plan(DEFAULT_SETTING).parts

@@ -1,6 +1,6 @@
-"""TorchRec's planner, told pooling factors and the machine's bandwidths, with several settings.
+"""TorchRec's planner with pooling factors and the machine's bandwidths, at several settings.
 
-Each oracle takes the best of its plans, in hindsight; by TorchRec's own rating that is what its user would pick.
+Each oracle takes the best of its plans, in hindsight; by TorchRec's own rating that is the plan its user would choose.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SETTINGS = (
     *(PlannerSetting(width, order) for width, order in product((64, 32, 8), ("perf", "storage"))),
     PlannerSetting(grid_shard=True),
 )
-# TorchRec's ``timeout_seconds`` for each; and after so many seconds of all, no further setting is asked.
+# TorchRec's ``timeout_seconds`` per setting, and the total seconds after which no further setting is tried.
 TIMEOUT_S, SWEEP_S = 15, 120
 
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:
-    """The plans of all settings with which TorchRec finds one, each once."""
+    """Yield the distinct plans of all settings for which TorchRec finds a plan."""
     planner, began = TorchRecPlanner(machine.task(tables), machine.bandwidths, TIMEOUT_S), time.process_time()
     seen = set()
     for setting in SETTINGS:

@@ -27,7 +27,7 @@ from evenshard.cli.arguments import (
 )
 from evenshard.loop.commands import ImportCostsConfig, ObserveInputs
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.local_hardware import hardware_here
+from evenshard.measure.local_hardware import identify_hardware
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
 
@@ -36,7 +36,7 @@ ADD = "add"  # `evenshard hardware add`, in place of the name of hardware
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.cli.describe import describe_file, file_text
-    from evenshard.measure.describe import describe, text
+    from evenshard.measure.describe import describe, format_description
 
     costs = [path for path in args.files if path.suffix == ".parquet"]
     others = [describe_file(path) for path in args.files if path not in costs]
@@ -46,7 +46,7 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.json:
         print(json.dumps({**description, "files": others}, indent=1))
     else:
-        print("\n\n".join([*map(file_text, others), *([text(description)] if costs else [])]))
+        print("\n\n".join([*map(file_text, others), *([format_description(description)] if costs else [])]))
     spread_pct = description["noise"]["within_run_pct"] if costs else None  # None without repeated measurements
     if args.max_noise is not None and (spread_pct or 0.0) > args.max_noise:
         raise DatasetRefused(
@@ -57,7 +57,7 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure.inventory import hardware_text, inventory, inventory_text, known_hardware
+    from evenshard.measure.inventory import find_hardware, format_hardware, format_inventory, inventory
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
         raise BadConfig(f"{ADD} and --spec need each other: `evenshard hardware {ADD} --spec gpu.yaml`.")
@@ -66,22 +66,22 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
     elif args.here is not None:
         _hardware_here(args)
     elif args.name is None:
-        print(json.dumps(inventory(), indent=1) if args.json else inventory_text())
+        print(json.dumps(inventory(), indent=1) if args.json else format_inventory())
     else:
-        hardware = known_hardware(args.name)
-        print(json.dumps(asdict(hardware), indent=1) if args.json else hardware_text(hardware))
+        hardware = find_hardware(args.name)
+        print(json.dumps(asdict(hardware), indent=1) if args.json else format_hardware(hardware))
     return {}
 
 
 def _add_hardware(sheet: Path, out: Path) -> None:
-    from evenshard.measure.inventory import add_hardware, confirmation_text
+    from evenshard.measure.inventory import add_hardware, format_confirmation
 
-    print(confirmation_text(add_hardware(sheet, out)))
+    print(format_confirmation(add_hardware(sheet, out)))
     print(f"saved: {out} (use it as hardware: simulated:{out})")
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    text = json.dumps(hardware_here(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
+    text = json.dumps(identify_hardware(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
     write_text(args.here, text + "\n")
 
 

@@ -56,7 +56,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.tracking import log_backlog, study_run
-    from evenshard.tracking.pyfunc import served_code
+    from evenshard.tracking.pyfunc import build_serving_code
     from evenshard.tracking.tags import PARAMS_HASH
 
     params = load_params_file(args)
@@ -66,7 +66,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         collective.serve(measure)
         return {}
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
-    log_backlog(served_code)  # registers models that MLflow missed; one of them may be the newest version
+    log_backlog(build_serving_code)  # registers models that MLflow missed; one of them may be the newest version
     inputs = PromoteInputs(**flag_values(args, PromoteInputs))
     done = promote(inputs, args.out, measure, search, Lineage.current(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:

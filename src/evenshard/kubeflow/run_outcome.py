@@ -24,7 +24,7 @@ from evenshard.base.outputs import write_text
 from evenshard.kubeflow.remote import ENDPOINT, pod_token_file, run_page
 from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kubernetes_api, tasks_of
 from evenshard.tracking import LOCAL, LOOP_ID
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 
 API = "KF_PIPELINES_API"  # environment variable: address of the API for pods
 DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
@@ -91,7 +91,7 @@ def write_outcome(said: str, run: str, page: str, seen: RunReport, outcome: Path
 def log_outcome(state: str, page: str, seen: RunReport) -> None:
     """Log the runs that MLflow missed, and end the loop's MLflow run."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
-        tracking.log_backlog(served_code)
+        tracking.log_backlog(build_serving_code)
         ended = "stopped" if state == CANCELED else "failed"
         tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
 

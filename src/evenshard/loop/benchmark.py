@@ -17,14 +17,14 @@ from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
 from evenshard.loop.propose import Proposers, mix_controls, placement_jobs, select_part, shard_jobs, sharding_jobs
 from evenshard.loop.stage import Outcome
-from evenshard.measure.campaign import Job, from_journal, measure_jobs
+from evenshard.measure.campaign import Job, load_measured, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.distributed.collective import local_world_size
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.noise import controls_of, noise_of
+from evenshard.measure.noise import estimate_noise, find_controls
 from evenshard.measure.plan import save_measure_plan
 from evenshard.measure.torchrec_step import ShardedJob
 from evenshard.placement.tasks import load_tasks
@@ -62,7 +62,7 @@ def run(
     share = TimeShare(0.0, 0.0)
     with Journal(inputs.journal or own_journal) as journal:
         if inputs.budget_minutes == 0:
-            measured = from_journal(jobs, measure, journal)
+            measured = load_measured(jobs, measure, journal)
         else:
             measured, share = _measure(jobs, measure, journal, inputs)
     if not measured:
@@ -138,7 +138,7 @@ def _summarize(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeSha
     if costs:
         metrics["mean_measured_ms"] = fmean(costs)
         log.info("round %d: mean %.2f ms per step", round_number, metrics["mean_measured_ms"])
-    within = noise_of([controls_of(measured)]).within_run_pct
+    within = estimate_noise([find_controls(measured)]).within_run_pct
     if within is not None:
         metrics["within_run_noise_pct"] = within
     log.info(

@@ -37,7 +37,7 @@ from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.noise import controls_of, noise_of
+from evenshard.measure.noise import estimate_noise, find_controls
 from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
@@ -99,7 +99,7 @@ def run(
         origin, device_error = _describe_hardware(hardware, measured), hardware.provenance.device_error
     found = {placement.measurement_id: placement for placement in measured}
     results = [Result(answer, found.get(name)) for name, answer in by_id.items()]
-    noise = noise_of([controls_of(run) for run in (*rounds, measured)])
+    noise = estimate_noise([find_controls(run) for run in (*rounds, measured)])
     ranking, accuracy = standings(results, noise), network_accuracy(results)
     of_model = None if model is None else network_accuracy(_predict_with(model, results))
     metrics = report.metrics(ranking, accuracy, len(split.test), infeasible_tasks(results), noise, origin, of_model)

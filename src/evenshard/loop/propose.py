@@ -17,7 +17,7 @@ from evenshard.base.errors import InfeasibleTask, require
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.loop.sharder_comparison import Answer
-from evenshard.measure.campaign import Job, Placed, measure_jobs, with_controls
+from evenshard.measure.campaign import Job, Placed, insert_controls, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
@@ -202,26 +202,26 @@ def sharding_jobs(
 
 
 def select_part(
-    jobs: Sequence[Job], part: int, num_parts: int, with_controls: Callable[[Sequence[Job]], list[Job]]
+    jobs: Sequence[Job], part: int, num_parts: int, insert_controls: Callable[[Sequence[Job]], list[Job]]
 ) -> list[Job]:
     """Return the jobs of a part, mixed with controls: every ``num_parts``-th job of the round.
 
     Args:
         part: number of the part, from 1.
-        with_controls: mixes controls into jobs.
+        insert_controls: mixes controls into jobs.
 
     Raises:
         BadConfig: if there are more parts than jobs.
     """
     if num_parts == 1:
-        return with_controls(jobs)
+        return insert_controls(jobs)
     require(
         num_parts <= len(jobs),
         f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Set at most {len(jobs)}.",
     )
     return [
         replace(job, measurement_id=f"part{part}-{job.measurement_id}") if job.proposed_by == CONTROL else job
-        for job in with_controls(jobs[part - 1 :: num_parts])
+        for job in insert_controls(jobs[part - 1 :: num_parts])
     ]
 
 
@@ -240,7 +240,7 @@ def mix_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: Me
         except InfeasibleTask:
             continue
         controls.append((task, placement.parts(task.tables)))
-    return with_controls(jobs, controls, measure.control_repeats)
+    return insert_controls(jobs, controls, measure.control_repeats)
 
 
 def measure_answers(

@@ -15,7 +15,7 @@ from evenshard.base.provenance import Lineage
 from evenshard.loop.stage import Outcome, Reads, Stage, Writes, uses_of
 from evenshard.measure.distributed import collective
 from evenshard.tracking import StageRun
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 
 Code = Callable[..., Outcome]
 
@@ -55,7 +55,7 @@ def run_stage(
         outcome = attempts(stage.run)(*arguments)
         _log(run, stage, inputs, outputs, outcome)
     if tracked and not run.is_kept:
-        tracking.log_backlog(served_code)
+        tracking.log_backlog(build_serving_code)
     return outcome
 
 
@@ -82,10 +82,10 @@ def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcom
         if declaration.role:
             run.costs(paths, declaration.role)
     for path in _paths(inputs, stage.learned_from):
-        run.learned_from(path)
+        run.tag_training_data(path)
     if stage.concludes:
         parts = {name: path for name in MODEL_PARTS for path in _paths(inputs, name)}
-        run.register(parts, served_code(), outcome.metrics)
+        run.register(parts, build_serving_code(), outcome.metrics)
         run.conclude(outcome.metrics)
 
 

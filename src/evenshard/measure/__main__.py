@@ -1,4 +1,4 @@
-"""Measures a plan on a box that has torch, numpy and FBGEMM alone (see ``plan.py``); under torchrun, on all GPUs."""
+"""Measurement of a plan on a machine with only torch, NumPy and FBGEMM; under torchrun, on all of its GPUs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.plan import load_measure_plan
 from evenshard.price.hardware import CHOICES
 
-_LOG_EVERY_S = 10.0
+_LOG_EVERY_S = 10.0  # seconds between progress lines
 log = logging.getLogger("evenshard.measure")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the plan and return the exit code: 0 done (or out of budget), 1 failed, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m evenshard.measure", description=__doc__)
-    parser.add_argument("plan", type=Path, help="what evenshard benchmark --plan-out wrote")
-    parser.add_argument("--journal", type=Path, required=True, help="where every measurement goes at once")
+    parser.add_argument("plan", type=Path, help="plan file of evenshard benchmark --plan-out")
+    parser.add_argument("--journal", type=Path, required=True, help="file to append each measurement to at once")
     parser.add_argument("--hardware", help=f"{CHOICES} (default: the plan's)")
-    parser.add_argument("--budget-minutes", type=float, help="begin no measurement after that")
+    parser.add_argument("--budget-minutes", type=float, help="start no measurement after this many minutes")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     log.setLevel(logging.INFO)
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             log.info("%d jobs on %s (%s)", len(jobs), hardware.provenance.hardware, hardware.provenance.versions)
             measured = measure_jobs(hardware, jobs, config, journal, budget_s, _log_progress)
             share = hardware.time_share
-        log.info("%d of %d jobs measured; %.0f %% of %.0f s went into kernels",
+        log.info("%d of %d jobs measured; kernels took %.0f %% of %.0f s",
                  len(measured), len(jobs), 100 * share.kernel_share, share.wall_s)  # fmt: skip
     except BadInput as error:
         print(f"python -m evenshard.measure: {error}", file=sys.stderr)

@@ -31,6 +31,7 @@ from evenshard.price.costs import (
 )
 
 Placed = tuple[ShardingTask, tuple[TablePart, ...]]
+# Settings that a time depends on: a visit under other values is measured again.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
 
 
@@ -54,7 +55,7 @@ class Job:
         if self.task.is_whole:
             what = whole_task_text(self.task), repr(self.placement.device_of_table)
         content = ", ".join((repr(self.measurement_id), *what))
-        return hashlib.sha256(f"({content})".encode()).hexdigest()[:20]
+        return hashlib.sha256(f"({content})".encode()).hexdigest()[:20]  # 80 bits: no collisions in a campaign
 
     @property
     def placement(self) -> Placement:
@@ -66,7 +67,7 @@ class Job:
         return hardware.measure(self.task, self.placement)
 
 
-def with_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int) -> list[Job]:
+def insert_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int) -> list[Job]:
     """Return the jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
     round_number = jobs[0].round if jobs else 0
     extra = [
@@ -74,6 +75,7 @@ def with_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int)
         for repeat in range(repeats)
         for number, (task, parts) in enumerate(controls)
     ]
+    # From before the first job to after the last, in equal distances; later positions first, as insertion moves them.
     positions = np.repeat(np.linspace(0, len(jobs), repeats).round().astype(int), len(controls))
     result = list(jobs)
     for position, job in reversed(list(zip(positions.tolist(), extra, strict=True))):
@@ -112,10 +114,10 @@ def measure_jobs(
             break
         cost = jobs[number].measure_on(hardware)
         journal.append(Visit(jobs[number].key, visit, cost, time.time(), origin))
-    return from_journal(jobs, config, journal, origin)
+    return load_measured(jobs, config, journal, origin)
 
 
-def from_journal(
+def load_measured(
     jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
 ) -> list[MeasuredPlacement]:
     """Return the measured jobs of a journal, with their visits combined.
@@ -129,7 +131,7 @@ def from_journal(
     measured = []
     for job in jobs:
         latest = origin
-        if latest is None:
+        if latest is None:  # the visits of one origin count, those of the job's latest
             seen = [journal.find(job.key, number) for number in range(config.visits)]
             last = max(
                 (visit for visit in seen if visit is not None), key=lambda visit: visit.measured_at, default=None
@@ -139,9 +141,9 @@ def from_journal(
         visits = [visit for visit in found if visit is not None]
         for visit in visits:
             if len(visit.cost.devices) != job.task.num_devices:
-                problem = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
-                remedy = f"Remove its line: {job.measurement_id} has {job.task.num_devices}."
-                raise BadFile(journal.path, problem, remedy)
+                found_devices = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
+                problem = f"{found_devices}, but {job.measurement_id} has {job.task.num_devices}"
+                raise BadFile(journal.path, problem, "Remove the line of this visit.")
         if visits:
             measured.append(_combine_visits(job, visits))
     return measured
@@ -162,7 +164,7 @@ def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """Order (visit, job) so that the groups take turns in every pass."""
+    """Order (visit, job): each pass visits every ``Job.group`` once, with its jobs in random order."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):

@@ -14,7 +14,7 @@ L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
 
 
 class Stopwatch:
-    """Marks in the work of one device, and the time between successive marks.
+    """Timer of one device: marks in its work, and the time between successive marks.
 
     Work on the CPU is done when the call returns. Work on a GPU is only queued then, so events in its stream mark its
     start and end.
@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 class CacheFlush:
-    """Flush of a GPU's L2 between passes, as the dense part of a training step evicts the tables.
+    """Flush of a GPU's L2 between passes, because the dense part of a training step evicts the tables.
 
     CPU caches are not flushed: between two repeats, the other batches pass through them.
     """

@@ -23,21 +23,21 @@ class MeasureConfig:
     )
     link: str = knob(
         AUTO,
-        "link model behind the all-to-all times: a name of `evenshard hardware`, a YAML file of calibrate-link, or "
-        "auto: a simulated device's own, else ethernet_25g",
+        "link model for all-to-all times: a name from `evenshard hardware`, a YAML file from calibrate-link, or auto "
+        "for the simulated device's own link (ethernet_25g on real hardware)",
     )
     optimizer: str = knob(
         "sgd",
         "optimizer that updates the weights in the backward pass: sgd, rowwise_adagrad, adagrad, adam, ... FBGEMM's "
         "CPU kernels lack adam",
     )
-    num_batches: int = knob(4, "distinct input batches that the repeats cycle through", range=COUNT)
+    num_batches: int = knob(4, "number of distinct input batches; the passes cycle through them", range=COUNT)
     warmup: int = knob(2, "untimed forward and backward passes at the start of a visit", range=COUNT_OR_NONE)
-    repeats: int = knob(3, "timed passes of a visit; their median counts", range=COUNT)
+    repeats: int = knob(3, "timed passes per visit; their median is the result of the visit", range=COUNT)
     visits: int = knob(
         3,
-        "times each placement is measured, seconds or minutes apart; the median of the visits counts. A neighbour on "
-        "the machine disturbs for seconds on end, which more repeats in a row would all catch",
+        "visits to each placement, seconds or minutes apart; the median of the visits is the result. Another process "
+        "can slow the machine down for seconds, which affects all repeats of one visit",
         range=COUNT,
     )
     recorded_batch: str | None = knob(
@@ -46,27 +46,27 @@ class MeasureConfig:
         "reuse histogram",
     )
     keep_cache_warm: bool = knob(
-        False, "keep the GPU's L2 as the pass before left it; else every pass begins with a flush"
+        False, "keep the GPU's L2 cache warm between passes; if false, it is flushed before every pass"
     )
     controls: int = knob(
-        2, "placements that are measured again and again, spread over the run, to know the noise", range=COUNT_OR_NONE
+        2, "control placements: measured repeatedly over the run to estimate the noise", range=COUNT_OR_NONE
     )
-    control_repeats: int = knob(4, "times each control is measured, each time like any other placement", range=COUNT)
+    control_repeats: int = knob(4, "measurements of each control placement, each with all its visits", range=COUNT)
     noise: float = knob(
         0.0,
-        "relative standard deviation that a simulated device adds to its times; real hardware has its own",
+        "relative standard deviation of the noise added to simulated times; 0 on real hardware",
         range=NOT_NEGATIVE,
     )
     expect_transport: str = knob(
         "",
-        "refuse exchanges between GPUs over another network than this one of NCCL's: ib (RoCE, too), socket or a "
+        "network that NCCL must use between nodes, else the measurement is refused: ib (also RoCE), socket or a "
         "plugin's name; empty for any",
         flag="--expect-transport",
     )
     timeout_s: float = knob(
-        120.0, "seconds after which a silent device ends a run of several", range=Range(1, 1_000_000)
+        120.0, "seconds after which a run on several devices fails if a rank is silent", range=Range(1, 1_000_000)
     )
-    seed: int = knob(0, "seed of drawn lookups, of simulated noise and of the order of measuring")
+    seed: int = knob(0, "seed of the lookups, the simulated noise and the order of measurements")
 
     def __post_init__(self) -> None:
         from evenshard.placement.memory import optimizer_problem
@@ -78,11 +78,11 @@ class MeasureConfig:
         object.__setattr__(self, "hardware", str(chosen))
         object.__setattr__(self, "expect_transport", self.expect_transport.lower())
         if self.expect_transport and not chosen.kind.runs_kernels:
-            raise BadConfig(f"{self.hardware} exchanges nothing over a network. Leave --expect-transport out.")
+            raise BadConfig(f"{self.hardware} does not communicate over a network. Remove --expect-transport.")
         if problem := optimizer_problem(self.optimizer):
-            raise BadConfig(f"measure.{problem}. Choose one of these.")
+            raise BadConfig(f"measure.{problem}. Choose one of them.")
         if self.noise and not chosen.kind.is_simulated:
-            raise BadConfig(f"measure.noise is {self.noise}, but {self.hardware} has its own. Make it 0.")
+            raise BadConfig(f"measure.noise is {self.noise}, but {self.hardware} is not simulated. Set it to 0.")
 
     @property
     def hardware_name(self) -> HardwareName:

@@ -32,13 +32,13 @@ from evenshard.tables.table import SEQUENCE, Table
 
 def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
     """Write a cost dataset as Parquet (needs pyarrow), with the commit and parameters of ``lineage``."""
-    save_rows([row for one in measured for row in rows_of(one)], asdict(lineage or Lineage()), path)
+    save_rows([row for placement in measured for row in rows_of(placement)], asdict(lineage or Lineage()), path)
 
 
 def rows_of(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
     """Yield the rows of a measured placement, one for each device."""
     task = measured.task
-    for device_id, names in enumerate(_tables_by_device(measured)):
+    for device_id, names in enumerate(_list_tables(measured)):
         device = asdict(measured.cost.devices[device_id])
         times = {name: device[name] if device["status"] == OK else None for name in device if name in TIMES}
         yield {
@@ -61,7 +61,7 @@ def rows_of(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
         }
 
 
-def _tables_by_device(measured: MeasuredPlacement) -> list[list[str]]:
+def _list_tables(measured: MeasuredPlacement) -> list[list[str]]:
     by_name = {table.name: table for table in measured.task.tables}
     found: list[list[str]] = [[] for _ in range(measured.task.num_devices)]
     for part in measured.parts:
@@ -82,18 +82,18 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
             one whole placement.
     """
     found: list[MeasuredPlacement] = []
-    for one in read_placements(path, pool):
-        found += [one] if one.task.is_whole else _shards_alone(one)
+    for placement in read_placements(path, pool):
+        found += [placement] if placement.task.is_whole else _split_by_device(placement)
     return tuple(found)
 
 
 def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
     """Read all placements of a cost dataset, including whole placements of parts; see ``load_costs``."""
     by_name = {table.name: table for table in pool}
-    return (_read_placement(path, rows, by_name) for rows in _by_measurement(path, by_name))
+    return (_read_placement(path, rows, by_name) for rows in _group_rows(path, by_name))
 
 
-def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
+def _split_by_device(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
     """Yield each device as a shard measured alone, if each of its parts makes one fused call for all samples."""
     if not measured.cost.fits:
         return
@@ -132,17 +132,17 @@ def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
         )
 
 
-_Numbered = list[tuple[int, dict[str, Any]]]
+_NumberedRows = list[tuple[int, dict[str, Any]]]
 
 
-def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbered]:
-    groups: dict[str, _Numbered] = {}
+def _group_rows(path: Path, by_name: Mapping[str, Table]) -> Iterable[_NumberedRows]:
+    groups: dict[str, _NumberedRows] = {}
     for number, row in enumerate(read_rows(path), start=1):
         missing = next((name for name in row["tables"] if find_part(name, by_name) is None), None)
         if missing is not None:
-            remedy = "Use the tables it was measured with."
+            remedy = "Use the table file it was measured with."
             raise BadFile(
-                path, f"tables names {brief(missing)}, which is not in the table file", remedy, f"row {number}"
+                path, f"column tables names {brief(missing)}, which is not in the table file", remedy, f"row {number}"
             )
         groups.setdefault(row["measurement_id"], []).append((number, row))
     return groups.values()
@@ -150,19 +150,21 @@ def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbe
 
 def _has_parts(rows: Sequence[Mapping[str, Any]], by_name: Mapping[str, Table]) -> bool:
     names = [name for row in rows for name in row["tables"]]
+    # A table on every device is a replica, and only placements of parts have a measured input dist.
     on_all = bool(names) and len(rows) > 1 and max(Counter(names).values()) == len(rows)
     return on_all or any(name not in by_name for name in names) or any(row["input_dist_ms"] for row in rows)
 
 
-_OF_THE_PLACEMENT = (
+# Columns with the same value in all rows of a placement.
+_PLACEMENT_COLUMNS = (
     "round", "proposed_by", "task_id", "num_devices", "devices_per_node", "memory_cap_bytes", "batch_size",
     "max_device_ms", "all_to_all",
     *Provenance.__dataclass_fields__, "measured_at",
 )  # fmt: skip
 
 
-def _read_placement(path: Path, numbered: _Numbered, by_name: Mapping[str, Table]) -> MeasuredPlacement:
-    rows = _checked_rows(path, numbered)
+def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, Table]) -> MeasuredPlacement:
+    rows = _check_rows(path, numbered)
     first = rows[0]
     devices_of: dict[TablePart, list[int]] = {}
     for row in rows:
@@ -179,7 +181,7 @@ def _read_placement(path: Path, numbered: _Numbered, by_name: Mapping[str, Table
             parts_by_table(task, parts)
         else:
             if any(len(devices) > 1 for devices in devices_of.values()):
-                raise BadConfig(_NOT_ONCE)
+                raise BadConfig(_INCOMPLETE)
             task = ShardingTask.whole(
                 first["task_id"], tables, first["num_devices"], first["memory_cap_bytes"], first["batch_size"]
             )
@@ -203,17 +205,17 @@ def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> Shardin
     machine = Nodes(num_devices, row["devices_per_node"], intra=link, inter=link)
     if problem := machine.problem():
         raise BadConfig(problem)
-    rooms = (row["memory_cap_bytes"],) * num_devices
-    return ShardingTask(tables, machine, rooms, row["batch_size"], row["optimizer"], task_id=row["task_id"])
+    caps = (row["memory_cap_bytes"],) * num_devices
+    return ShardingTask(tables, machine, caps, row["batch_size"], row["optimizer"], task_id=row["task_id"])
 
 
-def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
+def _check_rows(path: Path, numbered: _NumberedRows) -> list[dict[str, Any]]:
     first = numbered[0][1]
     for number, row in numbered:
-        differing = next((name for name in _OF_THE_PLACEMENT if row[name] != first[name]), None)
+        differing = next((name for name in _PLACEMENT_COLUMNS if row[name] != first[name]), None)
         if differing is not None:
             problem = (
-                f"{differing} is {brief(row[differing])}, but {brief(first[differing])} elsewhere in "
+                f"{differing} is {brief(row[differing])}, but {brief(first[differing])} in another row of "
                 f"{cut(row['measurement_id'])}"
             )
             raise BadFile(path, problem, REMEDY, f"row {number}")
@@ -221,14 +223,14 @@ def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
     of = f"measurement {first['measurement_id']}"
     each_device_once = len(rows) == first["num_devices"] and [row["device_id"] for row in rows] == [*range(len(rows))]
     if not each_device_once or not any(row["tables"] for row in rows):
-        raise BadFile(path, _NOT_ONCE, REMEDY, of)
+        raise BadFile(path, _INCOMPLETE, REMEDY, of)
     if (first["max_device_ms"] is None) == all(row["status"] == OK for row in rows):
-        problem = f"max_device_ms is {first['max_device_ms']}, which its rows' status does not allow"
+        problem = f"max_device_ms is {first['max_device_ms']}, which contradicts the status of its rows"
         raise BadFile(path, problem, REMEDY, of)
     return rows
 
 
-_NOT_ONCE = "its rows do not cover every device and table exactly once"
+_INCOMPLETE = "its rows do not cover every device and table exactly once"
 
 
 def _device_cost(row: Mapping[str, Any]) -> DeviceCost:

@@ -1,9 +1,9 @@
-"""Rows of the file of measured costs, ``costs.parquet``: one per device per measured placement.
+"""Row format of ``costs.parquet``, the measured costs: one row per device per measured placement.
 
-Rows of one placement share a ``measurement_id``. A part of a table is written as ``part_table`` names it, a replica on
-every device; parts determine the sharding type. Every column has its unit in its field metadata, and the file records
-hardware, driver, libraries, commit and parameters. A file is validated as a whole when it is read, and by the same
-rules before it is written.
+Rows of one placement share a ``measurement_id``. A part of a table is named as by ``part_table``; a replica has an
+entry on every device. Parts determine the sharding type. Field metadata have the unit of each column, and the file
+records hardware, driver, libraries, commit and parameters. The same rules validate a file before it is written and
+after it is read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from evenshard.price.costs import OK, OUT_OF_MEMORY, moment_problem, time_proble
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import provenance_problem
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "2"  # changes with the columns; files of other versions are rejected
 MAX_ROWS = 5_000_000  # compression lets a tiny file claim billions of equal rows
 _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 REMEDY = "Measure it again with `evenshard benchmark`."
 
+# Columns whose distinct values the lineage lists.
 _ORIGINS = ("hardware", "driver", "versions")
 
-# (type, unit) by name. Without memory a shard has no times; a shard measured alone may have only max_device_ms.
+# (type, unit) by name. A shard that does not fit has no times; a shard measured alone may have only max_device_ms.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "measurement_id": (_TEXT, ""),
@@ -71,7 +72,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
-_PARTS = ("fwd_compute_ms", "bwd_compute_ms")
+_COMPUTE_TIMES = ("fwd_compute_ms", "bwd_compute_ms")
 _Row = make_dataclass(
     "_Row", [(name, _TYPES[kind] | None if name in TIMES else _TYPES[kind]) for name, (kind, _) in COLUMNS.items()]
 )
@@ -116,9 +117,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         BadFile: if the file is missing, torn, of another schema, or a row holds an impossible value; the message names
             row (from 1) and column.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         _check_schema(path, file.schema_arrow, file.metadata.num_rows)
-        _lineage(path, file.schema_arrow)  # validated with the rows
+        _parse_lineage(path, file.schema_arrow)  # validated with the rows
         table = file.read()
         table.validate(full=True)
         rows: list[dict[str, Any]] = table.to_pylist()
@@ -127,7 +128,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         problem = _row_problem(row)
         key = (row["measurement_id"], row["device_id"])
         if problem is None and key in seen:
-            problem = f"measurement_id {brief(key[0])} with device_id {key[1]} is there twice"
+            problem = f"measurement_id {brief(key[0])} with device_id {key[1]} occurs twice"
         if problem:
             raise BadFile(path, problem, REMEDY, f"row {number}")
         seen.add(key)
@@ -143,12 +144,12 @@ def read_lineage(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: if the file is missing or torn.
     """
-    with _opened(path) as file:
-        return _lineage(path, file.schema_arrow)
+    with _open(path) as file:
+        return _parse_lineage(path, file.schema_arrow)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -165,7 +166,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
     version = (schema.metadata or {}).get(_VERSION_KEY, b"none").decode(errors="replace")
     if version != SCHEMA_VERSION:
-        raise BadFile(path, f"cost schema version is {cut(version)}, this evenshard reads {SCHEMA_VERSION}", REMEDY)
+        raise BadFile(path, f"cost schema version is {cut(version)}, but this evenshard reads {SCHEMA_VERSION}", REMEDY)
     for field in _schema():
         if schema.names.count(field.name) != 1:
             raise BadFile(path, f"column {field.name} is missing or duplicated", REMEDY)
@@ -179,7 +180,7 @@ def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
         raise BadFile(path, f"has {num_rows:,} rows, more than {MAX_ROWS:,}", REMEDY)
 
 
-def _lineage(path: Path, schema: Any) -> dict[str, Any]:
+def _parse_lineage(path: Path, schema: Any) -> dict[str, Any]:
     try:
         lineage = record_of(dict[str, Any], load_json((schema.metadata or {}).get(_LINEAGE_KEY, b"{}")))
         origins = {name: lineage.pop(name) for name in _ORIGINS if name in lineage}
@@ -201,7 +202,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
     ran = row["status"] == OK
     if not ran and row["status"] != OUT_OF_MEMORY:
         return f"status is {brief(row['status'])}, not {OK} or {OUT_OF_MEMORY}"
-    may_be_empty = {"max_device_ms", *(_PARTS if is_total(row) else ())} if ran else TIMES
+    may_be_empty = {"max_device_ms", *(_COMPUTE_TIMES if is_total(row) else ())} if ran else TIMES
     for column, value in row.items():
         if value is None:
             if column not in may_be_empty:
@@ -225,4 +226,4 @@ def is_total(row: Mapping[str, Any]) -> bool:
     """Return True if the row is a shard measured alone, with only its total time."""
     other_times = (value for column, value in row.items() if column in TIMES and column != "max_device_ms")
     alone = row["num_devices"] == 1 and row["max_device_ms"] is not None
-    return alone and all(row[part] is None for part in _PARTS) and not any(other_times)
+    return alone and all(row[part] is None for part in _COMPUTE_TIMES) and not any(other_times)

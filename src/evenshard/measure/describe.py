@@ -13,12 +13,13 @@ import numpy as np
 from evenshard.base.messages import text_table
 from evenshard.base.units import utc_text
 from evenshard.measure.cost_rows import read_lineage, read_rows
-from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
+from evenshard.measure.noise import estimate_noise, fit_drift, group_controls
 from evenshard.price.costs import OK, Provenance
 from evenshard.price.evidence import device_text
 from evenshard.price.hardware import measured_or_simulated
 
 _COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
+# Columns with the interquartile range of repeats, by the time that they belong to.
 SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}
 PERCENTILES = (10, 50, 90)
 
@@ -30,15 +31,15 @@ def describe(paths: Sequence[Path]) -> dict[str, Any]:
         BadFile: if a dataset cannot be read or holds an impossible value.
     """
     datasets = [read_rows(path) for path in paths]
-    controls = [controls_of_rows(dataset) for dataset in datasets]
+    controls = [group_controls(dataset) for dataset in datasets]
     return {
-        "datasets": [_one(path, dataset) for path, dataset in zip(paths, datasets, strict=True)],
-        "noise": asdict(noise_of(controls)),
+        "datasets": [_describe_dataset(path, dataset) for path, dataset in zip(paths, datasets, strict=True)],
+        "noise": asdict(estimate_noise(controls)),
     }
 
 
-def _one(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    controls = controls_of_rows(rows)
+def _describe_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    controls = group_controls(rows)
     ran = [row for row in rows if row["tables"] and row["status"] == OK]
     times = [row["measured_at"] for row in rows]
     return {
@@ -46,91 +47,92 @@ def _one(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **read_lineage(path),
         "rows": len(rows),
         "measurements": len({row["measurement_id"] for row in rows}),
-        "proposed_by": _measurements_by(rows, "proposed_by"),
-        "num_devices": _measurements_by(rows, "num_devices"),
-        "batch_size": _measurements_by(rows, "batch_size"),
-        "optimizer": _measurements_by(rows, "optimizer"),
-        "link": _measurements_by(rows, "link"),
-        "device_error": _device_errors(rows),
-        "all_to_all": _measurements_by(rows, "all_to_all"),
+        "proposed_by": _count_measurements(rows, "proposed_by"),
+        "num_devices": _count_measurements(rows, "num_devices"),
+        "batch_size": _count_measurements(rows, "batch_size"),
+        "optimizer": _count_measurements(rows, "optimizer"),
+        "link": _count_measurements(rows, "link"),
+        "device_error": _list_device_errors(rows),
+        "all_to_all": _count_measurements(rows, "all_to_all"),
         "status": dict(Counter(row["status"] for row in rows)),
-        "tables_per_shard": _percentiles([len(row["tables"]) for row in ran]),
-        "repeats": _percentiles([row["repeats"] for row in ran]),
+        "tables_per_shard": _compute_percentiles([len(row["tables"]) for row in ran]),
+        "repeats": _compute_percentiles([row["repeats"] for row in ran]),
         "measured_from": utc_text(min(times)) if times and max(times) > 0 else None,
         "measured_to": utc_text(max(times)) if times and max(times) > 0 else None,
-        "ms": _times(ran),
+        "ms": _describe_times(ran),
         "spread_of_repeats_pct": {
-            name: _percentiles([100 * row[spread] / row[name] for row in ran if row[name]])
+            name: _compute_percentiles([100 * row[spread] / row[name] for row in ran if row[name]])
             for name, spread in SPREADS.items()
         },
         "controls": {
             "measurements": len(controls),
-            "within_run_pct": noise_of([controls]).within_run_pct,
-            "drift_pct": drift_pct(controls),
+            "within_run_pct": estimate_noise([controls]).within_run_pct,
+            "drift_pct": fit_drift(controls),
         },
     }
 
 
-def _device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _list_device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [field.name for field in fields(Provenance)]
     origins = {tuple(row[name] for name in names) for row in rows}
     provenances = [Provenance(**dict(zip(names, origin, strict=True))) for origin in origins]
-    return sorted({text for one in provenances if (text := device_text(one.hardware, one.device_error))})
+    return sorted({text for origin in provenances if (text := device_text(origin.hardware, origin.device_error))})
 
 
-def _times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
+def _describe_times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
     totals = [row["max_device_ms"] for row in ran if row["fwd_compute_ms"] is None]
     split = [row for row in ran if row["fwd_compute_ms"] is not None]
-    found = {name: _percentiles([row[name] for row in split]) for name in _COMPONENTS}
-    return {**found, "fwd_bwd_compute_ms": _percentiles(totals)} if totals else found
+    found = {name: _compute_percentiles([row[name] for row in split]) for name in _COMPONENTS}
+    return {**found, "fwd_bwd_compute_ms": _compute_percentiles(totals)} if totals else found
 
 
-def _measurements_by(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, int]:
+def _count_measurements(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, int]:
     value_of = {row["measurement_id"]: str(row[column]) for row in rows}
     return dict(sorted(Counter(value_of.values()).items()))
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+def _compute_percentiles(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     found = np.percentile(values, PERCENTILES)
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
 
 
-def text(description: Mapping[str, Any]) -> str:
+def format_description(description: Mapping[str, Any]) -> str:
     """Format the description for a terminal."""
     lines: list[str] = []
-    for one in description["datasets"]:
-        lines += [*_dataset_lines(one), ""]
+    for dataset in description["datasets"]:
+        lines += [*_dataset_lines(dataset), ""]
     noise = description["noise"]
     if len(description["datasets"]) > 1:
         lines.append(
-            f"between the {noise['num_runs']} runs with controls, a placement's mean spreads by "
-            f"{_pct(noise['between_run_pct'])} beyond what the spread within a run explains; relative to the other "
-            f"controls of its run, by {_pct(noise['relative_between_run_pct'])}"
+            f"between the {noise['num_runs']} runs with controls, a placement's mean varies by "
+            f"{_pct(noise['between_run_pct'])} in addition to the variation within a run, and by "
+            f"{_pct(noise['relative_between_run_pct'])} relative to the other controls of its run"
         )
     return "\n".join(lines).rstrip()
 
 
-def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
+def _dataset_lines(dataset: Mapping[str, Any]) -> list[str]:
     def counts(name: str) -> str:
-        return ", ".join(f"{count} x {value}" for value, count in one[name].items()) or "none"
+        return ", ".join(f"{count} x {value}" for value, count in dataset[name].items()) or "none"
 
     def list_values(name: str) -> str:
-        return ", ".join(one.get(name, [])) or "unknown"
+        return ", ".join(dataset.get(name, [])) or "unknown"
 
-    controls = one["controls"]
-    when = f"{one['measured_from']} to {one['measured_to']}" if one["measured_from"] else "at an unknown time"
+    controls = dataset["controls"]
+    start, end = dataset["measured_from"], dataset["measured_to"]
+    when = f"{start} to {end}" if start else "at an unknown time"
     return [
-        one["file"],
+        dataset["file"],
         f"  hardware       {list_values('hardware')}",
-        *(f"                 {text}" for text in one["device_error"]),
+        *(f"                 {text}" for text in dataset["device_error"]),
         f"  driver         {list_values('driver')}",
         f"  versions       {list_values('versions')}",
-        f"  git commit     {one.get('git_commit', 'unknown')}",
-        f"  params hash    {one.get('params_hash', 'unknown')}",
+        f"  git commit     {dataset.get('git_commit', 'unknown')}",
+        f"  params hash    {dataset.get('params_hash', 'unknown')}",
         f"  {measured_or_simulated(list_values('hardware')):<15}{when}",
-        f"  timings        {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
+        f"  timings        {dataset['measurements']} ({dataset['rows']} rows, one per device): {counts('proposed_by')}",
         f"  devices        {counts('num_devices')}",
         f"  batch size     {counts('batch_size')}",
         f"  optimizer      {counts('optimizer')}",
@@ -140,21 +142,20 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         text_table(
             [
                 ("shards that ran", "p10", "median", "p90"),
-                _percentile_cells("tables", one["tables_per_shard"], 0),
-                _percentile_cells("timed repeats", one["repeats"], 0),
-                *(_percentile_cells(name, one["ms"][name], 3) for name in one["ms"]),
+                _percentile_cells("tables", dataset["tables_per_shard"], 0),
+                _percentile_cells("timed repeats", dataset["repeats"], 0),
+                *(_percentile_cells(name, dataset["ms"][name], 3) for name in dataset["ms"]),
                 *(
                     _percentile_cells(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
-                    for name, spread in one["spread_of_repeats_pct"].items()
+                    for name, spread in dataset["spread_of_repeats_pct"].items()
                 ),
             ],
             "<>",
             indent="  ",
         ),
         "",
-        f"  controls       {controls['measurements']} timings; one placement spreads by "
-        f"{_pct(controls['within_run_pct'])} (standard deviation); drift over the run "
-        f"{_pct(controls['drift_pct'], '+')}",
+        f"  controls       {controls['measurements']} timings; standard deviation of a placement "
+        f"{_pct(controls['within_run_pct'])}; drift over the run {_pct(controls['drift_pct'], '+')}",
     ]
 
 

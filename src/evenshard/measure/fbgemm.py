@@ -33,9 +33,9 @@ from evenshard.price.hardware import HardwareName
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 
-MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
+MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}  # of the training kernels
 LEARNING_RATE = 1e-6  # leaves the reused weights nearly unchanged
-MAX_INT32 = 2**31 - 1
+MAX_INT32 = 2**31 - 1  # largest offset: GPUs train with 32-bit indices and offsets
 LOOKUP_CACHE_SHARE = 0.2  # share of device memory; a table recurs in many shards, so its drawn lookups are cached
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -47,16 +47,11 @@ class OutOfDeviceMemory(Exception):
 
 @dataclass(frozen=True)
 class LoadedShard:
-    """A shard on its device, ready to run FBGEMM's fused module.
-
-    Attributes:
-        batches: (indices, offsets) of each input batch, table after table.
-        gradient: [B, sum of dims] FP32, sent back by the dense part.
-    """
+    """A shard on its device, ready to run FBGEMM's fused module."""
 
     operator: Any
-    batches: Sequence[Batch]
-    gradient: torch.Tensor
+    batches: Sequence[Batch]  # (indices, offsets) of each input batch, table after table
+    gradient: torch.Tensor  # [B, sum of dims] FP32, as if sent back by the dense part
 
     def forward(self, number: int) -> torch.Tensor:
         """Look up and pool batch ``number``, modulo the number of batches: [B, sum of dims]."""
@@ -102,13 +97,14 @@ class ShardKernels:
     @contextmanager
     def watch_failures(self, tables: Sequence[Table]) -> Iterator[None]:
         """Attribute failures and lack of memory inside the block to these tables; see ``load_shard``."""
-        with one_thread() if self.device.type == "cpu" else nullcontext(), _named_failures(tables):
+        with one_thread() if self.device.type == "cpu" else nullcontext(), _attribute_failures(tables):
             yield
 
     def _load(self, shard: Sequence[Table], batch_size: int) -> LoadedShard:
         operator = self.operator(shard)
+        # The value of the gradient does not change the time.
         gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
-        batches = call_batches([self.table_batches(table, batch_size) for table in shard])
+        batches = join_batches([self.table_batches(table, batch_size) for table in shard])
         return LoadedShard(operator, batches, gradient)
 
     def free_bytes(self) -> int:
@@ -165,11 +161,11 @@ class ShardKernels:
         key = (table, batch_size)
         batches = self._lookups.get(key)
         if batches is None:
-            batches = [self._lookups_of(table, batch_size, number) for number in range(self._config.num_batches)]
+            batches = [self._load_batch(table, batch_size, number) for number in range(self._config.num_batches)]
             self._lookups.put(key, batches)
         return batches
 
-    def _lookups_of(self, table: Table, batch_size: int, number: int) -> Batch:
+    def _load_batch(self, table: Table, batch_size: int, number: int) -> Batch:
         if self._recorded is None:
             lookups = draw_lookups(table, batch_size, self._config.seed, number, str(self.device))
         else:
@@ -179,7 +175,7 @@ class ShardKernels:
         return lookups.indices.to(self.device, index_type), lookups.lengths.to(self.device, index_type)
 
 
-def call_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
+def join_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
     """Join (indices, lengths) of tables to (indices, offsets) of a fused call, for each batch.
 
     Raises:
@@ -190,7 +186,7 @@ def call_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
         indices, lengths = (torch.cat(parts) for parts in zip(*of_batch, strict=True))
         if len(indices) > MAX_INT32:
             raise BadInput(
-                f"a shard has {len(indices)} lookups in a batch, more than 32-bit offsets can count. Lower batch_size."
+                f"a shard has {len(indices)} lookups per batch, too many for 32-bit offsets. Lower batch_size."
             )
         offsets = torch.zeros(len(lengths) + 1, dtype=indices.dtype, device=indices.device)
         torch.cumsum(lengths, 0, out=offsets[1:])
@@ -207,8 +203,8 @@ def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
     weight_bits = {table.weight_bits for table in shard}
     if len(weight_bits) > 1 or not weight_bits <= MEASURABLE_WEIGHT_BITS.keys():
         raise BadInput(
-            f"weight_bits of the tables are {sorted(weight_bits)}: a fused training call takes one "
-            f"precision, 16 or 32. Give all tables the same weight_bits."
+            f"weight_bits of the tables are {sorted(weight_bits)}, but a fused training call needs one of 16 and 32. "
+            f"Give all tables the same weight_bits."
         )
     return MEASURABLE_WEIGHT_BITS[weight_bits.pop()]
 
@@ -272,7 +268,7 @@ def _free_host_memory() -> int:
     info = Path("/proc/meminfo")
     if info.exists():
         available = [line.split()[1] for line in info.read_text().splitlines() if line.startswith("MemAvailable")]
-        free = 1024 * int(available[0]) if available else free
+        free = 1024 * int(available[0]) if available else free  # from kB
     limit, used, parts = (CONTROL_GROUP / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
         # The usage of the group includes cached files, which the kernel evicts first.
@@ -289,7 +285,7 @@ def _total_memory(device: torch.device) -> int:
 
 
 @contextmanager
-def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
+def _attribute_failures(shard: Sequence[Table]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, AssertionError, MemoryError) as error:
@@ -306,7 +302,7 @@ def parameters_of(operator: type) -> frozenset[str]:
     return frozenset(signature(operator).parameters)
 
 
-def real_device(config: MeasureConfig) -> torch.device:
+def resolve_device(config: MeasureConfig) -> torch.device:
     """Resolve auto, cpu or cuda to a device; under torchrun, to this process's own GPU.
 
     Raises:
@@ -314,17 +310,15 @@ def real_device(config: MeasureConfig) -> torch.device:
     """
     hardware, has_gpu = config.hardware_name, torch.cuda.is_available()
     if hardware.kind.needs_gpu and not has_gpu:
-        raise BadConfig(
-            "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
-        )
+        raise BadConfig("hardware is cuda, but torch finds no CUDA GPU. Use cpu or auto, or install the cuda extra.")
     if hardware.kind.is_host or not has_gpu:
         if not OPTIMIZERS[config.optimizer].has_cpu_kernels:
-            others = ", ".join(name for name, one in OPTIMIZERS.items() if one.has_cpu_kernels)
-            raise BadConfig(f"FBGEMM's CPU kernels have no {config.optimizer}. Use {others}, or measure on a GPU.")
+            others = ", ".join(name for name, known in OPTIMIZERS.items() if known.has_cpu_kernels)
+            raise BadConfig(f"FBGEMM's CPU kernels lack {config.optimizer}. Use {others}, or measure on a GPU.")
         return torch.device("cpu")
     number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= num_gpus:
-        raise BadConfig(f"torchrun started more processes than the {num_gpus} GPUs here. Lower --nproc-per-node.")
+        raise BadConfig(f"torchrun started more processes than the host's {num_gpus} GPUs. Lower --nproc-per-node.")
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device

@@ -34,43 +34,38 @@ from evenshard.price.hardware import DEFAULT_HARDWARE, KINDS, SHORT_NAMES, profi
 from evenshard.price.link import ALIASES, GPUS_OF_A_NODE, LINKS, link, link_name
 from evenshard.price.link_model import Curve, Link
 
+# Units by the ending of a constant's name, and "x per y" for names like bounds_ns_per_lookup.
 _SUFFIXES = {"_gb_s": "GB/s", "_gb": "GB", "_mb": "MB", "_us": "us", "_ns": "ns"}
 _PER = re.compile(r"(?:.*_)?([a-z]+)_per_([a-z]+)")
-_NARROWEST = 80
+_NARROWEST = 80  # least columns of output, also in a pipe
 _SMALL = 0.01  # smaller constants are printed with one digit less to keep their column narrow
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One number of a profile (None if infinite), with its source and the source's ``origin_of``."""
+    """One constant of a profile, with its source."""
 
-    value: float | None
+    value: float | None  # None if infinite
     unit: str
     source: str
-    origin: str
+    origin: str  # kind of the source, by ``origin_of``
 
     @property
     def provenance(self) -> str:
-        """Return the source, which begins with its kind."""
+        """Return the source as text that starts with the kind of source."""
         return self.source if self.source.startswith(self.origin) else f"{self.origin}: {self.source}"
 
 
 @dataclass(frozen=True)
-class KnownHardware:
-    """A simulated device, or a link, under its name in settings and flags.
+class HardwareEntry:
+    """A simulated device, or a link, of the inventory."""
 
-    Attributes:
-        link: name of the link between such devices; None for a link.
-        constants: all numbers, by name.
-        extrapolated_from: profile that supplies the missing evidence; empty if there is none.
-    """
-
-    name: str
-    link: str | None
-    constants: dict[str, Constant]
+    name: str  # in settings and flags
+    link: str | None  # name of the link between devices of this kind; None for a link
+    constants: dict[str, Constant]  # all numbers, by name
     evidence: tuple[Evidence, ...]
     error: DeviceError
-    extrapolated_from: str = ""
+    extrapolated_from: str = ""  # profile that supplies the missing evidence; empty if there is none
     curves: tuple[Curve, ...] = ()
 
     @property
@@ -80,17 +75,17 @@ class KnownHardware:
         return f"{of_other}{self.error}"
 
 
-def known_devices() -> tuple[KnownHardware, ...]:
+def list_devices() -> tuple[HardwareEntry, ...]:
     """Return the simulated devices of evenshard."""
     return tuple(map(_device, profile_names()))
 
 
-def known_links() -> tuple[KnownHardware, ...]:
+def list_links() -> tuple[HardwareEntry, ...]:
     """Return the links of evenshard."""
     return tuple(map(_link, LINKS))
 
 
-def known_hardware(name: str) -> KnownHardware:
+def find_hardware(name: str) -> HardwareEntry:
     """Return the simulated device or link of this name or YAML file.
 
     Raises:
@@ -107,37 +102,37 @@ def known_hardware(name: str) -> KnownHardware:
         return _link(bare) if is_link_profile(profile_path(bare)) else _device(bare)
     raise BadConfig(
         f"{brief(name)} is neither a simulated device ({', '.join(profile_names())}) nor a link ({', '.join(LINKS)}), "
-        f"nor a YAML file of one. Use one of these, or leave it out."
+        f"nor a YAML profile. Use one of these, or omit the name."
     )
 
 
-def _device(name: str) -> KnownHardware:
+def _device(name: str) -> HardwareEntry:
     profile, sources = gpu_profile(name), sources_of(profile_path(name))
     constants = _constants(profile, sources)
-    return KnownHardware(name, profile.link, constants, profile.evidence, profile.error, profile.extrapolated_from)
+    return HardwareEntry(name, profile.link, constants, profile.evidence, profile.error, profile.extrapolated_from)
 
 
-def _link(name: str) -> KnownHardware:
+def _link(name: str) -> HardwareEntry:
     found = link(name)
-    sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
+    sources = dict.fromkeys((field.name for field in fields(Link)), found.source)
     if latency := found.source.partition("; latency ")[2]:  # the rest is the bandwidths' source
         sources["latency_us"] = f"{GUESS}: latency {latency}"
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
     constants = _constants(found, sources)
-    return KnownHardware(name, None, constants, found.evidence, found.error, found.extrapolated_from, found.curves)
+    return HardwareEntry(name, None, constants, found.evidence, found.error, found.extrapolated_from, found.curves)
 
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile) if field.type == "float"}
-    said = {name: sources.get(name, f"{GUESS}: of any device whose profile does not say it") for name in values}
+    said = {name: sources.get(name, f"{GUESS}: default of a profile without this constant") for name in values}
     return {
         name: Constant(value if math.isfinite(value) else None, unit_of(name), said[name], origin_of(said[name]))
         for name, value in values.items()
     }
 
 
-def add_hardware(sheet: Path, out: Path) -> KnownHardware:
+def add_hardware(sheet: Path, out: Path) -> HardwareEntry:
     """Write a profile from a GPU's data sheet, whose format docs/measure.md describes.
 
     Raises:
@@ -145,17 +140,15 @@ def add_hardware(sheet: Path, out: Path) -> KnownHardware:
     """
     for path in (sheet, out):
         if path.suffix not in (".yaml", ".yml"):
-            raise BadFile(path, "its name does not end with .yaml", "Call it so.")
+            raise BadFile(path, "its name does not end with .yaml", "Rename it.")
     if not is_data_sheet(sheet):
-        raise BadFile(
-            sheet, "names no vendor, as a data sheet does", "See docs/measure.md, or copy a profile as it is."
-        )
+        raise BadFile(sheet, "has no vendor, so it is no data sheet", "See docs/measure.md. To use a profile, copy it.")
     profile = gpu_profile(str(sheet))
     try:
         link(profile.link)
     except BadConfig:
         raise BadFile(
-            sheet, f"link is {brief(profile.link)}", "`evenshard hardware` lists those that are known."
+            sheet, f"its link {brief(profile.link)} is unknown", "`evenshard hardware` lists the known links."
         ) from None
     write_profile(sheet, {}, "", profile.evidence, out, profile.extrapolated_from)
     return _device(str(out))
@@ -173,32 +166,32 @@ def inventory() -> dict[str, Any]:
     return {
         "default": DEFAULT_HARDWARE,
         "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
-        "devices": [asdict(one) for one in known_devices()],
+        "devices": [asdict(device) for device in list_devices()],
         "links": [
             {
-                **asdict(one),
-                "tier": LINKS[one.name].tier,
-                "aliases": [other for other, own in ALIASES.items() if own == one.name],
+                **asdict(known),
+                "tier": LINKS[known.name].tier,
+                "aliases": [alias for alias, name in ALIASES.items() if name == known.name],
             }
-            for one in known_links()
+            for known in list_links()
         ],
     }
 
 
-def inventory_text() -> str:
+def format_inventory() -> str:
     """Format the whole inventory for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
     devices = [
         ("simulated device", "memory, GB", "link", *_LIST_HEADS),
         *(
             row
-            for one in known_devices()
-            for row in _rows((one.name, _number(one.constants["memory_gb"].value), one.link or ""), one)
+            for gpu in list_devices()
+            for row in _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
         ),
     ]
     links = [
         ("link", "tier", "GB/s", "GPUs", *_LIST_HEADS),
-        *(row for name, of in LINKS.items() for row in _rows((name, of.tier, *_speed_and_span(of)), _link(name))),
+        *(row for name, of in LINKS.items() for row in _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))),
     ]
     return "\n".join(
         [
@@ -210,61 +203,61 @@ def inventory_text() -> str:
             text_table(links, "<<>>>>><", width=_width()),
             "",
             *textwrap.wrap(
-                "90 % of times are within the factor, or taken to be: the interval of every answer has it, that of the "
-                "device for kernels and that of the link for exchanges. Held out are measurements that the fit did not "
-                f"use. GB/s are NCCL's bus bandwidth of an even exchange of {GPUS_OF_A_NODE} GPUs, or of as many as "
-                "the link connects; between nodes (inter), of the bytes that cross it, for each GPU. Links have other "
-                "names too, such as h100_nvlink and ib_400g.",
+                "90 % of measured times are within the factor of the model; without measurements the factor is "
+                "assumed. Intervals use the device's factor for kernels and the link's factor for communication. The "
+                "fit did not use held-out measurements. GB/s is NCCL's bus bandwidth of an even all-to-all on "
+                f"{GPUS_OF_A_NODE} GPUs, or on as many as the link connects; for links between nodes (inter) it is the "
+                "bandwidth per GPU between nodes. Links also have aliases, such as h100_nvlink and ib_400g.",
                 _width(),
             ),
         ]
     )
 
 
-def hardware_text(one: KnownHardware) -> str:
+def format_hardware(entry: HardwareEntry) -> str:
     """Format a device or link with all its constants for a terminal."""
-    sources = list(dict.fromkeys(constant.provenance for constant in one.constants.values()))
+    sources = list(dict.fromkeys(constant.provenance for constant in entry.constants.values()))
     of_all = printable(sources[0]) if len(sources) == 1 else ""
     rows = [("constant", "value", "unit", "" if of_all else "source")]
     rows += [
         (name, _number(constant.value), constant.unit, "" if of_all else printable(constant.provenance))
-        for name, constant in one.constants.items()
+        for name, constant in entry.constants.items()
     ]
-    lines = [f"{one.name}: a link" if one.link is None else f"{one.name}: a simulated device, link {one.link}"]
+    lines = [f"{entry.name}: a link" if entry.link is None else f"{entry.name}: a simulated device, link {entry.link}"]
     lines += [*textwrap.wrap(of_all, _width()), "", text_table(rows, "<><<", width=_width()), ""]
-    if one.curves:
-        lines += [text_table([_CURVE_HEADS, *map(_curve_cells, one.curves)], "<>>>>>>"), ""]
-    if one.evidence:
+    if entry.curves:
+        lines += [text_table([_CURVE_HEADS, *map(_curve_cells, entry.curves)], "<>>>>>>"), ""]
+    if entry.evidence:
         evidence: list[tuple[str, ...]] = [_EVIDENCE_HEADS]
-        for seen in one.evidence:
+        for seen in entry.evidence:
             evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
         lines += [text_table(evidence, ">>>><", width=_width()), ""]
-    return "\n".join([*lines, confirmation_text(one)])
+    return "\n".join([*lines, format_confirmation(entry)])
 
 
-def confirmation_text(one: KnownHardware) -> str:
+def format_confirmation(entry: HardwareEntry) -> str:
     """Format the evidence of a device or link for a terminal."""
-    return "\n".join(textwrap.wrap(f"{one.name}: {one.confirmation}.", _width()))
+    return "\n".join(textwrap.wrap(f"{entry.name}: {entry.confirmation}.", _width()))
 
 
 _DEFAULT = (
-    f"Default: what the model was trained on (--model); without one, {DEFAULT_HARDWARE}. A simulated device needs no "
-    "more than its name: h100 is simulated:h100, "
+    f"Default: the hardware of the model (--model); without a model, {DEFAULT_HARDWARE}. The prefix simulated: is "
+    "optional: h100 is simulated:h100, "
     f"{', '.join(f'{short} simulated:{own}' for short, own in SHORT_NAMES.items())}."
 )
-_CURVE_HEADS = ("collective", "GPUs", "latency, us", "GB/s of 256 KB", "of 4 MB", "of 64 MB", "of long ones")
+_CURVE_HEADS = ("collective", "GPUs", "latency, us", "GB/s at 256 KB", "at 4 MB", "at 64 MB", "at most")
 _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
 _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 
-def _rows(head: Sequence[str], one: KnownHardware) -> Iterator[tuple[str, ...]]:
-    cells = (*head, f"{one.error.factor:.3g}")
-    for evidence in one.evidence:
+def _list_rows(head: Sequence[str], entry: HardwareEntry) -> Iterator[tuple[str, ...]]:
+    cells = (*head, f"{entry.error.factor:.3g}")
+    for evidence in entry.evidence:
         yield (*cells, f"{evidence.fitted:,}", f"{evidence.held_out:,}", printable(evidence.points))
         cells = ("",) * len(cells)
-    if not one.error.is_measured:
-        of_other = f"extrapolated from {one.extrapolated_from}: " if one.extrapolated_from else ""
-        yield (*cells, "", "", f"{of_other}{one.error.basis}")
+    if not entry.error.is_measured:
+        of_other = f"extrapolated from {entry.extrapolated_from}: " if entry.extrapolated_from else ""
+        yield (*cells, "", "", f"{of_other}{entry.error.basis}")
 
 
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
@@ -274,8 +267,8 @@ def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _curve_cells(curve: Curve) -> tuple[str, ...]:
-    sizes = 1e6 * np.array([0.25, 4, 64])
-    gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6
+    sizes = 1e6 * np.array([0.25, 4, 64])  # bytes, as in ``_CURVE_HEADS``
+    gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6  # from bytes per ms
     numbers = (curve.us[0], *gb_s.tolist(), curve.gb_s)
     return curve.collective, str(curve.num_devices), *map("{:.3g}".format, numbers)
 

@@ -1,9 +1,9 @@
 """The journal of a campaign: an append-only file of JSON lines that keeps every finished measurement.
 
-Two kinds of lines: an *origin* says what the measurements after it were taken on and how; a *visit* is one finished
-measurement of one job. A visit is written and flushed at once, so that a process killed at any moment loses nothing
-it has finished. Opening the file again restores all whole lines; a torn last line, the trace of a kill, is
-dropped with a warning. A whole line with impossible values is rejected, and the file is not changed.
+It has two kinds of lines. An *origin* line has the hardware and settings of the measurements after it. A *visit* line
+is one finished measurement of one job; it is written and flushed at once, so a kill loses no finished measurement.
+Opening the file restores all complete lines and drops an incomplete last line, which a kill leaves, with a warning. A
+complete line with impossible values is an error, and the file is not changed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from evenshard.base.typed import record_of
 from evenshard.price.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
 
 JOURNAL_VERSION = 1
-FSYNC_EVERY_S = 1.0
-_BEGINNING = b'{"journal": '
+FSYNC_EVERY_S = 1.0  # seconds of measurements that a power cut may lose
+_BEGINNING = b'{"journal": '  # first bytes of an origin line, which begins every journal
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +66,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         if self.number < 0:
-            raise MeasurementFailed(f"the number of a visit is {self.number}, below 0")
+            raise MeasurementFailed(f"visit number is {self.number}, below 0")
         if problem := moment_problem("measured_at", self.measured_at):
             raise MeasurementFailed(problem)
 
@@ -103,7 +103,7 @@ class Journal:
         return len(self.visits())
 
     def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
-        """Return the last visit with this job and number, of ``origin`` or of any; None without one."""
+        """Return the latest visit of a job with this number, from ``origin`` if given; None if there is none."""
         visits = self._visits.get((job, number), [])
         return next((visit for visit in reversed(visits) if origin is None or visit.origin == origin), None)
 
@@ -122,7 +122,7 @@ class Journal:
                 "visit": visit.number,
                 "measured_at": visit.measured_at,
                 "all_to_all": visit.cost.all_to_all,
-                "devices": [_device_record(device) for device in visit.cost.devices],
+                "devices": [_encode_device(device) for device in visit.cost.devices],
             }
         )
         self._visits.setdefault((visit.job, visit.number), []).append(visit)
@@ -167,23 +167,23 @@ class Journal:
             raise BadFile(self.path, "another process is writing it", "Wait for it, or name another journal.") from None
         except OSError as error:
             log.warning(
-                "%s: the file system cannot lock it (%s); do not let a second process write it", self.path, error
+                "%s: the file system has no locks (%s); do not write to it from two processes", self.path, error
             )
 
     def _read(self) -> int:
-        """Take in the complete lines and return their size in bytes."""
+        """Parse the complete lines and return their total size in bytes."""
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
         if not whole and not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
             raise BadFile(self.path, "is not a journal", "Name another file.")  # do not drop all of it as torn
         if whole < len(content):
-            log.warning("%s: the last line is torn and was dropped; it is measured again", self.path)
+            log.warning("%s: dropped the incomplete last line; its visit is measured again", self.path)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
-            self._take_in(line, number)
+            self._parse_line(line, number)
         return whole
 
-    def _take_in(self, line: bytes, number: int) -> None:
+    def _parse_line(self, line: bytes, number: int) -> None:
         try:
             record = load_json(line)
             if isinstance(record, dict) and "origin" in record:
@@ -214,29 +214,29 @@ class _VisitLine:
 def _remedy(line: bytes) -> str:
     """Return the remedy for a damaged line; an origin must not be removed, because later visits need it."""
     if b'"origin"' in line:
-        return "Repair the line (the measurements after it need it), or name another journal."
-    return "Repair or remove the line (what it says is then measured again), or name another journal."
+        return "Repair the line, which all measurements after it need, or name another journal."
+    return "Repair the line, remove it (its visit is then measured again), or name another journal."
 
 
 def _origin(record: dict[str, Any]) -> Origin:
     version = record.get("journal")
     if version != JOURNAL_VERSION:
-        raise ValueError(f"journal version {brief(version)}, this evenshard reads {JOURNAL_VERSION}")
+        raise ValueError(f"journal version is {brief(version)}, but this evenshard reads {JOURNAL_VERSION}")
     return record_of(_OriginLine, record).origin
 
 
 def _visit(record: Any, origin: Origin | None) -> Visit:
     if origin is None:
-        raise ValueError("a visit before any origin")
+        raise ValueError("a visit needs an origin before it")
     line = record_of(_VisitLine, record)
-    cost = PlacementCost(tuple(_device_cost(one) for one in line.devices), line.all_to_all)
+    cost = PlacementCost(tuple(map(_decode_device, line.devices)), line.all_to_all)
     return Visit(line.job, line.visit, cost, line.measured_at, origin)
 
 
-def _device_record(device: DeviceCost) -> dict[str, Any]:
+def _encode_device(device: DeviceCost) -> dict[str, Any]:
     """Record a shard that did not fit by its status alone, because JSON has no infinity."""
     return asdict(device) if device.status == OK else {"status": device.status}
 
 
-def _device_cost(record: Any) -> DeviceCost:
+def _decode_device(record: Any) -> DeviceCost:
     return DeviceCost.out_of_memory() if record == {"status": OUT_OF_MEMORY} else record_of(DeviceCost, record)

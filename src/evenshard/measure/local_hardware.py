@@ -40,18 +40,18 @@ def open_hardware(config: MeasureConfig) -> Hardware:
         return SimulatedHardware(config)
     require_package("torch")
     from evenshard.measure.distributed import collective
-    from evenshard.measure.fbgemm import real_device
-    from evenshard.measure.one_device import OneDeviceInTurn
+    from evenshard.measure.fbgemm import resolve_device
+    from evenshard.measure.one_device import SequentialHardware
 
-    device = real_device(config)
+    device = resolve_device(config)
     if collective.world_size() > 1:
         return collective.CollectiveHardware(config, device)
     if config.expect_transport:
-        raise BadConfig("one process exchanges nothing. Start it under torchrun, or leave --expect-transport out.")
-    return OneDeviceInTurn(config, device)
+        raise BadConfig("a single process does not communicate. Start it under torchrun, or remove --expect-transport.")
+    return SequentialHardware(config, device)
 
 
-def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
+def identify_hardware(config: MeasureConfig) -> Mapping[str, str]:
     """Return the properties of this machine that measured times depend on.
 
     These are the device, its libraries, a GPU's driver, and the id of the machine. A simulated device has only its
@@ -60,9 +60,9 @@ def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
     if config.hardware_name.kind.is_simulated:
         return {"hardware": config.hardware_name.provenance}
     require_package("torch")
-    from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
+    from evenshard.measure.fbgemm import device_name, driver_version, library_versions, resolve_device
 
-    device = real_device(config)
+    device = resolve_device(config)
     driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # kernel updates do not count
     return {
         "hardware": device_name(device),
@@ -78,11 +78,11 @@ def machine_id() -> str:
     They are a hash of ``EVENSHARD_MACHINE``, else of the operating system's machine ID, else (as in a container) of a
     network address.
     """
-    own = os.environ.get(MACHINE, "").strip() or _of_operating_system() or f"{uuid.getnode():012x}"
+    own = os.environ.get(MACHINE, "").strip() or _read_machine_id() or f"{uuid.getnode():012x}"
     return hmac.new(own.encode(), b"evenshard", hashlib.sha256).hexdigest()[:16]
 
 
-def _of_operating_system() -> str:
+def _read_machine_id() -> str:
     try:
         return MACHINE_ID.read_text().strip()
     except OSError:

@@ -27,12 +27,12 @@ class ControlCost:
     measured_at: float
 
 
-def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
+def find_controls(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
     """Return the feasible control placements of a run."""
-    return [found for one in measured if one.is_control for found in controls_of_rows(rows_of(one))]
+    return [found for placement in measured if placement.is_control for found in group_controls(rows_of(placement))]
 
 
-def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
+def group_controls(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
     """Return the control placements in the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -54,22 +54,13 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of control placements, %; None without the repeats that a number needs.
+    """Standard deviations of control placements, %; None if there are too few repeats."""
 
-    Attributes:
-        within_run_pct: of one placement measured again in the same run.
-        between_run_pct: of one placement's mean from run to run, beyond what the spread within the runs explains.
-        relative_between_run_pct: the same relative to the run's other controls, which removes runs that are faster or
-            slower as a whole.
-        num_controls: distinct control placements.
-        num_runs: runs with a control.
-    """
-
-    within_run_pct: float | None
-    between_run_pct: float | None
-    relative_between_run_pct: float | None
-    num_controls: int
-    num_runs: int
+    within_run_pct: float | None  # of repeated measurements of a placement in a run
+    between_run_pct: float | None  # of a placement's mean from run to run, in addition to that within the runs
+    relative_between_run_pct: float | None  # the same, after removing the mean speed of each run
+    num_controls: int  # distinct control placements
+    num_runs: int  # runs with a control
 
     @property
     def relative_pct(self) -> float:
@@ -85,19 +76,21 @@ class Noise:
 
         Each task has two noisy measurements, independent of all other tasks.
         """
+        # 1.96: two-sided 95 % of a normal distribution; 2: variances of both measurements add up.
         return 1.96 * math.sqrt(2 / max(num_tasks, 1)) * self.relative_pct
 
 
-def noise_of(runs: Sequence[Sequence[ControlCost]]) -> Noise:
+def estimate_noise(runs: Sequence[Sequence[ControlCost]]) -> Noise:
     """Estimate the noise from the control placements of one or several runs."""
-    by_run = [_log_costs(run) for run in runs]
+    by_run = [_group_log_costs(run) for run in runs]
     repeated = [costs for run in by_run for costs in run.values() if len(costs) > 1]
-    within = _pooled_variance(repeated) if repeated else None
+    within = _pool_variances(repeated) if repeated else None
     placements = {placement for run in by_run for placement in run}
     between = []
     for placement in placements:
         groups = [run[placement] for run in by_run if placement in run]
         if len(groups) > 1:
+            # A mean of n measurements has 1 / n of the variance within a run.
             explained = (within or 0.0) * fmean(1 / len(group) for group in groups)
             between.append(variance([fmean(group) for group in groups]) - explained)
     return Noise(
@@ -117,6 +110,7 @@ def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], withi
     means = [[fmean(run[placement]) for placement in shared] for run in runs]
     of_run, of_placement = [fmean(row) for row in means], [fmean(column) for column in zip(*means, strict=True)]
     overall = fmean(of_run)
+    # Two-way analysis of variance: residuals after the effects of run and placement.
     squares = [
         (mean - of_run[r] - of_placement[p] + overall) ** 2 for r, row in enumerate(means) for p, mean in enumerate(row)
     ]
@@ -125,28 +119,28 @@ def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], withi
     return 100 * math.sqrt(max(0.0, found))
 
 
-def drift_pct(run: Sequence[ControlCost]) -> float | None:
+def fit_drift(run: Sequence[ControlCost]) -> float | None:
     """Fit the linear drift of the controls from the first to the last; above 0 means slower.
 
     Return None if no control was repeated at another time.
     """
     times, deviations = [], []
-    for placement, costs in _log_costs(run).items():
-        times += [one.measured_at for one in run if one.placement == placement]
+    for placement, costs in _group_log_costs(run).items():
+        times += [control.measured_at for control in run if control.placement == placement]
         deviations += [cost - fmean(costs) for cost in costs]
-    if len(set(times)) < 3:
+    if len(set(times)) < 3:  # a line fits two points exactly
         return None
     return 100 * linear_regression(times, deviations).slope * (max(times) - min(times))
 
 
-def _log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
+def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
     """Take logarithms of the costs, so that deviations are relative."""
     costs: dict[Hashable, list[float]] = {}
-    for one in run:
-        costs.setdefault(one.placement, []).append(math.log(one.cost_ms))
+    for control in run:
+        costs.setdefault(control.placement, []).append(math.log(control.cost_ms))
     return costs
 
 
-def _pooled_variance(groups: Sequence[Sequence[float]]) -> float:
+def _pool_variances(groups: Sequence[Sequence[float]]) -> float:
     """Weight each group's variance by its degrees of freedom."""
     return sum(variance(group) * (len(group) - 1) for group in groups) / sum(len(group) - 1 for group in groups)

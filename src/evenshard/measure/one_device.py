@@ -15,7 +15,7 @@ from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.sequential import whole_tables_cost
+from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, PlacementCost, interquartile_range
@@ -23,7 +23,7 @@ from evenshard.price.link import link, resolve_link
 from evenshard.tables.table import Table
 
 
-class OneDeviceInTurn:
+class SequentialHardware:
     """One device that measures shards in turn: a GPU, or one thread of the CPU."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
@@ -42,19 +42,19 @@ class OneDeviceInTurn:
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measure each device's shard; the all-to-all times come from the link model."""
-        computes = [self._shard_cost(shard, task.batch_size) for shard in placement.shards_of(task.tables)]
-        return whole_tables_cost(task, placement, computes, self._link)
+        computes = [self._measure_shard(shard, task.batch_size) for shard in placement.shards_of(task.tables)]
+        return combine_whole_tables(task, placement, computes, self._link)
 
     def close(self) -> None:
         """Free the device."""
         self._kernels.free()
 
-    def _shard_cost(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
+    def _measure_shard(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
         if not shard:
             return DeviceCost(0.0, 0.0, 0.0, 0.0)
-        times = self._times_if_fits(shard, batch_size)
+        times = self._try_time_shard(shard, batch_size)
         if times is None:  # memory of earlier shards may cause the failure: retry with all memory free
-            times = self._times_if_fits(shard, batch_size)
+            times = self._try_time_shard(shard, batch_size)
         if times is None:
             return DeviceCost.out_of_memory()
         forward, backward = zip(*times, strict=True)
@@ -67,7 +67,7 @@ class OneDeviceInTurn:
             bwd_compute_spread_ms=interquartile_range(backward),
         )
 
-    def _times_if_fits(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
+    def _try_time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
         """Return the times, or None, with all memory free again, if the device cannot hold the shard."""
         try:
             return self._time_shard(shard, batch_size)

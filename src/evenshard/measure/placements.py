@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.measure.sequential import parts_cost, sequential_cost
+from evenshard.measure.sequential import measure_parts, sequential_cost
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import PartsMeasurer, hardware_of_devices, links_of_request
@@ -22,7 +22,7 @@ from evenshard.price.step import PartCosts, collect_phases
 from evenshard.sharders.model import Model
 
 
-def simulated_cost(
+def simulate_cost(
     task: ShardingTask, parts: Sequence[TablePart], profiles: Sequence[GpuProfile], links: Links
 ) -> PlacementCost:
     """Predict the cost of a placement of parts by the device model, without noise.
@@ -40,26 +40,26 @@ def simulated_cost(
     devices = PartCosts(task, device_kinds, kind_of_D, links).predict(parts).devices
     phases = collect_phases(devices)
     return sequential_cost(
-        [DeviceCost(one.predicted_fwd_compute_ms, 0.0, 0.0, one.predicted_bwd_compute_ms) for one in devices],
+        [DeviceCost(device.predicted_fwd_compute_ms, 0.0, 0.0, device.predicted_bwd_compute_ms) for device in devices],
         ExchangeTimes(phases.input_dist, phases.forward_exchange, phases.backward_exchange),
     )
 
 
 @contextmanager
-def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
+def open_measurer(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
     """Yield a function that measures placements on the request's hardware ``visits`` times, or simulates them."""
     links, names = links_of_request(request, model), hardware_of_devices(request)
     kinds = {HardwareName.parse(name) for name in names}
     if all(kind.kind.is_simulated for kind in kinds):
         profiles = [gpu_profile(HardwareName.parse(name).device) for name in names]
-        yield lambda task, placements: [simulated_cost(task, parts, profiles, links) for parts in placements]
+        yield lambda task, placements: [simulate_cost(task, parts, profiles, links) for parts in placements]
         return
     if len(kinds) > 1:
-        raise BadConfig("devices of several kinds cannot be measured here. Leave num_measured out.")
+        raise BadConfig("placements on devices of several kinds cannot be measured. Remove num_measured.")
     with closing(open_hardware(MeasureConfig(request.hardware, optimizer=request.optimizer))) as opened:
 
         def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
-            rounds = [[parts_cost(opened, task, parts, links) for parts in placements] for _ in range(visits)]
+            rounds = [[measure_parts(opened, task, parts, links) for parts in placements] for _ in range(visits)]
             return [combine_visits(of_one) for of_one in zip(*rounds, strict=True)]
 
         yield measure

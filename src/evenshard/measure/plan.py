@@ -1,8 +1,8 @@
 """Measurement plan for another machine, as one JSON file with tables, jobs and settings.
 
 evenshard benchmark ... --plan-out plan.json                     where evenshard is installed
-python -m evenshard.measure plan.json --journal gpu.jsonl        on the box, with torch, numpy and FBGEMM alone
-evenshard benchmark ... --journal gpu.jsonl --budget-minutes 0   back again: the journal becomes costs.parquet
+python -m evenshard.measure plan.json --journal gpu.jsonl        on the GPU machine, with only torch, NumPy and FBGEMM
+evenshard benchmark ... --journal gpu.jsonl --budget-minutes 0   where evenshard is installed: writes costs.parquet
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 PLAN_VERSION = 1
-MAX_PLAN_BYTES = 2**30
-_OF_TASK = ("task_id", "num_devices", "memory_cap_bytes", "batch_size")
+MAX_PLAN_BYTES = 2**30  # larger files are rejected before they are parsed
+_TASK_FIELDS = ("task_id", "num_devices", "memory_cap_bytes", "batch_size")
 
 
 def save_measure_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
     """Write jobs and settings; each table is written once, even if many jobs use it."""
     tables = tuple(dict.fromkeys(table for job in jobs for table in job.task.tables))
     number_of = {table: number for number, table in enumerate(tables)}
-    plan = _Plan(PLAN_VERSION, config, tables, tuple(_record(job, number_of) for job in jobs))
+    plan = _Plan(PLAN_VERSION, config, tables, tuple(_encode_job(job, number_of) for job in jobs))
     write_text(path, json.dumps(asdict(plan)) + "\n")
 
 
-def _record(job: Job, number_of: dict[Table, int]) -> _Record:
+def _encode_job(job: Job, number_of: dict[Table, int]) -> _Record:
     return _Record(
         **{name: getattr(job, name) for name in ("measurement_id", "round", "proposed_by", "group")},
-        **{name: getattr(job.task, name) for name in _OF_TASK},
+        **{name: getattr(job.task, name) for name in _TASK_FIELDS},
         tables=tuple(number_of[table] for table in job.task.tables),
         device_of_table=job.placement.device_of_table,
     )
@@ -80,19 +80,19 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
         content = load_json(path.read_bytes(), MAX_PLAN_BYTES)
         version = content.get("plan") if isinstance(content, dict) else None
         if version != PLAN_VERSION:
-            raise ValueError(f"plan version {brief(version)}, this evenshard reads {PLAN_VERSION}")
+            raise ValueError(f"plan version is {brief(version)}, but this evenshard reads {PLAN_VERSION}")
         plan = record_of(_Plan, content)
-        return [_job(record, plan.tables) for record in plan.jobs], plan.measure
+        return [_decode_job(record, plan.tables) for record in plan.jobs], plan.measure
     except FileNotFoundError:
         raise BadFile(path, "no such file", remedy) from None
     except (ValueError, BadConfig, OSError) as error:
         raise BadFile(path, f"is not a plan ({reason_of(error)})", remedy) from None
 
 
-def _job(record: _Record, tables: Sequence[Table]) -> Job:
+def _decode_job(record: _Record, tables: Sequence[Table]) -> Job:
     if not all(0 <= number < len(tables) for number in record.tables):
-        raise ValueError(f"job {brief(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
-    of_task = {name: getattr(record, name) for name in _OF_TASK}
+        raise ValueError(f"job {brief(record.measurement_id)} names a table beyond the {len(tables)} of the plan")
+    of_task = {name: getattr(record, name) for name in _TASK_FIELDS}
     task = ShardingTask.whole(tables=tuple(tables[number] for number in record.tables), **of_task)
     of = f"task {brief(task.task_id)}"
     for table in task.tables:
@@ -101,7 +101,7 @@ def _job(record: _Record, tables: Sequence[Table]) -> Job:
     if problem := RANGES["batch_size"].problem(task.batch_size):
         raise ValueError(f"{of}: batch_size {problem}")
     if task.memory_cap_bytes < 1 or not task.tables:
-        raise ValueError(f"{of} has no tables, or devices without memory")
+        raise ValueError(f"{of} has no tables, or its devices have no memory")
     parts = Placement(record.device_of_table, task.num_devices).parts(task.tables)
     parts_by_table(task, parts)
     return Job(record.measurement_id, task, parts, record.round, record.proposed_by, record.group)

@@ -18,7 +18,7 @@ import numpy as np
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.sequential import whole_tables_cost
+from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.price.costs import DeviceCost, PlacementCost, Provenance
@@ -31,7 +31,7 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.version import __version__
 
 CHUNK = 256  # placements per batch: 256 of 100 tables are 17 MB
-MAX_CACHED_TASKS = 1024
+MAX_CACHED_TASKS = 1024  # tasks whose work is kept; the oldest is dropped
 QUARTILE_Z = 0.6744897501960817  # 75th percentile of the standard normal distribution
 
 PlacementJob = tuple[ShardingTask, Placement]
@@ -63,6 +63,7 @@ class SimulatedHardware:
         self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
         self._times_measured: dict[bytes, int] = {}
         self._seed = config.seed
+        # Of a log-normal distribution with the relative standard deviation ``noise``.
         self._sigma = math.sqrt(math.log1p(config.noise**2))
         self._opened = time.perf_counter()
         self.provenance = Provenance(
@@ -97,7 +98,7 @@ class SimulatedHardware:
 
     def shard_work(self, jobs: Sequence[PlacementJob]) -> ShardWork:
         """Return the work of every device of every placement, ordered by placement, then device id."""
-        columns = [self._tables_of(task).columns_TC for task, _ in jobs]
+        columns = [self._count_work(task).columns_TC for task, _ in jobs]
         devices_N = np.array([placement.num_devices for _, placement in jobs])
         first_N = np.cumsum(devices_N) - devices_N
         shard_of_T = [
@@ -112,7 +113,8 @@ class SimulatedHardware:
         backward_N = backward_ms(self.profile, work, self.optimizer)
         times_N2 = np.stack([forward_ms(self.profile, work), backward_N], axis=1)
         if self._sigma:
-            times_N2 *= np.concatenate([self._noise(task, placement) for task, placement in jobs])
+            times_N2 *= np.concatenate([self._draw_noise(task, placement) for task, placement in jobs])
+        # Interquartile range of the noise, relative to the time.
         spread = math.exp(self._sigma * QUARTILE_Z) - math.exp(-self._sigma * QUARTILE_Z)
         times, fits = times_N2.tolist(), fits_N.tolist()
         costs, first = [], 0
@@ -134,18 +136,18 @@ class SimulatedHardware:
             DeviceCost(fwd, 0.0, 0.0, bwd, fwd * spread, bwd * spread) if fit else DeviceCost.out_of_memory()
             for (fwd, bwd), fit in zip(times, fits, strict=True)
         ]
-        return whole_tables_cost(task, placement, computes, self.link)
+        return combine_whole_tables(task, placement, computes, self.link)
 
-    def _noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
+    def _draw_noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
         where = np.array(placement.device_of_table, dtype=np.int64).tobytes()
-        key = hashlib.blake2b(self._tables_of(task).digest + where, digest_size=16).digest()
+        key = hashlib.blake2b(self._count_work(task).digest + where, digest_size=16).digest()
         visit = self._times_measured.get(key, 0)
         self._times_measured[key] = visit + 1
         rng = np.random.default_rng([self._seed, visit, int.from_bytes(key, "little")])
         return np.exp(self._sigma * rng.standard_normal((placement.num_devices, 2)))
 
-    def _tables_of(self, task: ShardingTask) -> _TaskTables:
-        """Look up by identity, because hashing many tables takes longer than simulating them."""
+    def _count_work(self, task: ShardingTask) -> _TaskTables:
+        """Return the work of a task's tables, cached by identity because hashing many tables is slower."""
         known = self._tasks.get(id(task))
         if known is None:
             columns_TC = self.counter.columns(task.tables, task.batch_size)

@@ -58,7 +58,7 @@ class ShardedJob(Job):
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
         """Measure the placement once."""
-        return self._require_ranks(hardware).measure_together(self.rank_job, "a placement of parts")
+        return self._require_ranks(hardware).measure_together(self.rank_job, "a sharded placement")
 
     @property
     def rank_job(self) -> MeasureParts:
@@ -69,11 +69,11 @@ class ShardedJob(Job):
         devices = self.task.num_devices
         if not isinstance(hardware, CollectiveHardware):
             raise BadConfig(
-                f"placements of parts are measured on all {devices} devices at once, by kernels. Start "
-                f"torchrun --nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
+                f"a sharded placement is measured on all of its {devices} devices at the same time. Start torchrun "
+                f"--nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
             )
         if self.task.communication != Communication():
-            raise BadInput("Communication in fewer bits than fp32 cannot be measured. Ask for fp32.")
+            raise BadInput("Quantized communication cannot be measured. Use fp32 for all communication.")
         return hardware
 
 
@@ -85,12 +85,12 @@ class MeasureParts(PlacementJob):
         """Check the job; see ``RankJob``."""
         super().check(num_ranks)
         if self.batch_size % num_ranks:
-            raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
+            raise ValueError(f"batch_size is {self.batch_size}, which is not divisible by {num_ranks} ranks")
 
     def run(self, worker: Worker) -> Finding:
         """Run this rank's part; see ``RankJob``. If a rank runs out of memory, all ranks report it."""
         for _ in range(2):  # memory of earlier placements may cause the first attempt to fail
-            finding, worst = run_together(worker, lambda: self._steps(worker))
+            finding, worst = run_together(worker, lambda: self._run_steps(worker))
             if worst != OUT_OF_MEMORY:
                 return finding
             worker.kernels.free()
@@ -106,15 +106,15 @@ class MeasureParts(PlacementJob):
         if compute_device == "cuda" and self.machine.devices_per_node != local_world_size():
             raise BadConfig(
                 f"a node has {self.machine.devices_per_node} devices, but torchrun started {local_world_size()} "
-                f"processes on this host. On GPUs both are the same: leave --devices-per-node out."
+                f"processes on this host. On GPUs both must be equal: remove --devices-per-node."
             )
         deduplicated = {table.is_deduplicated for table in self.tables if table.is_sequence}
         if len(deduplicated) > 1:
-            raise BadInput("TorchRec deduplicates indices in all EmbeddingCollections or in none. Make them alike.")
+            raise BadInput("TorchRec deduplicates either all EmbeddingCollections or none. Set all tables alike.")
         if compute_device == "cpu" and True in deduplicated:
-            raise BadInput("FBGEMM deduplicates indices on GPUs alone. Measure deduplicated tables there.")
+            raise BadInput("FBGEMM deduplicates indices only on GPUs. Measure deduplicated tables on GPUs.")
         names = {table.name: f"t{at}" for at, table in enumerate(self.tables)}
-        modules = {str(at): _collection(group, names) for at, group in enumerate(self.collections)}
+        modules = {str(at): _build_collection(group, names) for at, group in enumerate(self.collections)}
         tables = [replace(table, name=names[table.name]) for table in self.tables]
         parts = [replace(part, table=names[part.table]) for part in self.parts]
         plan = plan_of_parts(parts, tables, modules, self.machine, compute_device, allowed={})
@@ -128,16 +128,16 @@ class MeasureParts(PlacementJob):
             found.setdefault(table.collection, []).append(table)
         return tuple(map(tuple, found.values()))
 
-    def _steps(self, worker: Worker) -> tuple[Step, ...]:
+    def _run_steps(self, worker: Worker) -> tuple[Step, ...]:
         config, ranks = worker.config, worker.ranks
-        with worker.kernels.watch_failures(self.tables), _nodes_of(self.machine.devices_per_node, ranks.rank):
+        with worker.kernels.watch_failures(self.tables), _set_node_size(self.machine.devices_per_node, ranks.rank):
             model, plan = self.plan(ranks.device.type)
             self._require_memory(worker)
-            ranks.go_on_together()
+            ranks.barrier()
             training = TrainingStep(worker, self, model, plan)
-            ranks.go_on_together()
+            ranks.barrier()
             steps = tuple(training.run(number) for number in range(config.warmup + config.repeats))
-            ranks.go_on_together()
+            ranks.barrier()
             return steps
 
     def _require_memory(self, worker: Worker) -> None:
@@ -165,9 +165,9 @@ class TrainingStep:
         # FBGEMM's dense call is differentiated on the CPU without its own kernel; tests compare its gradients.
         warnings.filterwarnings("ignore", ".*an autograd kernel was not registered", UserWarning)
         self._worker, device = worker, worker.ranks.device
-        sharders = _sharders(job.tables, worker.config.optimizer)
+        sharders = _build_sharders(job.tables, worker.config.optimizer)
         built: list[Any] = []
-        worker.ranks.timed_ms(  # detects a lost rank
+        worker.ranks.time_collectives(  # detects a lost rank
             lambda: built.append(
                 DistributedModelParallel(model, device=device, plan=plan, sharders=sharders, init_data_parallel=False)
             )
@@ -177,7 +177,7 @@ class TrainingStep:
         self.modules = [sharded[path] for path in model]
         replicas = [weight for _, weight in in_backward_optimizer_filter(self._model.named_parameters())]
         # TorchRec shows each table of a dense call as a slice of one tensor.
-        whole = {id(one): one for one in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
+        whole = {id(weight): weight for weight in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
         self._replicas = list(whole.values())
         kind = getattr(torch.optim, OPTIMIZERS[worker.config.optimizer].torch_name)
         self._optimizer = kind(self._replicas, lr=LEARNING_RATE) if self._replicas else None
@@ -194,21 +194,21 @@ class TrainingStep:
         ranks = self._worker.ranks
 
         def communicate(phase: Callable[[], None]) -> float:
-            ranks.go_on_together()
-            return ranks.timed_ms(phase)
+            ranks.barrier()
+            return ranks.time_collectives(phase)
 
         def compute(phase: Callable[[], None]) -> float:
-            ranks.go_on_together()
+            ranks.barrier()
             return time_work(ranks.device, phase)[1]
 
         self._worker.flush()
         inputs_ms = communicate(lambda: self.distribute_inputs(number))
         forward_ms = compute(self.look_up)
-        wait_ms = ranks.go_on_together()
-        out_ms = ranks.timed_ms(self.distribute_outputs)
-        gradients = self.upstream()
+        wait_ms = ranks.barrier()
+        out_ms = ranks.time_collectives(self.distribute_outputs)
+        gradients = self.make_gradients()
         back_ms = communicate(lambda: self.return_gradients(gradients))
-        backward_ms = compute(self.look_up_back)
+        backward_ms = compute(self.compute_gradients)
         back_ms += communicate(self.reduce_replicas)
         backward_ms += compute(self.update_replicas)
         return Step(forward_ms, wait_ms, out_ms, back_ms, backward_ms, inputs_ms)
@@ -230,7 +230,7 @@ class TrainingStep:
 
     def distribute_outputs(self) -> None:
         """Send the outputs to the ranks of their samples."""
-        self._leaves = [[one.detach().requires_grad_() for one in found] for found in self._found]
+        self._leaves = [[output.detach().requires_grad_() for output in found] for found in self._found]
         self.outputs: list[Any] = [
             module.output_dist(context, leaves).wait()
             for module, context, leaves in zip(self.modules, self._contexts, self._leaves, strict=True)
@@ -239,17 +239,17 @@ class TrainingStep:
     def values(self) -> list[torch.Tensor]:
         """Return the outputs for this rank's samples."""
         of_modules = (output.values() if isinstance(output, dict) else [output] for output in self.outputs)
-        return [one.values() for outputs in of_modules for one in outputs]
+        return [output.values() for outputs in of_modules for output in outputs]
 
-    def upstream(self) -> list[torch.Tensor]:
+    def make_gradients(self) -> list[torch.Tensor]:
         """Return the gradients that the dense model would send back."""
-        return [torch.full_like(one, GRADIENT) for one in self.values()]
+        return [torch.full_like(output, GRADIENT) for output in self.values()]
 
     def return_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
         """Send gradients of the outputs back to the ranks of the parts."""
         torch.autograd.backward(self.values(), list(gradients))
 
-    def look_up_back(self) -> None:
+    def compute_gradients(self) -> None:
         """Compute the gradients of weights; fused calls also update the weights."""
         pairs = [
             (output, leaf.grad)
@@ -295,17 +295,17 @@ def local_batch(
     return KeyedJaggedTensor(keys, joined, weights, lengths=torch.cat(lengths))
 
 
-def _collection(tables: Sequence[Table], names: dict[str, str]) -> Any:
+def _build_collection(tables: Sequence[Table], names: dict[str, str]) -> Any:
     from torchrec.modules.embedding_configs import DataType
 
     data_types = {torch.float16: DataType.FP16, torch.float32: DataType.FP32}
     features = [[feature.name for feature in feature_tables(table)] for table in tables]
     return collection_of(
-        tables, [names[one.name] for one in tables], features, [data_types[weights_dtype([one])] for one in tables]
+        tables, [names[t.name] for t in tables], features, [data_types[weights_dtype([t])] for t in tables]
     )
 
 
-def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
+def _build_sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -317,7 +317,7 @@ def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
     ]
 
 
-def _nodes_of(devices_per_node: int, rank: int) -> AbstractContextManager[None]:
+def _set_node_size(devices_per_node: int, rank: int) -> AbstractContextManager[None]:
     """Set torchrun's variables so that TorchRec knows the number of ranks per node."""
     return environment({"LOCAL_WORLD_SIZE": str(devices_per_node), "LOCAL_RANK": str(rank % devices_per_node)})
 

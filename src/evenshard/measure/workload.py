@@ -41,39 +41,39 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
     num_lookups = round(table.pooling_factor * batch_size)
     name_seed = zlib.crc32(table.name.encode())
     rng = np.random.default_rng([seed, name_seed, batch_number])
-    torch_rng = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
+    torch_rng = torch.Generator(device).manual_seed(int(rng.integers(2**62)))  # within torch's 64-bit seeds
 
     lengths = torch.full((batch_size,), num_lookups // batch_size, dtype=torch.int64, device=device)
     longer = torch.randperm(batch_size, generator=torch_rng, device=device)[: num_lookups % batch_size]
     lengths[longer] += 1
 
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
-    counts_U = _counts_U(np.asarray(bins), num_lookups, table.num_rows, device)
+    counts_U = _draw_counts(np.asarray(bins), num_lookups, table.num_rows, device)
     together = contiguous_share(table, batch_size) or 0.0
-    rows_U = _rows(counts_U, table, together, np.random.default_rng([seed, name_seed]), batch_number)
+    rows_U = _draw_rows(counts_U, table, together, np.random.default_rng([seed, name_seed]), batch_number)
     indices = torch.repeat_interleave(rows_U, counts_U, output_size=num_lookups)
     return Lookups(indices[torch.randperm(num_lookups, generator=torch_rng, device=device)], lengths)
 
 
-def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
+def _draw_counts(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
     """Spread lookups over unique rows, at least 1 each, upper bins first; the sum is exact."""
     if num_lookups == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     mean_count = float(bins @ BIN_MEAN_COUNTS)
     num_unique = int(np.clip(round(num_lookups / mean_count), 1, min(num_rows, num_lookups)))
-    rows_of_bin = _largest_remainder(bins, num_unique)[::-1].copy()
+    rows_of_bin = _round_shares(bins, num_unique)[::-1].copy()
     low_of_bin = np.array(MIN_COUNT_OF_BIN, dtype=np.float64)[::-1].copy()
     high_of_bin = np.array([*MAX_COUNT_OF_BIN, 2 * MAX_COUNT_OF_BIN[-1]], dtype=np.float64)[::-1].copy()
 
-    def of_rows(per_bin: np.ndarray) -> torch.Tensor:
+    def repeat_per_row(per_bin: np.ndarray) -> torch.Tensor:
         repeats = torch.from_numpy(rows_of_bin).to(device)
         return torch.repeat_interleave(torch.from_numpy(per_bin).to(device), repeats, output_size=num_unique)
 
-    low, high = of_rows(low_of_bin), of_rows(high_of_bin)
-    first = of_rows((np.cumsum(rows_of_bin) - rows_of_bin).astype(np.float64))
+    low, high = repeat_per_row(low_of_bin), repeat_per_row(high_of_bin)
+    first = repeat_per_row((np.cumsum(rows_of_bin) - rows_of_bin).astype(np.float64))
     rank = torch.arange(num_unique, dtype=torch.float64, device=device) - first
     # Spread the rows of a bin evenly over its range; then move all rows within their ranges until the sum is right.
-    counts = high - (high - low) * (rank + 0.5) / of_rows(rows_of_bin.astype(np.float64))
+    counts = high - (high - low) * (rank + 0.5) / repeat_per_row(rows_of_bin.astype(np.float64))
     total_low, total_high = float(rows_of_bin @ low_of_bin), float(rows_of_bin @ high_of_bin)
     total = float(rows_of_bin @ (low_of_bin + high_of_bin)) / 2
     if num_lookups < total_low:  # the bins require more lookups than there are
@@ -83,7 +83,7 @@ def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) ->
     elif num_lookups <= total_high:
         counts = counts + (high - counts) * ((num_lookups - total) / (total_high - total))
     else:  # the open-ended bin and the hottest rows absorb the excess over the ranges
-        hottest = max(1, num_unique // 100)
+        hottest = max(1, num_unique // 100)  # the first 1 % of the rows
         counts = high.clone()
         counts[:hottest] *= 1 + (num_lookups - total_high) / float(high[:hottest].sum())
     # Rounding the running sum keeps each count within 1 of its value and the sum exact.
@@ -95,7 +95,7 @@ def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) ->
     return counts_U if in_ranges else counts_U.sort(descending=True).values
 
 
-def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
+def _round_shares(shares: np.ndarray, total: int) -> np.ndarray:
     """Round shares to whole numbers that add up to ``total``."""
     exact = shares / shares.sum() * total
     whole: np.ndarray = np.floor(exact).astype(np.int64)
@@ -104,7 +104,7 @@ def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     return whole
 
 
-def _rows(
+def _draw_rows(
     counts_U: torch.Tensor, table: Table, together: float, rng: np.random.Generator, batch_number: int
 ) -> torch.Tensor:
     """Draw distinct rows: a share of the hot rows as a contiguous block, all others scattered."""
@@ -113,14 +113,14 @@ def _rows(
     in_block_U = (((ranks + 1) * together).floor() > (ranks * together).floor()) & (ranks < num_hot)
     size = int(in_block_U.sum())
     rows_U = torch.empty_like(ranks)
-    first = min(_busiest_row(table), table.num_rows - size) if size else 0
+    first = min(_find_busiest_row(table), table.num_rows - size) if size else 0
     rows_U[in_block_U] = first + torch.arange(size, device=ranks.device)
     scattered = _scatter_rows(len(ranks) - size, num_hot - size, table.num_rows - size, rng, batch_number, ranks.device)
     rows_U[~in_block_U] = scattered + size * (scattered >= first)
     return rows_U
 
 
-def _busiest_row(table: Table) -> int:
+def _find_busiest_row(table: Table) -> int:
     shares = table.row_shares or (1.0,)
     return int(np.argmax(shares)) * table.num_rows // len(shares)
 
@@ -136,6 +136,7 @@ def _scatter_rows(
         ranks[num_hot:] = num_hot + (cold + batch_number * (num_unique - num_hot)) % num_cold_rows
     if not num_rows:
         return ranks
+    # A stride that is coprime to the number of rows visits every row once; a large stride separates hot rows.
     stride = int(rng.integers(num_rows // 3 + 1, num_rows)) if num_rows > 2 else 1
     while math.gcd(stride, num_rows) != 1:
         stride += 1
@@ -158,13 +159,13 @@ class RecordedLookups:
         """
         if table.name not in self._index_of:
             raise BadConfig(
-                f"measure.recorded_batch holds no table {brief(table.name)}. Generate the tables from the same file."
+                f"measure.recorded_batch has no table {brief(table.name)}. Generate the tables from the same file."
             )
         num_batches = self._recorded.batch_size // batch_size
         if num_batches == 0:
             raise BadConfig(
-                f"batch_size is {batch_size}, but measure.recorded_batch has {self._recorded.batch_size} samples. "
-                f"Lower it."
+                f"batch_size is {batch_size}, but measure.recorded_batch has only {self._recorded.batch_size} samples. "
+                f"Lower batch_size."
             )
         index = self._index_of[table.name]
         indices = self._recorded.indices[self._begins[index] : self._begins[index + 1]]

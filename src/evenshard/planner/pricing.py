@@ -59,7 +59,7 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
 
     assert where is not None
     if isinstance(where, str) and where.startswith(REGISTERED):
-        registered: Model = load_provider("registered_model")(where, hardware)
+        registered: Model = load_provider("load_registered")(where, hardware)
         return registered
     if is_address(where):
         with local_copy(where) as folder:

@@ -1,12 +1,12 @@
-"""MLflow: runs of loops and stages, registered models, and the cost datasets behind them.
+"""MLflow tracking: runs of stages and loops, registered models, and the cost datasets that they used.
 
 ::
 
     runs            runs of stages: metrics, files, datasets and models that they log
-    records         runs as plain values: of a stage, and of its loop
+    records         records of runs as JSON-serializable values
     tags            origin of runs and models: commit, settings, libraries, hardware, cost datasets
     descriptions    descriptions of experiment, runs and models on MLflow's pages, with links
-    registry        registered models: folders become versions, versions become folders
+    registry        registered models: uploads a model's folder as a version, downloads a version
     pyfunc          registered models as MLflow serves them
     run_files       a file for each run, kept until it is logged to MLflow
     client          MLflow's client: addresses, time limits of requests, errors, the file if there is no server
@@ -22,9 +22,9 @@ from evenshard.tracking.registry import (
     ModelVersion,
     champion,
     download_model,
+    find_by_weights,
     model_version,
     set_champion,
-    version_of_files,
 )
 from evenshard.tracking.run_files import BACKLOG, BACKLOG_NAME, log_backlog
 from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, stage_run, study_run
@@ -43,10 +43,10 @@ __all__ = [
     "champion",
     "download_model",
     "end_loop",
+    "find_by_weights",
     "log_backlog",
     "model_version",
     "set_champion",
     "stage_run",
     "study_run",
-    "version_of_files",
 ]

@@ -37,30 +37,38 @@ TIMEOUTS = {
     "AWS_MAX_ATTEMPTS": "2",  # boto3 uploads in threads, and Python waits for them at exit
 }
 # Codes of MLflow's answers to a wrong request.
-CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
+CALLER_ERRORS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 # Statuses below 500 that a retry may fix, and errors that no retry fixes.
-TRY_AGAIN = (408, 425, 429)
-_NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
+RETRYABLE_STATUSES = (408, 425, 429)
+_PERMANENT = (
+    EvenshardError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    FileNotFoundError,
+)
 # Most characters of a refusal message, which ends with the remedy.
 _LONGEST_REFUSAL = 800
 # Errors of SQLite that a retry does not fix.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # Pauses before each retry of a write, which is refused only if another process has written in the meantime.
-_AT_ONCE = (0.0,) * 4
+_NO_PAUSES = (0.0,) * 4
 
 
 def tracking_uri() -> str:
-    """Return the address for runs. An empty variable counts as unset, as with a ConfigMap that only has the key."""
+    """Return MLflow's tracking URI; an empty environment variable counts as unset, as from an empty ConfigMap."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
 def address() -> str:
-    """Return the address for runs without a password, for messages and files."""
+    """Return MLflow's tracking URI with its password removed, for messages and files."""
     return without_credentials(tracking_uri())
 
 
 def registry_uri() -> str:
-    """Return the address for registered models."""
+    """Return MLflow's registry URI."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri()
 
 
@@ -76,18 +84,18 @@ def connect() -> Any:
     from mlflow import MlflowClient
 
     uri, registry = tracking_uri(), registry_uri()
-    for one in {uri, registry}:
-        _check(one)
+    for server in {uri, registry}:
+        _check(server)
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        _try_database(with_time_limits(uri))
-    with usable_file(registry), usable_file(uri):
-        return MlflowClient(with_time_limits(uri), with_time_limits(registry))
+        _try_database(add_time_limits(uri))
+    with ensure_file(registry), ensure_file(uri):
+        return MlflowClient(add_time_limits(uri), add_time_limits(registry))
 
 
-def with_time_limits(uri: str) -> str:
+def add_time_limits(uri: str) -> str:
     """Add the driver's time limits to a database address if the user set none; others are unchanged.
 
-    They detect a PostgreSQL whose machine is gone; libpq has no limit for a frozen one with an open connection.
+    They detect a PostgreSQL whose machine is gone; libpq has no limit for an open connection to a frozen server.
     """
     dialect, _, driver = uri.partition("://")[0].partition("+")
     limit_s = max(2, round(request_timeout_s()))  # libpq's minimum
@@ -116,7 +124,7 @@ def _try_database(uri: str) -> None:
 
 
 def _check(uri: str) -> None:
-    """Raise BadConfig for an address that requests would split inside the password and partly show."""
+    """Raise BadConfig for a URI that the requests library would misparse, showing part of the password."""
     scheme, _, rest = uri.partition("://")
     if scheme not in ("http", "https"):
         return
@@ -140,7 +148,7 @@ def experiment_name() -> str:
 
 
 def require_mlflow(what: str, instead: str = "") -> None:
-    """Raise BadConfig if there is no MLflow yet and the client would create an empty one.
+    """Raise BadConfig if there is no MLflow yet and the client would create an empty database.
 
     Args:
         what: subject of the search, for the message.
@@ -148,7 +156,7 @@ def require_mlflow(what: str, instead: str = "") -> None:
     """
     if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
         raise BadConfig(
-            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or go to the folder of a loop"
+            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to a loop's folder"
             f"{instead}."
         )
 
@@ -158,7 +166,7 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
     """Set short timeouts within the block, and log no retries.
 
     Args:
-        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 always applies.
+        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 takes precedence.
     """
     values = TIMEOUTS if max_retries is None else {**TIMEOUTS, RETRIES: str(max_retries)}
     chosen = os.environ.keys() - ({RETRIES} if max_retries == 0 else set())
@@ -171,7 +179,7 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
         yield
 
 
-def in_one_piece() -> AbstractContextManager[None]:
+def protect_database() -> AbstractContextManager[None]:
     """Delay SIGTERM to the end of the block if the client uses a database directly, not a server.
 
     An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
@@ -183,21 +191,21 @@ def in_one_piece() -> AbstractContextManager[None]:
 @contextmanager
 def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
     """Drop a logger's records below a level within the block."""
-    talkative = logging.getLogger(logger)
-    before = talkative.level
-    talkative.setLevel(level)
+    source = logging.getLogger(logger)
+    before = source.level
+    source.setLevel(level)
     try:
         yield
     finally:
-        talkative.setLevel(before)
+        source.setLevel(before)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if a call was wrong, so that it would be refused again."""
-    if isinstance(error, _NEVER_MENDED):
+    """Return True if MLflow rejected the call itself, so that a retry would fail, too."""
+    if isinstance(error, _PERMANENT):
         return True
     status = _status_of(error)
-    return status is not None and status < 500 and status not in TRY_AGAIN
+    return status is not None and status < 500 and status not in RETRYABLE_STATUSES
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -230,9 +238,9 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_miss(error: BaseException, unreached: str) -> str:
-    """Describe a failed call to MLflow in a sentence; its verb is ``unreached`` unless MLflow refused the call."""
+    """Describe a failed MLflow call in a sentence; ``unreached`` is its verb phrase if MLflow did not respond."""
     what = "refuses to log" if is_refusal(error) else unreached
-    return f"MLflow {what} at {address()} ({first_line(error)}). The stage goes on"
+    return f"MLflow {what} at {address()} ({first_line(error)}). The stage continues"
 
 
 @contextmanager
@@ -257,9 +265,9 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of types
         where = f"{about}: MLflow" if about else "MLflow"
         said = f"{where} at {without_credentials(server)} {problem} ({first_line(error)})"
-        if getattr(error, "error_code", "") in CALLERS_FAULT:
+        if getattr(error, "error_code", "") in CALLER_ERRORS:
             raise BadConfig(f"{said}. {remedy}") from None
-        raise TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.") from None
+        raise TrackingFailed(f"{said}. Retry, or set MLFLOW_TRACKING_URI to a server that answers.") from None
 
 
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
@@ -276,27 +284,27 @@ def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
 def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
     """Write a tag or parameters that other processes may write at the same time.
 
-    MLflow adds the missing ones. If two processes add one at the same time, the database refuses the second, which
-    finds it on a retry.
+    MLflow inserts missing keys. If two processes insert the same key, the database rejects the second, whose retry
+    finds the key.
     """
-    with_retries(call, _AT_ONCE, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
+    with_retries(call, _NO_PAUSES, lambda error: getattr(error, "error_code", "") == "BAD_REQUEST")(*args, **named)
 
 
 @contextmanager
-def usable_file(uri: str) -> Iterator[None]:
+def ensure_file(uri: str) -> Iterator[None]:
     """Create the file of an address if it is missing, and raise TrackingFailed if the block finds it damaged."""
     path = sqlite_file(uri)
     try:
         if path is not None and not path.exists():
-            _make(path)
+            _create_file(path)
         yield
     except Exception as error:
         root = root_of(error)
         if path is None or isinstance(root, OSError) or getattr(root, "sqlite_errorcode", 1) not in BROKEN_FILE:
             raise
         raise TrackingFailed(
-            f"{path}: MLflow cannot use this file ({reason_of(root)}). If there are runs in it, copy it and try "
-            f"`mlflow db upgrade {uri}`; otherwise move it away, and the next command makes a new one."
+            f"{path}: MLflow cannot use this file ({reason_of(root)}). If it contains runs, back it up and try "
+            f"`mlflow db upgrade {uri}`. If not, move it away, and the next command creates a new file."
         ) from None
 
 
@@ -307,7 +315,7 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(path) if is_file else None
 
 
-def _make(path: Path) -> None:
+def _create_file(path: Path) -> None:
     """Create the file. If several processes do so at once, the first to finish wins."""
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

@@ -1,7 +1,7 @@
 """Descriptions of experiment, runs and models on MLflow's pages, written when each is made.
 
-The links begin with # and work at any address of the server. They open the pages for models: a browser that has not
-visited them shows those for chats ("GenAI"), which have no runs.
+The links begin with # and work at any address of the server. They open MLflow's view for model training; a new browser
+defaults to the view for GenAI, which lists no runs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FOR_MODELS = "workflowType=machine_learning"
 DOCS = "EVENSHARD_DOCS"
 _OURS = "**evenshard**"
 MODELS = {
-    "evenshard-cost": "cost model, and the policy where one was trained: what `evenshard place --model "
-    "models:/evenshard-cost@champion` places tables with",
-    "evenshard-policy": "policy with the cost network that it reads: it places tables by itself, without a search",
+    "evenshard-cost": "cost model, with a policy if one was trained, for `evenshard place --model "
+    "models:/evenshard-cost@champion`",
+    "evenshard-policy": "policy and its cost network, which place tables without a search",
 }
 
 
@@ -48,8 +48,8 @@ def _experiment_tags(experiment_id: str) -> dict[str, str]:
     runs = f"#/experiments/{experiment_id}/runs"
     links = [_link("runs", runs), _link("charts", f"{runs}?compareRunsMode=CHART")]
     lines = [
-        "where the embedding tables of recommender models live. A run is a loop, its children are the loop's stages; "
-        "contests and studies stand by themselves.",
+        "placement of the embedding tables of recommender models. A run is a loop, with its stages as child runs, or a "
+        "comparison or study outside any loop.",
         f"- {' · '.join(links)}",
         f"- models: {' · '.join(_link(name, f'#/models/{name}') for name in MODELS)}",
         "- commands: `evenshard promote`, `evenshard describe placement.json`",
@@ -70,7 +70,7 @@ def stage_note(experiment_id: str, name: str, about: str, parent_id: str) -> dic
 
 def loop_note() -> dict[str, str]:
     """Return the tag that describes a new loop."""
-    return {NOTE: _note(["a loop; its parameters are all of params.yaml, its child runs are its stages."])}
+    return {NOTE: _note(["a loop; its parameters are the whole params.yaml, its child runs are its stages."])}
 
 
 def model_description(name: str) -> str:
@@ -86,16 +86,16 @@ def model_description(name: str) -> str:
 def version_description(client: Any, name: str, run_id: str, model_id: str, tags: Mapping[str, str]) -> str:
     """Return the description of a new version: its run and loop, its costs, and its files."""
     lines = [f"a version of {_link(name, f'#/models/{name}')}."]
-    costs = [one for one in tags.get(COSTS_SHA256, "").split(",") if one]
-    texts = [f"`{one[:12]}`" for one in costs]
+    costs = [sha256 for sha256 in tags.get(COSTS_SHA256, "").split(",") if sha256]
+    texts = [f"`{sha256[:12]}`" for sha256 in costs]
     if run_id:
         run = client.get_run(run_id)
         experiment, parent_id = run.info.experiment_id, run.data.tags.get(PARENT_TAG)
         made = f"- made by {_run_link(run.info.run_name, experiment, run_id)}"
         lines.append(made + (f" of {_run_link('its loop', experiment, parent_id)}" if parent_id else ""))
         lines.append(f"- files: {_link(model_id, f'#/experiments/{experiment}/models/{model_id}')}")
-        texts = [_costs_link(experiment, one) for one in costs]
-    return _note([*lines, *([f"- learned from costs: {', '.join(texts)}"] if texts else [])])
+        texts = [_costs_link(experiment, sha256) for sha256 in costs]
+    return _note([*lines, *([f"- trained on cost datasets: {', '.join(texts)}"] if texts else [])])
 
 
 def _note(lines: Iterable[str]) -> str:
@@ -107,7 +107,7 @@ def _docs_link() -> str:
     site = os.environ.get(DOCS, "").rstrip("/")
     if not site:
         return f"`docs/mlflow.md` of evenshard {__version__}"
-    return _link("which data, which code, which model", f"{site}/mlflow.html")
+    return _link("runs and models in MLflow", f"{site}/mlflow.html")
 
 
 def _run_link(text: str, experiment: str, run_id: str) -> str:

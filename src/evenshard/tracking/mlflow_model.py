@@ -29,7 +29,7 @@ from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
-from evenshard.tracking.pyfunc import output_rows, served_parameters
+from evenshard.tracking.pyfunc import list_parameters, output_rows
 
 # Knobs of a policy; its rollouts of a task are the same for every seed.
 _OF_POLICY = {
@@ -49,13 +49,13 @@ class ServedModel(PythonModel):
             self._policy = load_sharder(folder / COST_NET, folder / POLICY)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Return one row for each part of a table and each device that has it; see ``output_rows``.
+        """Return a row for each table part and device; see ``output_rows``.
 
         Raises:
             BadInput: if a table or a parameter is invalid.
             InfeasibleTask: if the tables do not fit.
         """
-        arguments = {**served_parameters(), **(params or {})}
+        arguments = {**list_parameters(), **(params or {})}
         if self._model is not None:
             parts = place(model_input, model=self._model, **arguments).parts
         else:
@@ -65,7 +65,7 @@ class ServedModel(PythonModel):
     def _roll_out(self, rows: pd.DataFrame, arguments: dict[str, Any]) -> tuple[TablePart, ...]:
         for name, value in arguments.items():
             if name not in _OF_POLICY and value != place_knob(name).default:
-                raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
+                raise BadConfig(f"evenshard-policy does not support {name}. Serve evenshard-cost, or omit {name}.")
         asked = Knobs.of(arguments)
         num_devices, cap_gb = arguments["num_devices"], asked.memory.memory_cap_gb
         # A policy does not record its devices.

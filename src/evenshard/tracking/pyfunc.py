@@ -1,4 +1,4 @@
-"""Registered model in the form that MLflow serves: a pyfunc from code, tables in, placement out."""
+"""Registered model as an MLflow pyfunc: tables are its input, a placement is its output."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ NOT_SERVED = {
 }
 
 
-def served_code() -> ServedCode:
+def build_serving_code() -> ServedCode:
     """Return the script ``mlflow_model.py``, and its parameters."""
-    kinds = {knob.name: knob.scalar or str for knob in _served_knobs()}
-    return ServedCode(Path(__file__).with_name("mlflow_model.py"), served_parameters(), kinds)
+    kinds = {knob.name: knob.scalar or str for knob in _list_knobs()}
+    return ServedCode(Path(__file__).with_name("mlflow_model.py"), list_parameters(), kinds)
 
 
-def served_parameters() -> dict[str, Any]:
+def list_parameters() -> dict[str, Any]:
     """Return the knobs of a registered model with their defaults: plain values, or None."""
-    defaults = {knob.name: knob.default for knob in _served_knobs()}
+    defaults = {knob.name: knob.default for knob in _list_knobs()}
     return {**defaults, "num_devices": DEFAULT_DEVICES}
 
 
-def _served_knobs() -> tuple[Knob, ...]:
-    return tuple(one for one in place_knobs() if one.scalar is not None and one.name not in NOT_SERVED)
+def _list_knobs() -> tuple[Knob, ...]:
+    return tuple(knob for knob in place_knobs() if knob.scalar is not None and knob.name not in NOT_SERVED)
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:

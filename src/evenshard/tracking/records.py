@@ -1,4 +1,4 @@
-"""Runs as plain values that JSON can hold: of a stage, and of its loop, which its stages share.
+"""Records of MLflow runs as JSON-serializable values: the run of a stage, and the run of its loop.
 
 A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. Under
 Kubeflow its run is given by MLFLOW_RUN_ID, or shared by all pods with the same EVENSHARD_LOOP_ID.
@@ -32,51 +32,31 @@ Point = tuple[str, float, int, int]
 
 @dataclass
 class Record:
-    """A run of a stage or of a loop.
+    """A run of a stage or of a loop."""
 
-    Attributes:
-        start_ms, end_ms: its start and end, ms since 1970.
-        key, tag: value and name of the tag that identifies it.
-        run_id: id of a loop's run that another program created.
-        is_loop: true for the run of a loop.
-        parent: the run of its loop; None for a run outside any loop.
-        about: its purpose, in a sentence.
-        params: its settings; for a loop, all known sections.
-        points: values of its metrics; equal points count once.
-        texts: contents of text artifacts, by name.
-        files: files and folders to upload, each with its folder among the artifacts, or None for the top level.
-        datasets: cost datasets; see ``dataset_record``.
-        model: folders of a model to register, by the name of the part; empty for none.
-        model_tags, model_metrics: lineage and headline metrics of its versions.
-        loop_points, loop_tags: metrics and tags for the run of the loop that this stage concludes.
-        status: FINISHED, FAILED or KILLED; "" for a loop that its pipeline ends.
-        outcome: state of the loop's pipeline, from its exit handler.
-        must_exist: true to log nothing if the run does not exist.
-    """
-
-    start_ms: int
-    key: str = ""
-    tag: str = KEY_TAG
-    run_id: str = ""
+    start_ms: int  # ms since 1970
+    key: str = ""  # value of the tag that identifies the run
+    tag: str = KEY_TAG  # name of that tag
+    run_id: str = ""  # id of a loop's run that another program created
     is_loop: bool = False
-    parent: Record | None = None
+    parent: Record | None = None  # the run of its loop; None for a run outside any loop
     name: str = ""
-    about: str = ""
+    about: str = ""  # purpose, in a sentence
     tags: dict[str, str] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
-    files: list[tuple[str, str | None]] = field(default_factory=list)
-    datasets: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, str] = field(default_factory=dict)
-    model_tags: dict[str, str] = field(default_factory=dict)
-    model_metrics: dict[str, float] = field(default_factory=dict)
-    loop_points: list[Point] = field(default_factory=list)
-    loop_tags: dict[str, str] = field(default_factory=dict)
-    status: str = ""
+    params: dict[str, Any] = field(default_factory=dict)  # its settings; for a loop, all known sections
+    points: list[Point] = field(default_factory=list)  # values of its metrics; equal points count once
+    texts: dict[str, str] = field(default_factory=dict)  # contents of text artifacts, by name
+    files: list[tuple[str, str | None]] = field(default_factory=list)  # uploads, with artifact folder (None: top level)
+    datasets: list[dict[str, Any]] = field(default_factory=list)  # cost datasets; see ``dataset_record``
+    model: dict[str, str] = field(default_factory=dict)  # folders of a model to register, by part; empty for none
+    model_tags: dict[str, str] = field(default_factory=dict)  # lineage of the model's versions
+    model_metrics: dict[str, float] = field(default_factory=dict)  # headline metrics of the model's versions
+    loop_points: list[Point] = field(default_factory=list)  # metrics for the run of the loop that this stage concludes
+    loop_tags: dict[str, str] = field(default_factory=dict)  # tags for that run
+    status: str = ""  # FINISHED, FAILED or KILLED; "" for a loop that its pipeline ends
     end_ms: int = 0
-    outcome: str = ""
-    must_exist: bool = False
+    outcome: str = ""  # state of the loop's pipeline, from its exit handler
+    must_exist: bool = False  # True to log nothing if the run does not exist
 
     @property
     def has_exit_handler(self) -> bool:

@@ -46,18 +46,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A version of a registered model.
-
-    Attributes:
-        run_id: id of the run that created it; empty if there was none.
-        tags: its lineage and headline metrics; see ``evenshard.tracking.tags``.
-    """
+    """A version of a registered model."""
 
     name: str
     version: str
-    run_id: str
+    run_id: str  # id of the run that created it; empty if there was none
     aliases: tuple[str, ...]
-    tags: Mapping[str, str]
+    tags: Mapping[str, str]  # lineage and headline metrics; see ``evenshard.tracking.tags``
 
     @property
     def model_id(self) -> str:
@@ -111,23 +106,23 @@ def ensure_models(
         made: dict[str, ModelVersion] = {}
         try:
             for logged in ready:
-                made[logged.name] = _ensured_version(client, logged, run_id)
+                made[logged.name] = _ensure_version(client, logged, run_id)
         except BaseException:
-            for one in made.values():
+            for version in made.values():
                 with suppress(Exception):  # the server that rejected the other version may also fail here
-                    client.delete_model_version(one.name, one.version)
+                    client.delete_model_version(version.name, version.version)
             raise
     return tuple(known[name] or made[name] for name in names)
 
 
 def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
     """Find the version with the weights of a model's folder, and make it an output of the run."""
-    known = _with_files(client, name, folder, run_id)
+    known = _find_by_weights(client, name, folder, run_id)
     if known is None:
         return None
     if run_id and known.run_id == run_id:
         return known
-    log.info("%s has these weights already: no new version is registered", known.uri)
+    log.info("%s already has these weights; no new version is registered", known.uri)
     if run_id and known.model_id:
         log_output(client, run_id, known.model_id)
     return known
@@ -142,7 +137,7 @@ def _upload_model(
     metrics: Mapping[str, float],
     run_id: str,
 ) -> Any:
-    """Return a logged model with all of its files; complete an unfinished one of this run."""
+    """Upload a model's files as a logged model and return it; an unfinished upload of this run is completed."""
     from mlflow.entities import LoggedModelStatus
 
     with scratch_folder() as scratch:
@@ -150,7 +145,7 @@ def _upload_model(
         copy_parts(folder, model, name)
         hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
         headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
-        logged = _logged_model(client, name, run_id, {**tags, **headline, **hashes})
+        logged = _ensure_logged_model(client, name, run_id, {**tags, **headline, **hashes})
         save_pyfunc(model, code, served, name, logged, run_id)
         try:
             client.log_model_artifacts(logged.model_id, str(served))
@@ -162,7 +157,7 @@ def _upload_model(
     return logged
 
 
-def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
+def _ensure_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
     """Return the version of a logged model; create it unless an unanswered call already did."""
     name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
     make_once(client.create_registered_model, name, description=model_description(name))
@@ -216,7 +211,7 @@ def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
     """Return the version with the alias ``champion``, or None if there is none yet."""
     with _ask_for_model(f"models:/{name}@{CHAMPION}"):
         client = connect()
-        known = [one for one in client.search_registered_models(f"name = '{name}'") if one.name == name]
+        known = [model for model in client.search_registered_models(f"name = '{name}'") if model.name == name]
         version = known[0].aliases.get(CHAMPION) if known else None
         return None if version is None else _version(client.get_model_version(name, str(version)))
 
@@ -229,30 +224,30 @@ def set_champion(name: str, version: str) -> None:
         client.set_registered_model_alias(name, CHAMPION, version)
 
 
-def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
+def find_newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
     """Return the last registered version; None if there is none."""
     with _ask_for_model(name):
-        return _last(connect(), f"name = '{name}'")
+        return _find_last(connect(), f"name = '{name}'")
 
 
-def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """Return the last version with the weights of a model's folder; None without one, or without the part.
+def find_by_weights(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
+    """Return the last version with the weights of a model's folder; None if there is none, or the part is missing.
 
     Args:
         run_id: id of a run whose version takes precedence.
     """
     with _ask_for_model(name):
-        return _with_files(connect(), name, folder, run_id)
+        return _find_by_weights(connect(), name, folder, run_id)
 
 
-def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
+def _find_by_weights(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
     with scratch_folder() as scratch:
         try:
             copy_parts(folder, scratch, name)
         except BadFile:
             return None
         weights = digest_of(scratch, weights_only=True)
-    return _last(client, f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{weights}'", run_id)
+    return _find_last(client, f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{weights}'", run_id)
 
 
 def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, ModelVersion | None]:
@@ -266,13 +261,13 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
     seen = load_model(folder).trained_on
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **network_tags(folder / COST_MODEL)}
-    with ask_mlflow(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
+    with ask_mlflow(registry_uri(), "rejected this model", "Name another folder.", str(folder)):
         version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
 
 
-def registered_model(uri: str, hardware: str | None = None) -> PlacementModel:
-    """Load a registered model by the URI of ``model_version``, and the names of its policy if registered.
+def load_registered(uri: str, hardware: str | None = None) -> PlacementModel:
+    """Load a registered model (URI: ``model_version``); its ``registered`` names the versions of model and policy.
 
     Raises:
         BadInput: if there is none, or it is for other hardware.
@@ -289,7 +284,7 @@ def registered_model(uri: str, hardware: str | None = None) -> PlacementModel:
             raise BadConfig(str(error).replace(str(folder), version.uri)) from None
         if (
             model.policy is not None
-            and (policy := version_of_files(REGISTERED_POLICY, folder, version.run_id)) is not None
+            and (policy := find_by_weights(REGISTERED_POLICY, folder, version.run_id)) is not None
         ):
             registered["policy"] = _names(policy)
     return replace(model, source=version.uri, registered=registered)
@@ -312,30 +307,30 @@ def download_model(uri: str) -> Iterator[Path]:
         yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a version may also be a plain folder
 
 
-def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
+def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
     """Return the last version in a search, of this run if there is one; searches omit aliases."""
     known = list(client.search_model_versions(wanted))
     if not known:
         return None
-    of_run = [one for one in known if run_id and one.run_id == run_id] or known
-    last = max(of_run, key=lambda one: int(one.version))
+    of_run = [version for version in known if run_id and version.run_id == run_id] or known
+    last = max(of_run, key=lambda version: int(version.version))
     return _version(client.get_model_version(last.name, str(last.version)))
 
 
 @contextmanager
 def _ask_for_model(what: str) -> Iterator[None]:
     require_mlflow(what, _OR_A_FOLDER)
-    with ask_mlflow(registry_uri(), "did not give this model", _remedy(what), what):
+    with ask_mlflow(registry_uri(), "did not return this model", _remedy(what), what):
         yield
 
 
 def _remedy(uri: str) -> str:
     if uri.endswith(f"@{CHAMPION}"):
         return (
-            "`evenshard promote` makes the newest version there the champion, `evenshard promote --candidate FOLDER` "
-            "registers a model first. Or name a version, or a model's folder."
+            "`evenshard promote` makes the newest version the champion; `evenshard promote --candidate FOLDER` "
+            "registers a model first. You can also name a version, or a model's folder."
         )
-    return "Name a model, alias or version that is registered there, or a model's folder."
+    return "Name a registered model, alias or version, or a model's folder."
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:
@@ -346,19 +341,19 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
     if not at:
         name, _, version = rest.partition("/")
     if rest == uri or not name or not (alias or version):
-        raise BadConfig(f"{uri}: Not a proper models:/ URI. Write models:/evenshard-cost@champion or /3.")
+        raise BadConfig(f"{uri} is not a valid model URI. Use models:/evenshard-cost@champion or models:/NAME/VERSION.")
     return name, alias, version
 
 
-def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
+def _ensure_logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
     """Return a logged model to upload into, as an output of its run if it has one.
 
-    An unfinished one of this run with these weights is reused.
+    An unfinished logged model of this run with these weights is reused.
     """
     experiment = str(client.get_run(run_id).info.experiment_id) if run_id else experiment_id(client)
     wanted = f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{tags[WEIGHTS_SHA256]}'"
     known = client.search_logged_models([experiment], wanted) if run_id else ()
-    logged = next((one for one in known if one.source_run_id == run_id), None) or client.create_logged_model(
+    logged = next((model for model in known if model.source_run_id == run_id), None) or client.create_logged_model(
         experiment, name, run_id or None, dict(tags), model_type="evenshard"
     )
     if run_id:
@@ -371,9 +366,9 @@ def log_output(client: Any, run_id: str, model_id: str) -> None:
     from mlflow.entities import LoggedModelOutput
 
     outputs = client.get_run(run_id).outputs
-    if model_id not in {one.model_id for one in (outputs.model_outputs if outputs else ())}:
+    if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
         client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
 
 
-def _version(one: Any) -> ModelVersion:
-    return ModelVersion(one.name, str(one.version), one.run_id or "", tuple(one.aliases or ()), dict(one.tags))
+def _version(own: Any) -> ModelVersion:
+    return ModelVersion(own.name, str(own.version), own.run_id or "", tuple(own.aliases or ()), dict(own.tags))

@@ -31,8 +31,8 @@ from evenshard.tracking.client import (
     address,
     connect,
     first_line,
-    in_one_piece,
     is_refusal,
+    protect_database,
     short_timeouts,
     write_together,
 )
@@ -106,12 +106,12 @@ def log_backlog(code: Callable[[], ServedCode]) -> int:
         except (KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be logged to MLflow (%s). Delete it", folder, reason_of(error))
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
-            log.warning("%s stays there: MLflow at %s did not take it (%s)", folder, address(), first_line(error))
+            log.warning("%s is kept: MLflow at %s did not accept it (%s)", folder, address(), first_line(error))
             if not is_refusal(error):
                 break
     if done:
         runs = "a run" if done == 1 else f"{done} runs"
-        log.warning("MLflow at %s has got what it had missed of %s", address(), runs)
+        log.warning("logged %s that MLflow at %s had missed", runs, address())
     return done
 
 
@@ -126,15 +126,15 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
         Exception: MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types.
     """
     with _lock_folder(folder):
-        told: dict[str, Any] = json.loads((folder / _RUN).read_text())
-        if told["uri"] != address():
+        content: dict[str, Any] = json.loads((folder / _RUN).read_text())
+        if content["uri"] != address():
             return False
-        of = told["record"]
+        of = content["record"]
         record = Record(**{**of, "parent": of["parent"] and Record(**of["parent"])})
-        for path in (Path(one) for one in (*(path for path, _ in record.files), *record.model.values())):
+        for path in map(Path, (*(source for source, _ in record.files), *record.model.values())):
             if path.is_absolute() or ".." in path.parts:
-                raise ValueError("it names a file outside of itself")
-        with in_one_piece(), short_timeouts(max_retries):
+                raise ValueError("it names a file outside its folder")
+        with protect_database(), short_timeouts(max_retries):
             client = connect()
             run_id = _open_run(client, record)
             if run_id and client.get_run(run_id).data.tags.get(LOGGED_TAG) != folder.name:
@@ -166,7 +166,7 @@ def start_run(record: Record) -> None:
     Raises:
         Exception: MLflow, SQLAlchemy and requests raise dozens of types.
     """
-    with in_one_piece(), short_timeouts(0):
+    with protect_database(), short_timeouts(0):
         _open_run(connect(), record)
 
 
@@ -213,7 +213,7 @@ def _ensure_run(client: Any, experiment: str, record: Record) -> str:
         return found
     made = client.create_run(experiment, record.start_ms, {**record.tags, key[0]: key[1]}, record.name).info.run_id
     run_id = find_by_tag(client, experiment, *key) or made
-    for other in _with_tag(client, experiment, *key):
+    for other in _find_runs(client, experiment, *key):
         if other.info.run_id != run_id and other.info.start_time == record.start_ms:
             client.delete_run(other.info.run_id)
     return str(run_id)
@@ -221,12 +221,12 @@ def _ensure_run(client: Any, experiment: str, record: Record) -> str:
 
 def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
     """Return the id of the first run with this value of a tag; "" if there is none."""
-    runs = _with_tag(client, experiment, tag, value)
+    runs = _find_runs(client, experiment, tag, value)
     first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
     return "" if first is None else str(first.info.run_id)
 
 
-def _with_tag(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
+def _find_runs(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
     runs: Sequence[Any] = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
     return runs
 
@@ -254,7 +254,7 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{name}.")
         else:
-            flat[name] = str(value)[:6000]
+            flat[name] = str(value)[:6000]  # MLflow's limit for parameters
     return flat
 
 
@@ -268,11 +268,11 @@ def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable
         else:
             client.log_artifact(run_id, str(folder / path), inside)
     if record.datasets:
-        client.log_inputs(run_id, [dataset_input(one) for one in record.datasets])
+        client.log_inputs(run_id, [dataset_input(dataset) for dataset in record.datasets])
     if record.model:
         model = folder / _FILES / "model"
         versions = ensure_models(model, code(), record.model_tags, record.model_metrics, run_id, client)
-        client.set_tag(run_id, REGISTERED_AS, ", ".join(one.uri for one in versions))
+        client.set_tag(run_id, REGISTERED_AS, ", ".join(version.uri for version in versions))
     _share_with_loop(client, run_id)
     if record.outcome:
         _end_with_stages(client, run_id, record.outcome)
@@ -295,7 +295,7 @@ def _send_values(client: Any, run_id: str, points: Sequence[Point], tags: dict[s
     for start in range(0, len(points), BATCH):
         client.log_batch(run_id, metrics=[Metric(*point) for point in points[start : start + BATCH]])
     for key, value in tags.items():
-        client.set_tag(run_id, key, value[:5000])
+        client.set_tag(run_id, key, value[:5000])  # the limit of older MLflow servers
 
 
 def _end_with_stages(client: Any, run_id: str, state: str) -> None:
@@ -307,10 +307,10 @@ def _end_with_stages(client: Any, run_id: str, state: str) -> None:
     experiment = client.get_run(run_id).info.experiment_id
     stages = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
     last = {}
-    for one in sorted(stages, key=lambda one: one.info.start_time):
-        last[one.info.run_name] = one.info.status
-        if one.info.status == "RUNNING":
-            client.set_terminated(one.info.run_id, LEFT_AS.get(state, "FAILED"))
+    for stage in sorted(stages, key=lambda stage: stage.info.start_time):
+        last[stage.info.run_name] = stage.info.status
+        if stage.info.status == "RUNNING":
+            client.set_terminated(stage.info.run_id, LEFT_AS.get(state, "FAILED"))
     by_stages = "FINISHED" if set(last.values()) <= {"FINISHED"} else "FAILED"
     client.set_terminated(run_id, ENDED_AS.get(state, by_stages))
 
@@ -323,12 +323,12 @@ def _share_with_loop(client: Any, run_id: str) -> None:
         return
 
     def share() -> None:
-        read = {(one.dataset.name, one.dataset.digest) for one in _datasets(client.get_run(parent_id))}
-        inputs = [one for one in _datasets(run) if (one.dataset.name, one.dataset.digest) not in read]
+        read = {(entry.dataset.name, entry.dataset.digest) for entry in _datasets(client.get_run(parent_id))}
+        inputs = [entry for entry in _datasets(run) if (entry.dataset.name, entry.dataset.digest) not in read]
         if inputs:
             client.log_inputs(parent_id, inputs)
-        for one in run.outputs.model_outputs if run.outputs else ():
-            log_output(client, parent_id, one.model_id)
+        for output in run.outputs.model_outputs if run.outputs else ():
+            log_output(client, parent_id, output.model_id)
 
     write_together(share)
 

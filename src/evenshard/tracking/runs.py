@@ -53,7 +53,7 @@ MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
 # Retries of a stage's request, for MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
 # Messages about unreachable servers; a stage has several runs, but warns only once.
-_SAID: set[str] = set()
+_WARNED: set[str] = set()
 log = logging.getLogger(__name__)
 
 
@@ -73,13 +73,13 @@ class StageRun:
         try:
             if self._logs:
                 start_run(self._record)
-                _SAID.discard(tracking_uri())
+                _WARNED.discard(tracking_uri())
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
-            _say(describe_miss(error, "cannot be reached"), tracking_uri())
+            _warn_once(describe_miss(error, "cannot be reached"), tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log final metrics."""
-        self._record.points += _points(values)
+        self._record.points += _make_points(values)
 
     def series(self, name: str, values: Sequence[float]) -> None:
         """Log a curve, one value per step."""
@@ -87,7 +87,7 @@ class StageRun:
         self._record.points += [(name, float(value), now, step) for step, value in enumerate(values)]
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run, which are also set on the models that it registers."""
+        """Set tags of the run and of the models that it registers."""
         self._record.tags |= {key: str(value) for key, value in tags.items()}
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
@@ -106,9 +106,9 @@ class StageRun:
         """
         with path.open(newline="") as file:
             columns, *rows = csv.reader(file)
-        table = {"columns": columns, "data": [[_number(cell) for cell in row] for row in rows]}
+        table = {"columns": columns, "data": [[_parse_number(cell) for cell in row] for row in rows]}
         self._record.texts[name] = json.dumps(table)
-        listed = [{"path": one, "type": "table"} for one in self._record.texts]
+        listed = [{"path": text, "type": "table"} for text in self._record.texts]
         self.tags({"mlflow.loggedArtifacts": json.dumps(listed)})  # MLflow's own log_table warns with pandas 3
 
     def costs(self, paths: Sequence[Path], context: str) -> None:
@@ -126,7 +126,7 @@ class StageRun:
         if self._logs:
             self.tags({TABLES_SHA256: sha256_of(path)})
 
-    def learned_from(self, cost_net: Path) -> None:
+    def tag_training_data(self, cost_net: Path) -> None:
         """Tag the run of a policy with the data that its cost network was trained on."""
         if self._logs:
             self.tags(network_tags(cost_net))
@@ -151,7 +151,7 @@ class StageRun:
 
     def conclude(self, values: Mapping[str, float]) -> None:
         """Log the loop's headline metrics and its origin to the loop's run, so that loops can be compared."""
-        self._record.loop_points = _points(values)
+        self._record.loop_points = _make_points(values)
         self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
@@ -168,12 +168,12 @@ class StageRun:
         if status == "KILLED" and record.parent is not None and record.parent.has_exit_handler:
             return
         record.status, record.end_ms = status, now_ms()
-        # no one waits for a killed run
+        # A killed run has no time for retries.
         self.is_kept = not log_record(record, self._code, 0 if status == "KILLED" else MOST_RETRIES)
         if self.is_kept and record.model and os.environ.get(MUST_REGISTER):
             raise TrackingFailed(
-                f"The model is not registered: MLflow at {address()} did not take it. "
-                f"Register it with `evenshard promote --candidate`, or run this again."
+                f"The model is not registered: MLflow at {address()} did not accept it. "
+                f"Register it with `evenshard promote --candidate`, or rerun this stage."
             )
 
 
@@ -186,16 +186,16 @@ def log_record(record: Record, code: Callable[[], ServedCode], max_retries: int)
     try:
         folder = write_run(record)
     except OSError as error:
-        _say(f"A run cannot be logged: its file cannot be written to {kept_in} ({first_line(error)})", kept_in)
+        _warn_once(f"A run cannot be logged: its file cannot be written to {kept_in} ({first_line(error)})", kept_in)
         return False
     try:
         log_run(folder, code, max_retries)
-        _SAID.discard(tracking_uri())
+        _WARNED.discard(tracking_uri())
     except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
-        _say(describe_miss(error, "stopped answering"), tracking_uri())
-        when = "the next stage that reaches it logs it"
-        when = f"a stage logs it once MLflow at {address()} takes it" if is_refusal(error) else when
-        _say(f"What MLflow misses is kept in {kept_in}: {when}", kept_in)
+        _warn_once(describe_miss(error, "stopped answering"), tracking_uri())
+        when = "the next stage that reaches MLflow logs them"
+        when = f"a stage logs them once MLflow at {address()} accepts them" if is_refusal(error) else when
+        _warn_once(f"Runs that MLflow missed are kept in {kept_in}; {when}", kept_in)
         return False
     return True
 
@@ -259,28 +259,28 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
     tags |= {ROUND: number[1]} if number else {}
     tags |= {HARDWARE: str(hardware)} if hardware else {}
     parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
-    values = {name: str(value)[:6000] for name, value in settings.items()}
+    values = {name: str(value)[:6000] for name, value in settings.items()}  # MLflow's limit for parameters
     key = secrets.token_hex(8)
     return StageRun(Record(now_ms(), key, parent=parent, name=stage, about=about, tags=tags, params=values))
 
 
-def _say(what: str, about: str) -> None:
+def _warn_once(what: str, about: str) -> None:
     """Warn once about a server or a folder."""
-    if about not in _SAID:
-        _SAID.add(about)
+    if about not in _WARNED:
+        _WARNED.add(about)
         log.warning("%s", what)
 
 
-def _points(values: Mapping[str, float]) -> list[Point]:
+def _make_points(values: Mapping[str, float]) -> list[Point]:
     now = now_ms()
     return [(name, float(value), now, 0) for name, value in values.items()]
 
 
 def _no_code() -> ServedCode:
-    raise ValueError("a model without the code that answers with it")
+    raise ValueError("a model needs the code that serves it")
 
 
-def _number(cell: str) -> float | str | None:
+def _parse_number(cell: str) -> float | str | None:
     if not cell:
         return None
     try:

@@ -59,8 +59,8 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     return {
         COSTS_SHA256: ",".join(map(sha256_of, paths)),
         COSTS_DVC_MD5: ",".join(map(_md5_of, paths)),
-        HARDWARE: _join_values(one.get("hardware", ()) for one in origins),
-        VERSIONS: _join_values(one.get("versions", ()) for one in origins),
+        HARDWARE: _join_values(lineage.get("hardware", ()) for lineage in origins),
+        VERSIONS: _join_values(lineage.get("versions", ()) for lineage in origins),
     }
 
 
@@ -144,4 +144,4 @@ def _source() -> dict[str, str]:
 
 
 def _join_values(values: Any) -> str:
-    return "; ".join(sorted({one for some in values for one in some}))
+    return "; ".join(sorted({value for some in values for value in some}))

@@ -24,8 +24,8 @@ from evenshard.loop.sharder_comparison import UNKNOWN_NOISE
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
-from evenshard.tracking.pyfunc import served_code
-from evenshard.tracking.registry import newest_version, register_folder
+from evenshard.tracking.pyfunc import build_serving_code
+from evenshard.tracking.registry import find_newest_version, register_folder
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
@@ -168,7 +168,7 @@ def report() -> dict[str, object]:
 def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bad one is the first; a good one replaces it; the bad one does not come back, whatever it says of itself."""
     write_inputs(place, tables_per_task=30)  # on few tables no model is much faster
-    register_folder(bad_model(place / "bad"), served_code())
+    register_folder(bad_model(place / "bad"), build_serving_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/1"
     assert "there was no champion" in capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     assert {one.proposed_by for one in measured} == {"candidate", "champion", "control"}
     assert not Path("work/promotion/.promotion.journal").exists()
 
-    register_folder(bad_model(place / "bad_again", num_measured=1, seed=1), served_code())
+    register_folder(bad_model(place / "bad_again", num_measured=1, seed=1), build_serving_code())
     assert main(["promote", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed["outcome"] == "refused" and printed["decision"]["verdict"] == "worse"
@@ -206,9 +206,9 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 @pytest.mark.slow
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:
     write_inputs(place, num_test_tasks=2)
-    register_folder(good_model(place / "many", num_measured=1000), served_code())
+    register_folder(good_model(place / "many", num_measured=1000), build_serving_code())
     assert main(["promote"]) == 0
-    register_folder(good_model(place / "few", num_measured=500), served_code())
+    register_folder(good_model(place / "few", num_measured=500), build_serving_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/2"
     decision = report()["decision"]
@@ -239,7 +239,7 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
         save_model(folder, model.cost_model, model.trained_on, (cost_net(seed), policy(), NORMALIZER))
         for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-            register_model(folder, served_code(), {}, run_id=run_id, name=name)
+            register_model(folder, build_serving_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
     crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert crowned is not None and crowned.version == "1"
@@ -254,7 +254,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
     model = learned_model()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-        register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
+        register_model(place / "both", build_serving_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         crowned = tracking.champion(name)
@@ -266,7 +266,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
 def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
     model = learned_model()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
-    register_folder(place / "both", served_code())
+    register_folder(place / "both", build_serving_code())
     assert tracking.champion(tracking.REGISTERED_POLICY) is None
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
     crowned = tracking.champion(tracking.REGISTERED_POLICY)
@@ -277,7 +277,7 @@ def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_inputs(place, tables_per_task=30)
     for number, folder in enumerate((bad_model(place / "one"), bad_model(place / "two", seed=1))):
-        assert register_folder(folder, served_code())[0].version == str(number + 1)
+        assert register_folder(folder, build_serving_code())[0].version == str(number + 1)
     tracking.set_champion(tracking.REGISTERED_COST, "1")
 
     def then_another_candidate_wins(*args: Any, **kwargs: Any) -> ModelComparison:
@@ -289,7 +289,7 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 1
     assert champion() == "models:/evenshard-cost/2"
     assert "became models:/evenshard-cost/2 during the comparison" in str(report()["reason"])
-    newest = newest_version()
+    newest = find_newest_version()
     assert newest is not None and newest.version == "2", "a folder that has not won is not registered"
 
 
@@ -300,7 +300,7 @@ def mlflow_is_away(*args: Any) -> Any:
 @pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_inputs(place, num_test_tasks=3)
-    register_folder(bad_model(place / "bad"), served_code())
+    register_folder(bad_model(place / "bad"), build_serving_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
     hardware = FakeHardware()
     monkeypatch.setattr("evenshard.loop.decisions.promote.open_hardware", lambda config: hardware)
@@ -349,14 +349,14 @@ def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], 
 
 def test_tasks_that_fit_nowhere_are_bad_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_inputs(place, memory_cap_gb=0.0001)
-    register_folder(bad_model(place / "bad"), served_code())
+    register_folder(bad_model(place / "bad"), build_serving_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 2
     assert "no held-out task fits its devices" in capsys.readouterr().err
 
 
 def test_the_same_files_are_no_candidate(place: Path) -> None:
-    register_folder(good_model(place / "good"), served_code())
+    register_folder(good_model(place / "good"), build_serving_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
     assert main(["promote", "--candidate", str(place / "good")]) == 1
     assert report()["reason"] == "its files are identical to the champion's" and report()["decision"] is None

@@ -11,10 +11,10 @@ from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
     MeasuredShards,
+    compute_errors,
     fit_constants,
-    measured_times,
-    predicted_ms,
-    prediction_errors,
+    predict_times,
+    stack_times,
 )
 from evenshard.price.device_model import KERNELS, backward_ms, forward_ms
 from evenshard.price.gpu_profile import BOUNDS, BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
@@ -45,10 +45,10 @@ def work() -> ShardWork:
 
 def shards(truth: GpuProfile, work: ShardWork, times: tuple[str, ...], optimizer: str = "sgd") -> MeasuredShards:
     """The times of ``truth``, as if only some of them had been measured."""
-    all_NM = predicted_ms(truth, work, optimizer)
+    all_NM = predict_times(truth, work, optimizer)
     known = {name: all_NM[:, SHARD_TIMES.index(name)] for name in times}
     num_shards = len(all_NM)
-    return MeasuredShards(work, measured_times(num_shards, **known), np.arange(num_shards), optimizer)
+    return MeasuredShards(work, stack_times(num_shards, **known), np.arange(num_shards), optimizer)
 
 
 def other(names: tuple[str, ...], seed: int = 0) -> GpuProfile:
@@ -120,15 +120,15 @@ def test_times_that_were_not_measured_do_not_count(work: ShardWork) -> None:
     half = replace(some, times_ms_NM=some.times_ms_NM.copy())
     half.times_ms_NM[::2] = np.nan
     odd = np.arange(len(some)) % 2 == 1
-    assert prediction_errors(START, half) == prediction_errors(START, some.select(odd))
-    assert list(prediction_errors(START, half)) == ["sort"]
+    assert compute_errors(START, half) == compute_errors(START, some.select(odd))
+    assert list(compute_errors(START, half)) == ["sort"]
     assert fit_constants(START, [half], ("sort_floor_us",)) == fit_constants(
         START, [some.select(odd)], ("sort_floor_us",)
     )
 
 
 def test_predicted_times_are_those_of_the_device_model(work: ShardWork) -> None:
-    found = predicted_ms(START, work, "adam")
+    found = predict_times(START, work, "adam")
     forward, backward = forward_ms(START, work), backward_ms(START, work, "adam")
     for name, expected in (("forward", forward), ("backward", backward), ("both", forward + backward)):
         assert found[:, SHARD_TIMES.index(name)].tolist() == expected.tolist()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from evenshard.base.errors import BadFile, BadInput
-from evenshard.measure.calibrate.device import CALLS, Calibration, fit_profile, measured_shards
+from evenshard.measure.calibrate.device import CALLS, Calibration, extract_shards, fit_profile
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
@@ -85,7 +85,7 @@ def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, f
         assert found == pytest.approx(true, rel=0.03), names
         assert abs(sum(getattr(gpu_profile(START), name) for name in names) / true - 1) > 0.2, "had to be found"
     assert fitted.at_bound == ()
-    assert fitted.num_fitted + fitted.num_held_out == len(measured_shards(fitted.profile, measured(directory)))
+    assert fitted.num_fitted + fitted.num_held_out == len(extract_shards(fitted.profile, measured(directory)))
     assert abs(fitted.num_fitted - fitted.num_held_out) <= 2
 
 
@@ -123,22 +123,24 @@ def test_empty_and_overflowing_shards_do_not_count(directory: Path) -> None:
     costs = good.cost.devices
     broken = PlacementCost((DeviceCost.out_of_memory(), *costs[1:]), "modelled")
     start = gpu_profile(START)
-    assert len(measured_shards(start, [good])) == 3
-    assert len(measured_shards(start, [replace(good, cost=broken)])) == 2
+    assert len(extract_shards(start, [good])) == 3
+    assert len(extract_shards(start, [replace(good, cost=broken)])) == 2
     lonely = replace(good, parts=Placement((0,) * 12, 3).parts(good.task.tables))
-    assert len(measured_shards(start, [lonely])) == 1
+    assert len(extract_shards(start, [lonely])) == 1
 
 
 def test_a_shard_measured_twice_is_in_one_group(directory: Path) -> None:
     good = measured(directory)[0]
     mirrored = Placement(tuple(2 - device for device in good.placement.device_of_table), 3)
     swapped = replace(good, parts=mirrored.parts(good.task.tables))
-    found = measured_shards(gpu_profile(START), [good, swapped])
+    found = extract_shards(gpu_profile(START), [good, swapped])
     assert found.group_N.tolist() == [0, 1, 2, 2, 1, 0]
 
 
 def test_too_few_shards_are_refused_with_the_remedy(directory: Path) -> None:
-    with pytest.raises(BadInput, match=r"at least 20 different shards, but 15 .* Measure more placements"):
+    with pytest.raises(
+        BadInput, match=r"at least 20 different nonempty shards .* there are 15\. Measure more placements"
+    ):
         fit_profile(gpu_profile(START), measured(directory)[:5] * 3)
     with pytest.raises(BadInput, match="Measure more placements"):
         fit_profile(gpu_profile(START), [])
@@ -146,7 +148,7 @@ def test_too_few_shards_are_refused_with_the_remedy(directory: Path) -> None:
 
 def test_costs_of_two_machines_are_refused(directory: Path) -> None:
     first, *others = measured(directory)
-    with pytest.raises(BadInput, match="several kinds of hardware"):
+    with pytest.raises(BadInput, match="different hardware or libraries"):
         fit_profile(gpu_profile(START), [replace(first, provenance=PROVENANCE), *others])
 
 

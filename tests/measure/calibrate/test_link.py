@@ -17,9 +17,9 @@ from evenshard.measure.calibrate.link import (
     ExchangePoint,
     LinkFit,
     calibrate_link,
-    exchange_point,
     fit_link,
-    peers_of,
+    list_peers,
+    make_point,
     save_link,
 )
 from evenshard.measure.config import MeasureConfig
@@ -127,8 +127,8 @@ def test_who_shares_a_link_by_hand() -> None:
     values = (5, 1, 2, 3)
 
     def point(tier: str, rank: int) -> tuple[int, int, int]:
-        peers = [peers_of(one, 4, tier, 2) for one in range(4)]
-        found = exchange_point(values, rank, peers, 1.0)
+        peers = [list_peers(one, 4, tier, 2) for one in range(4)]
+        found = make_point(values, rank, peers, 1.0)
         return found.own_bytes // 4, found.slowest_bytes // 4, found.all_bytes // 4
 
     assert point(EVERYONE, 3) == (9, 15, 33)

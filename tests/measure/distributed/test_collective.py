@@ -42,7 +42,7 @@ from evenshard.measure.distributed.jobs import (
     decode_job,
     encode_job,
 )
-from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_of_ranks
+from evenshard.measure.distributed.ranks import Splits, compute_splits, split_samples
 from evenshard.measure.fbgemm import OutOfDeviceMemory
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
@@ -163,7 +163,7 @@ class UseKernels(AnyRanks):
 
     def run(self, worker: Worker) -> None:
         ranks_module.time = clock.time = Clock if self.by_clock else time  # type: ignore[assignment]
-        for name in ("meet", "all_to_all"):
+        for name in ("agree", "all_to_all"):
             worker.ranks.__dict__.pop(name, None)
             if self.by_clock:
                 setattr(worker.ranks, name, Clock.after(getattr(worker.ranks, name)))
@@ -220,10 +220,10 @@ def exchange_errors(worker: Worker, dims: Sequence[int]) -> tuple[float, float]:
     weights = [bag.weight for bag in bags]
     expected_gradient = torch.autograd.grad(everything, weights, upstream)[ranks.rank]
 
-    exchange = Exchange(ranks, pooled_splits(dims, BATCH_SIZE, ranks.rank))
+    exchange = Exchange(ranks, compute_splits(dims, BATCH_SIZE, ranks.rank))
     own = bags[ranks.rank](indices_B4[ranks.rank])
     exchange.send(own)
-    samples = samples_of_ranks(BATCH_SIZE, ranks.size)
+    samples = split_samples(BATCH_SIZE, ranks.size)
     first, count = sum(samples[: ranks.rank]), samples[ranks.rank]
     received = [part.view(count, -1) for part in exchange.received.split([count * dim for dim in dims])]
     forward_error = (torch.cat(received, dim=1) - everything[first : first + count]).abs().max()
@@ -303,7 +303,7 @@ def intrude(hardware: CollectiveHardware, out: Path) -> None:
     """A session in which another process writes the next job."""
     assert hardware.run_on_all(RankOf(), "asking") == [0, 1]
     store = dist.PrefixStore("evenshard", next(rendezvous("env://"))[0])
-    hardware._hand_out = lambda job: store.set("job/1", pickle.dumps(Intruder(out / "intruder")))  # type: ignore
+    hardware._publish_job = lambda job: store.set("job/1", pickle.dumps(Intruder(out / "intruder")))  # type: ignore
     hardware.run_on_all(RankOf(), "asking")
 
 
@@ -423,9 +423,9 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
     assert len(notes["collective_times"]) == notes["size"]
     assert all(len(times) == 3 * 2 and min(times) > 0 for times in notes["collective_times"])
     assert type(notes["unanswerable"]) is MeasurementFailed
-    assert "answer cannot be read while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
-    assert type(notes["no_groups"]) is BadInput and "ranks do not fill groups of" in str(notes["no_groups"])
-    assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks sends" in str(notes["unevenly"])
+    assert "answer is invalid while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
+    assert type(notes["no_groups"]) is BadInput and "ranks cannot be divided into groups of" in str(notes["no_groups"])
+    assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks" in str(notes["unevenly"])
 
 
 @pytest.mark.slow
@@ -434,7 +434,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
     codes, failures = forked(2, tmp_path, "intrude")
     assert codes[1] == 1
     assert not (tmp_path / "intruder").exists()
-    (line,) = [line for line in failures if "rank 1: job 1 in the store of torchrun cannot be read" in line]
+    (line,) = [line for line in failures if "rank 1: job 1 in the store of torchrun is not valid" in line]
     assert "it is not UTF-8" in line and "start again" in line
 
 
@@ -445,7 +445,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
         (b"", "not JSON"),
         (b"[" * 100_000, "nested too deep"),
         (b"3", "not a mapping"),
-        (b'{"job": "os.system", "settings": {}}', "'os.system' is not a job"),
+        (b'{"job": "os.system", "settings": {}}', "'os.system' is not a known job"),
         (b'{"job": ["RankOf"], "settings": {}}', "not a string"),
         (b'{"job": "RankOf", "settings": {"more": 1}}', "'more' is unknown"),
         (b'{"job": "TimeExchanges", "settings": {"exchanges": [[1, 2, 3]]}}', "each of 2 ranks"),
@@ -491,7 +491,7 @@ def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: 
     job = MeasurePlacement(tables, Nodes.one_node(2), 64, Placement((0, 1), 2).parts(tables))
     plain = encode_job(job)
     assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)
-    with pytest.raises(ValueError, match="is not for 3 ranks"):
+    with pytest.raises(ValueError, match="cannot run on 3 ranks"):
         decode_job(plain, JOBS, 3)
     record = json.loads(plain)
     change(record["settings"], path, value)
@@ -516,7 +516,7 @@ def test_waiting_is_no_communication(notes: dict[str, Any]) -> None:
 def test_a_task_needs_one_device_for_each_process(notes: dict[str, Any]) -> None:
     size = notes["size"]
     assert isinstance(notes["wrong_number"], BadInput)
-    assert f"has {size + 1} devices, torchrun started {size} processes" in str(notes["wrong_number"])
+    assert f"has {size + 1} devices, but torchrun started {size} processes" in str(notes["wrong_number"])
     assert f"--nproc-per-node {size + 1}." in str(notes["wrong_number"])
 
 
@@ -543,7 +543,7 @@ def test_two_devices_may_run_out_of_memory_one_after_the_other(notes: dict[str, 
 @pytest.mark.slow
 def test_a_failing_kernel_names_its_rank(notes: dict[str, Any]) -> None:
     assert type(notes["failed"]) is MeasurementFailed
-    assert str(notes["failed"]) == "rank 1, measuring task: a bad kernel"
+    assert str(notes["failed"]) == "rank 1 cannot measure task: a bad kernel"
     assert type(notes["bad_input"]) is BadInput and "mixed weight_bits" in str(notes["bad_input"])
 
 
@@ -559,7 +559,7 @@ def test_rows_say_what_exchanged(notes: dict[str, Any]) -> None:
 def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     done = torchrun(3, tmp_path, "lose", "1", "SIGKILL")
     assert done.returncode != 0
-    assert said(done) == ["failed: rank 1 died while measuring train-003. Its own output above may say why."]
+    assert said(done) == ["failed: rank 1 died while measuring train-003. Its output above may contain the reason."]
 
 
 @pytest.mark.slow
@@ -605,7 +605,7 @@ def test_without_rank_0_the_others_end(tmp_path: Path, how: str) -> None:
     [
         ("dismissed", ""),
         ("idle_and_unclosed", "failed: rank 0 gives up"),
-        ("other_settings", "failed: rank 1 was started with other measure settings than rank 0."),
+        ("other_settings", "failed: rank 1 has different measure settings from rank 0."),
     ],
 )
 def test_the_others_end_when_rank_0_leaves_without_closing(tmp_path: Path, scenario: str, message: str) -> None:
@@ -620,14 +620,14 @@ def test_the_others_end_when_rank_0_leaves_without_closing(tmp_path: Path, scena
 
 def test_splits_by_hand() -> None:
     """7 samples on 3 ranks are 3, 2 and 2; the devices hold 10, 0 and 4 dims."""
-    assert samples_of_ranks(7, 3) == (3, 2, 2)
-    assert pooled_splits([10, 0, 4], 7, 0) == Splits(sent=(30, 20, 20), received=(30, 0, 12))
-    assert pooled_splits([10, 0, 4], 7, 1) == Splits(sent=(0, 0, 0), received=(20, 0, 8))
-    assert pooled_splits([10, 0, 4], 7, 2) == Splits(sent=(12, 8, 8), received=(20, 0, 8))
+    assert split_samples(7, 3) == (3, 2, 2)
+    assert compute_splits([10, 0, 4], 7, 0) == Splits(sent=(30, 20, 20), received=(30, 0, 12))
+    assert compute_splits([10, 0, 4], 7, 1) == Splits(sent=(0, 0, 0), received=(20, 0, 8))
+    assert compute_splits([10, 0, 4], 7, 2) == Splits(sent=(12, 8, 8), received=(20, 0, 8))
 
 
 def test_fewer_samples_than_ranks() -> None:
-    assert samples_of_ranks(1, 3) == (1, 0, 0)
+    assert split_samples(1, 3) == (1, 0, 0)
 
 
 def test_costs_by_hand() -> None:

@@ -85,13 +85,13 @@ def test_a_link_names_the_network_and_is_still_a_measured_one() -> None:
         ("ib", "nccl", {"NET/IB", "NET/IB/GDRDMA"}, None),
         ("socket", "nccl", {"NET/Socket"}, None),
         ("aws libfabric", "nccl", {"NET/AWS Libfabric/GDRDMA"}, None),
-        ("ib", "nccl", {"NET/Socket"}, "NCCL takes NET/Socket, where NET/ib is expected."),
-        ("ib", "nccl", {"NET/IB", "NET/Socket"}, "NCCL takes NET/IB, NET/Socket, where"),
+        ("ib", "nccl", {"NET/Socket"}, "NCCL uses NET/Socket, but NET/ib is expected."),
+        ("ib", "nccl", {"NET/IB", "NET/Socket"}, "NCCL uses NET/IB, NET/Socket, but"),
         ("ib", "nccl", {"NET/IB", "P2P", "SHM"}, None),
-        ("ib", "nccl", {"P2P"}, "no connection of NCCL's leaves its node, where"),
-        ("ib", "nccl", set(), "no connection of NCCL's leaves its node, where"),
+        ("ib", "nccl", {"P2P"}, "no NCCL connection leaves its node, but"),
+        ("ib", "nccl", set(), "no NCCL connection leaves its node, but"),
         ("ib", "nccl", {UNKNOWN}, "NCCL_DEBUG is set"),
-        ("ib", "gloo", set(), "go through gloo, not NET/ib."),
+        ("ib", "gloo", set(), "through gloo, not NET/ib."),
     ],
 )
 def test_another_network_than_the_expected_one_is_a_problem(
@@ -102,9 +102,9 @@ def test_another_network_than_the_expected_one_is_a_problem(
 
 
 def test_what_exchanges_nothing_can_expect_no_network() -> None:
-    with pytest.raises(BadConfig, match="exchanges nothing over a network"):
+    with pytest.raises(BadConfig, match="does not communicate over a network"):
         MeasureConfig(hardware="simulated:h200", expect_transport="IB")
-    with pytest.raises(BadConfig, match="one process exchanges nothing"):
+    with pytest.raises(BadConfig, match="a single process does not communicate"):
         open_hardware(MeasureConfig(hardware="cpu", expect_transport="IB"))
 
 
@@ -115,5 +115,5 @@ def test_a_run_over_another_network_ends_before_anything_is_measured(tmp_path: P
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode != 0
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("evenshard calibrate-link: ")]
-    assert "exchanges of CPUs go through gloo, not NET/ib" in line
+    assert "CPUs communicate through gloo, not NET/ib" in line
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from benchmarks.scripts.gpu_kernels import median_calls
 from evenshard.base.errors import BadFile
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import ShardKernels
-from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, without_calls
+from evenshard.measure.traces.fused_calls import FusedCall, list_fused_calls, missing_calls_error
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from support.builders import table
@@ -38,9 +38,9 @@ CLASSES: dict[str, str] = {
 
 def observed_calls(path: Path) -> list[FusedCall]:
     """The calls in all traces of a file, in the order of rank and time."""
-    calls = [call for trace in read_traces(path) for call in fused_calls(trace)]
+    calls = [call for trace in read_traces(path) for call in list_fused_calls(trace)]
     if not calls:
-        raise without_calls(path)
+        raise missing_calls_error(path)
     return sorted(calls, key=lambda call: call.rank)
 
 
@@ -169,13 +169,13 @@ def test_what_is_no_trace_of_fbgemm_says_how_to_record_one(tmp_path: Path) -> No
         '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": "soon", "dur": 1}]}'
     )
     for path, problem in (
-        (whole, "it has no operator of FBGEMM"),
-        (torn, "it is torn"),
-        (cut_text, "it is torn or not JSON"),
+        (whole, "it has no FBGEMM operator"),
+        (torn, "it is incomplete"),
+        (cut_text, "it is incomplete or not JSON"),
         (no_trace, "it has no traceEvents"),
         (odd, "ts is not a valid time"),
         (tmp_path / "missing.json", "no such file"),
-        (tmp_path, "it is torn or not a trace"),
+        (tmp_path, "it is incomplete or not a trace"),
     ):
         with pytest.raises(BadFile, match=problem) as caught:
             observed_calls(path)

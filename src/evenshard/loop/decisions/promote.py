@@ -34,18 +34,18 @@ from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables
-from evenshard.tracking.pyfunc import served_code
+from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import (
     REGISTERED_COST,
     REGISTERED_POLICY,
     ModelVersion,
     champion,
     download_model,
+    find_by_weights,
+    find_newest_version,
     model_version,
-    newest_version,
     register_folder,
     set_champion,
-    version_of_files,
 )
 
 PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
@@ -128,7 +128,7 @@ def promote(
 def _candidate_version(candidate: str | None) -> ModelVersion | None:
     """Return the registered version; None for a folder."""
     if candidate is None:
-        newest = newest_version(REGISTERED_COST)
+        newest = find_newest_version(REGISTERED_COST)
         if newest is None:
             raise BadConfig(
                 f"MLflow has no version of {REGISTERED_COST} yet. Train one with {how_to_train()}, or name a folder."
@@ -186,10 +186,10 @@ def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion
 def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
     """Move the alias ``champion`` of the cost model and its policy; register the model first if it is a folder."""
     if version is None:
-        version, policy = register_folder(Path(done.candidate), served_code())
+        version, policy = register_folder(Path(done.candidate), build_serving_code())
     else:
         with download_model(version.uri) as folder:
-            policy = version_of_files(REGISTERED_POLICY, folder, version.run_id)
+            policy = find_by_weights(REGISTERED_POLICY, folder, version.run_id)
     if policy is not None:
         set_champion(REGISTERED_POLICY, policy.version)
     set_champion(REGISTERED_COST, version.version)

@@ -21,7 +21,7 @@ from evenshard.loop.sharder_comparison import Answer, Interval, ask
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
-from evenshard.measure.noise import Noise, controls_of, noise_of
+from evenshard.measure.noise import Noise, estimate_noise, find_controls
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit
 from evenshard.price.costs import MeasuredPlacement
@@ -95,7 +95,7 @@ def compare_models(
         PairedTask(answer.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
         for answer, (first, second) in zip(ours, ids, strict=True)
     )
-    return ModelComparison(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
+    return ModelComparison(tasks, estimate_noise([find_controls(run) for run in (*earlier, measured)]), tuple(measured))
 
 
 def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:

@@ -1,1 +1,1 @@
-"""Calibration: fits the constants of simulated devices and links to measurements."""
+"""Calibration of simulated devices and links: fits of their constants to measurements."""

@@ -27,12 +27,13 @@ from evenshard.price.shard_work import ShardWork, WorkCounter
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
+# Times that a measurement may have: of each kernel, of both calls, and of both calls together.
 CALLS = ("forward", "backward")
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
 
 # A constant that moves by a factor of e from its start costs as much as a 5 % error of one measured time.
 PRIOR_WEIGHT = 0.05
-MIN_SHARDS = 20
+MIN_SHARDS = 20  # half of them are fitted, half are held out
 OUTLIER = 0.1  # relative errors above this count linearly instead of squared
 
 
@@ -51,25 +52,17 @@ class Errors:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile and its prediction errors.
-
-    Attributes:
-        constants: names of the fitted constants; the others keep the values of the starting profile.
-        num_fitted, num_held_out: numbers of fitted and held-out shards.
-        before, after: errors of the original and the fitted profile on the held-out shards, by kind of time.
-        at_bound: fitted constants that hit one of their ``BOUNDS``.
-        hardware, source: origin of the measurements.
-    """
+    """A fitted profile and its prediction errors."""
 
     profile: GpuProfile
-    constants: tuple[str, ...]
-    num_fitted: int
-    num_held_out: int
-    before: Mapping[str, Errors]
-    after: Mapping[str, Errors]
-    at_bound: tuple[str, ...]
+    constants: tuple[str, ...]  # names of the fitted constants; all other constants keep their starting values
+    num_fitted: int  # shards
+    num_held_out: int  # shards
+    before: Mapping[str, Errors]  # errors of the starting profile on the held-out shards, by name of the time
+    after: Mapping[str, Errors]  # the same errors of the fitted profile
+    at_bound: tuple[str, ...]  # fitted constants that hit one of their ``BOUNDS``
     hardware: str
-    source: str
+    source: str  # hardware, library versions and date of the measurements
 
     @property
     def evidence(self) -> Evidence:
@@ -85,7 +78,7 @@ class Calibration:
         )
 
     def save(self, template: str, path: Path) -> None:
-        """Write the fitted profile as YAML; atomically.
+        """Write the fitted profile as YAML, atomically.
 
         ``template`` is the starting profile: a name or a YAML file. Constants that were not fitted keep their sources.
 
@@ -99,16 +92,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class MeasuredShards:
-    """N measured shards and the optimizer of their backward calls.
-
-    Attributes:
-        times_ms_NM: [N, M] the measured ``SHARD_TIMES``; NaN if not measured.
-        group_N: [N] an id of the shard's tables; repeated measurements share it.
-    """
+    """N measured shards and the optimizer of their backward calls."""
 
     work: ShardWork
-    times_ms_NM: FloatArray
-    group_N: npt.NDArray[np.int64]
+    times_ms_NM: FloatArray  # [N, M] the measured ``SHARD_TIMES``; NaN if not measured
+    group_N: npt.NDArray[np.int64]  # [N] id of the shard's tables; repeated measurements share it
     optimizer: str = SGD
 
     def __len__(self) -> int:
@@ -121,7 +109,7 @@ class MeasuredShards:
         )
 
 
-def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
+def stack_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
     """Stack the named times, each [N] ms, to [N, M]; all other times are NaN."""
     result_NM = np.full((num_shards, len(SHARD_TIMES)), np.nan)
     for name, times_N in times_ms.items():
@@ -129,7 +117,7 @@ def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
     return result_NM
 
 
-def predicted_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+def predict_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
     """Predict the measurable times [N, M] by the device model."""
     kernels = kernel_times(profile, work, optimizer)
     forward_N, backward_N = forward_ms(profile, work), backward_ms(profile, work, optimizer)
@@ -143,15 +131,16 @@ def fit_constants(
     free: Sequence[str] = FREE_CONSTANTS,
     prior_weight: float = PRIOR_WEIGHT,
 ) -> tuple[GpuProfile, tuple[str, ...]]:
-    """Return the profile with the best-fitting constants, and those of them that hit one of their ``BOUNDS``.
+    """Return the profile with the best-fitting constants, and the names of constants at one of their ``BOUNDS``.
 
-    The fit starts from ``profile`` and stays close to it where the data is not informative (``prior_weight``).
+    The fit starts from ``profile``, and ``prior_weight`` keeps constants close to it that the data does not determine.
     """
     from scipy.optimize import least_squares
 
     known = [np.isfinite(shards.times_ms_NM) for shards in measured]
     targets = [np.log(shards.times_ms_NM[mask]) for shards, mask in zip(measured, known, strict=True)]
     low_P, high_P = np.log([BOUNDS[name] for name in free]).T
+    # least_squares needs a start strictly inside the bounds.
     start_P = np.log(np.clip([getattr(profile, name) for name in free], *np.exp([low_P + 1e-6, high_P - 1e-6])))
 
     def with_constants(logs_P: FloatArray) -> GpuProfile:
@@ -160,22 +149,23 @@ def fit_constants(
     def residuals(logs_P: FloatArray) -> FloatArray:
         candidate = with_constants(logs_P)
         errors = [
-            np.log(predicted_ms(candidate, shards.work, shards.optimizer)[mask]) - target
+            np.log(predict_times(candidate, shards.work, shards.optimizer)[mask]) - target
             for shards, mask, target in zip(measured, known, targets, strict=True)
         ]
+        # Errors and constants are logarithms, so the prior counts factors as the errors do.
         return np.concatenate([*errors, prior_weight * (logs_P - start_P)])
 
     found = least_squares(
         residuals, start_P, bounds=(low_P, high_P), diff_step=1e-4, loss="soft_l1", f_scale=OUTLIER, max_nfev=300
     )
-    moved_P = np.abs(found.x - start_P) > 1e-2
-    at_bound_P = moved_P & (np.minimum(found.x - low_P, high_P - found.x) < 1e-3)
+    moved_P = np.abs(found.x - start_P) > 1e-2  # by more than 1 %
+    at_bound_P = moved_P & (np.minimum(found.x - low_P, high_P - found.x) < 1e-3)  # within 0.1 %
     return with_constants(found.x), tuple(np.array(free)[at_bound_P].tolist())
 
 
-def prediction_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, Errors]:
+def compute_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, Errors]:
     """Return the errors of a profile on measured shards, by kind of time."""
-    predicted_NM = predicted_ms(profile, measured.work, measured.optimizer)
+    predicted_NM = predict_times(profile, measured.work, measured.optimizer)
     errors = {}
     for name in SHARD_TIMES:
         times_N = measured.times_ms_NM[:, SHARD_TIMES.index(name)]
@@ -195,22 +185,23 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     Raises:
         BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
     """
-    origins = sorted({(one.provenance.hardware, one.provenance.versions) for one in measured})
+    origins = sorted({(placement.provenance.hardware, placement.provenance.versions) for placement in measured})
     if len(origins) > 1:
         names = "; ".join(f"{hardware}, {versions}" for hardware, versions in origins)
-        raise BadInput(f"The costs come from several kinds of hardware ({names}). Calibrate on the costs of one.")
-    shards = measured_shards(profile, measured)
+        raise BadInput(f"The costs come from different hardware or libraries ({names}). Use the costs of one of them.")
+    shards = extract_shards(profile, measured)
     num_different = len(np.unique(shards.group_N))
     if num_different < MIN_SHARDS:
         raise BadInput(
-            f"Calibrating needs at least {MIN_SHARDS} different shards, but {num_different} nonempty ones with finite "
-            f"times were measured. Measure more placements."
+            f"Calibration needs at least {MIN_SHARDS} different nonempty shards with measured times, but there are "
+            f"{num_different}. Measure more placements."
         )
+    # The split is by group: a repeat of a fitted shard must not judge the fit.
     fitted_N = np.random.default_rng(seed).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
 
     result, at_bound = fit_constants(profile, [fitted])
-    latest = max(one.measured_at for one in measured)
+    latest = max(placement.measured_at for placement in measured)
     measured_on = datetime.fromtimestamp(latest, UTC) if latest > 0 else datetime.now(UTC)
     (hardware, versions), *_ = origins
     return Calibration(
@@ -218,30 +209,30 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
         constants=FREE_CONSTANTS,
         num_fitted=len(fitted),
         num_held_out=len(held_out),
-        before=prediction_errors(profile, held_out),
-        after=prediction_errors(result, held_out),
+        before=compute_errors(profile, held_out),
+        after=compute_errors(result, held_out),
         at_bound=at_bound,
         hardware=hardware,
         source=f"{hardware}, {versions}, {measured_on.date().isoformat()}",
     )
 
 
-def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:
+def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:
     """Return every nonempty shard with finite times, and its work as input of the device model."""
     groups: dict[tuple[frozenset[Table], int], int] = {}
     shards, times, group_of = [], [], []
-    for one in measured:
-        for tables, device in zip(one.shards, one.cost.devices, strict=True):
+    for placement in measured:
+        for tables, device in zip(placement.shards, placement.cost.devices, strict=True):
             if not tables or not _has_times(device):
                 continue
-            shards.append((tables, one.task.batch_size))
+            shards.append((tables, placement.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
-            group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
+            group_of.append(groups.setdefault((frozenset(tables), placement.task.batch_size), len(groups)))
     if not shards:
-        raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
+        raise BadInput("No nonempty shard has measured times. Measure more placements.")
     forward_N, backward_N, both_N = np.array(times).T
     both_N[np.isfinite(forward_N)] = np.nan  # the sum holds no new information
-    times_NM = measured_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
+    times_NM = stack_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
     return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
 
 

@@ -4,8 +4,9 @@ Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPU
 each there are two links. The link within a host is timed on all hosts at the same time. The link between hosts is timed
 with all devices; each sends only to devices of other hosts.
 
-Even and uneven all-to-alls determine which bytes limit the time. A curve for each collective and number of devices then
-maps bytes to time. There are no curves between hosts, because other collectives also communicate within hosts.
+Even and uneven all-to-alls show whether the bytes of a rank, of the slowest rank or of all ranks limit the time. A
+curve for each collective and number of devices then maps bytes to time. There are no curves between hosts, because
+other collectives also communicate within hosts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeCollectives, TimeExchanges
-from evenshard.measure.fbgemm import real_device
+from evenshard.measure.fbgemm import resolve_device
 from evenshard.price.link_model import (
     ALL_TO_ALL,
     BANDWIDTHS,
@@ -39,23 +40,20 @@ from evenshard.price.link_model import (
 )
 from evenshard.tables.reuse import FloatArray
 
-KB, MB = 1024, 1024**2
+KB, MB = 1024, 1024**2  # bytes
 LEAST_MB = 4 * KB / MB  # with fewer sizes, latency and bandwidth cannot be told apart
 # A curve gets the fewest points that bring the mean error of each size below this limit or within its noise.
 OFF, MOST_POINTS = 0.08, 4
-MOST_SIZES = 18
+MOST_SIZES = 18  # sizes considered as points of a curve: at most C(16, 4) = 1,820 fits
 
 
 @dataclass(frozen=True)
 class ExchangePoint:
-    """One rank's part in one all-to-all, and its median duration on this rank.
+    """Byte counts of one rank in one all-to-all, and its median duration on this rank."""
 
-    Bytes are those of the rank's busier direction, the same for the slowest rank, and the total sent by all ranks.
-    """
-
-    own_bytes: int
-    slowest_bytes: int
-    all_bytes: int
+    own_bytes: int  # sent or received by this rank, whichever is more
+    slowest_bytes: int  # the largest ``own_bytes`` of any rank
+    all_bytes: int  # sent by all ranks
     ms: float
 
     @property
@@ -66,22 +64,14 @@ class ExchangePoint:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link model fitted to measured all-to-alls.
+    """A link model fitted to measured all-to-alls."""
 
-    Attributes:
-        link: link model, without a source.
-        r2: share of the variance of log time, over all points, that the model explains.
-        median_relative_error, p90_relative_error: relative errors of the modelled times.
-        num_points: number of (rank, all-to-all) pairs in the fit.
-        origin: machine and devices of the measurement.
-    """
-
-    link: Link
-    r2: float
-    median_relative_error: float
+    link: Link  # without a source
+    r2: float  # share of the variance of log time that the model explains
+    median_relative_error: float  # of the modelled times
     p90_relative_error: float
-    num_points: int
-    origin: str = ""
+    num_points: int  # (rank, all-to-all) pairs in the fit
+    origin: str = ""  # machine and devices of the measurement
 
     @property
     def goodness(self) -> str:
@@ -99,9 +89,9 @@ class LinkFit:
             if (gb_s := getattr(self.link, name)) < math.inf
         )
         curves = "".join(
-            f"\n{one.collective} of {one.num_devices}: {one.us[0]:.1f} us, long ones {one.gb_s:.3f} GB/s, "
-            f"{len(one.kb)} points"
-            for one in self.link.curves
+            f"\n{curve.collective} on {curve.num_devices} devices: latency {curve.us[0]:.1f} us, {curve.gb_s:.3f} GB/s "
+            f"at large sizes, {len(curve.kb)} points"
+            for curve in self.link.curves
         )
         return (
             f"latency:   {self.link.latency_us:.1f} us\nbandwidth: {bandwidths}\n"
@@ -115,27 +105,27 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     Args:
         out: link profile to write (.yaml), for ``price.link``. With two tiers, the suffixes are ``_intra`` and
             ``_inter``.
-        max_mb: largest all-to-all: MB (1024**2 bytes) that a device sends to other devices.
+        max_mb: MB (1024**2 bytes) that a device sends to all other devices in the largest all-to-all.
 
     Raises:
-        BadInput: without torchrun, or if a setting makes no sense.
+        BadInput: without torchrun, or if a setting is not valid.
         MeasurementFailed: if a rank hangs or dies.
     """
     size, per_node = collective.world_size(), collective.local_world_size()
     if size == 1:
         raise BadInput(
-            "one process has no link to measure. Start it under torchrun --nproc-per-node N -m evenshard "
-            "calibrate-link, N processes for N devices."
+            "a single process has no link to measure. Start one process per device: torchrun --nproc-per-node N -m "
+            "evenshard calibrate-link."
         )
     if not config.hardware_name.kind.runs_kernels:
         raise BadConfig(f"hardware is {brief(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
     if out.suffix not in (".yaml", ".yml"):
-        raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
+        raise BadConfig(f"--out is {out}, but measure.link reads YAML files only. Choose a name that ends with .yaml.")
     if not LEAST_MB <= max_mb < float("inf"):
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
     two_tiers = 1 < per_node < size
     if two_tiers and size % per_node:
-        raise BadInput(f"{size} processes do not fill hosts of {per_node}. Start as many on every host.")
+        raise BadInput(f"{size} processes cannot be {per_node} on every host. Start the same number on each.")
     tiers = {out: EVERYONE}
     if two_tiers:
         tiers = {
@@ -143,14 +133,14 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
             out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES,
         }
     fits = {}
-    with closing(CollectiveHardware(config, real_device(config))) as hardware:
+    with closing(CollectiveHardware(config, resolve_device(config))) as hardware:
         for path, tier in tiers.items():
-            fits[path] = _measured_fit(hardware, int(max_mb * MB), tier, per_node if two_tiers else size)
+            fits[path] = _measure_tier(hardware, int(max_mb * MB), tier, per_node if two_tiers else size)
         provenance = hardware.provenance
     for path, fit in fits.items():
         where = "" if tiers[path] == EVERYONE else f"; {tiers[path].replace('_', ' ')} of {per_node} devices"
         origin = (
-            f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; exchanges of "
+            f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; messages of "
             f"1 KB to {max_mb:g} MB per device{where}; {datetime.now(UTC).date().isoformat()} UTC"
         )
         fits[path] = replace(fit, origin=origin)
@@ -158,7 +148,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     return fits
 
 
-def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
+def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
     """Measure and fit the link of a tier.
 
     Args:
@@ -168,28 +158,31 @@ def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
     fit = fit_link(points)
     if tier == BETWEEN_NODES:
         return fit
+    # Curves of 2, 4, 8, ... devices of a host, as far as they divide it, and of the whole host.
     curves = []
     for size in [*(size for size in (2, 4, 8, 16, 32) if size < near and near % size == 0), near]:
         own = points if size == near else measure_all_to_all(hardware, max_bytes, IN_NODE, size)
-        own_P, slowest_P, all_P = np.array([one.counts for one in own], dtype=np.float64).T
+        own_P, slowest_P, all_P = np.array([point.counts for point in own], dtype=np.float64).T
+        # Bytes of the even all-to-all that takes as long.
         moved = np.asarray(fit.link.even_bytes(own_P, slowest_P, all_P, size))
-        curves.append(fit_curve(ALL_TO_ALL, size, moved, 1e3 * np.array([one.ms for one in own])))
-        curves += _measured_curves(hardware, max_bytes, size)
-    ordered = tuple(sorted(curves, key=lambda one: COLLECTIVES.index(one.collective)))
+        curves.append(fit_curve(ALL_TO_ALL, size, moved, 1e3 * np.array([point.ms for point in own])))  # us
+        curves += _measure_curves(hardware, max_bytes, size)
+    ordered = tuple(sorted(curves, key=lambda curve: COLLECTIVES.index(curve.collective)))
     return replace(fit, link=replace(fit.link, curves=ordered))
 
 
-def _measured_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
-    values = tuple(max(1, one // BYTES_PER_VALUE // (size - 1)) for one in _sizes(max_bytes))
+def _measure_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
+    # Values per part of the buffer, which has one part per rank: all parts but one add up to the bytes of a size.
+    values = tuple(max(1, num_bytes // BYTES_PER_VALUE // (size - 1)) for num_bytes in _sizes(max_bytes))
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))
-    buffers = size * BYTES_PER_VALUE * np.array(values, dtype=np.float64)
+    buffers = size * BYTES_PER_VALUE * np.array(values, dtype=np.float64)  # bytes of the whole buffer
     return [
         fit_curve(
             name,
             size,
             np.tile(bus_factor(name, size) * buffers, len(times_RS)),
-            1e3 * times_RS.ravel(),
+            1e3 * times_RS.ravel(),  # us
         )
         for name, times_RS in zip(COLLECTIVES[1:], times_RCS.swapaxes(0, 1), strict=True)
     ]
@@ -207,17 +200,17 @@ def measure_all_to_all(
     See ``TimeExchanges`` for the tier.
     """
     num_ranks = collective.world_size()
-    peers = [peers_of(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]
+    peers = [list_peers(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]
     exchanges = tuple(_values(shape, size, len(peers[0])) for size in _sizes(max_bytes) for shape in _shapes(num_ranks))
     of_ranks = hardware.run_on_all(TimeExchanges(exchanges, tier, devices_per_node), "calibrating the link")
     return tuple(
-        exchange_point(values, rank, peers, ms)
+        make_point(values, rank, peers, ms)
         for rank, times in enumerate(of_ranks)
         for values, ms in zip(exchanges, times, strict=True)
     )
 
 
-def peers_of(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
+def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
     """Return the other ranks that a rank communicates with."""
     node = rank // devices_per_node if devices_per_node else 0
     return [
@@ -227,16 +220,16 @@ def peers_of(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> lis
     ]
 
 
-def exchange_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """Return a rank's part in an all-to-all; the slowest rank and the total cover the ranks that share its link.
+def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
+    """Return the byte counts and time of a rank in an all-to-all; only ranks that share its link are counted.
 
-    ``values`` are sent by each rank to each of its ``peers``.
+    ``values`` are the numbers of values that each rank sends to each of its ``peers``.
     """
     linked = {rank}
-    while more := {peer for one in linked for peer in peers[one]} - linked:
+    while more := {peer for other in linked for peer in peers[other]} - linked:
         linked |= more
-    busier = {one: max(values[one] * len(peers[one]), sum(values[peer] for peer in peers[one])) for one in linked}
-    sent = sum(values[one] * len(peers[one]) for one in linked)
+    busier = {r: max(values[r] * len(peers[r]), sum(values[peer] for peer in peers[r])) for r in linked}
+    sent = sum(values[r] * len(peers[r]) for r in linked)
     return ExchangePoint(
         BYTES_PER_VALUE * busier[rank], BYTES_PER_VALUE * max(busier.values()), BYTES_PER_VALUE * sent, ms
     )
@@ -249,7 +242,7 @@ def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...]:
-    """Return the values that each rank sends to each peer; the largest sender sends ``size`` bytes in all."""
+    """Return the number of values that each rank sends to each peer; the largest sender sends ``size`` bytes."""
     return tuple(max(1, round(share * size / (BYTES_PER_VALUE * num_peers))) for share in shape)
 
 
@@ -267,13 +260,14 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
     bytes_P3 = np.array([point.counts for point in points], dtype=np.float64)
     seconds = np.array([point.ms for point in points], dtype=np.float64) / 1e3
     if len(points) < 2 or np.ptp(bytes_P3[:, 0]) == 0 or not (seconds > 0).all():
-        raise MeasurementFailed("a link model needs times above 0 of exchanges of at least two sizes.")
-    columns_P4 = np.concatenate([np.ones((len(points), 1)), bytes_P3], axis=1) / seconds[:, None]  # relative errors
+        raise MeasurementFailed("a link model needs all-to-alls of at least two sizes, all with times above 0.")
+    # seconds = latency + sum of bytes / bandwidth. Divided by the seconds, every target is 1 and errors are relative.
+    columns_P4 = np.concatenate([np.ones((len(points), 1)), bytes_P3], axis=1) / seconds[:, None]
     scale_4 = columns_P4.max(axis=0)
     constants_4 = nnls(columns_P4 / scale_4, np.ones(len(points)))[0] / scale_4
     if not constants_4[1:].any():
         raise MeasurementFailed(
-            "the exchanges do not take longer when they are larger: noise, or too small a range. Raise --max-mb, or "
+            "larger all-to-alls do not take longer: the sizes are too small or the times too noisy. Raise --max-mb, or "
             "measure on a quieter machine."
         )
     model = columns_P4 @ constants_4 * seconds
@@ -307,12 +301,12 @@ def write_link(link: Link, source: str, path: Path) -> None:
     content["source"] = link.source
     lines = yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
     for name in ("curves", "evidence"):
-        if records := [{key: _plain(value) for key, value in asdict(one).items()} for one in getattr(link, name)]:
+        if records := [{key: _as_plain(value) for key, value in asdict(one).items()} for one in getattr(link, name)]:
             lines += f"{name}:\n" + yaml.safe_dump(records, default_flow_style=None, sort_keys=False, width=200)
     write_text(path, lines)
 
 
-def _plain(value: object) -> object:
+def _as_plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -320,13 +314,14 @@ def _plain(value: object) -> object:
 
 
 def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: FloatArray) -> Curve:
-    """Fit a nondecreasing curve through points among [P] sizes and times, with the least squared relative error.
+    """Fit a nondecreasing curve with knots at some of the [P] sizes, by least squared relative error.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
     """
     sizes_S = np.unique(moved_P)
     sizes_S = sizes_S[np.unique(np.linspace(0, len(sizes_S) - 1, MOST_SIZES).round().astype(int))]
+    # The kept size that is nearest to each measurement, for the mean error of each size.
     size_P = np.abs(np.log(moved_P[:, None] / sizes_S)).argmin(axis=1)
     best = _Fit.of(np.zeros(1), moved_P, us_P)
     for more in range(1, min(MOST_POINTS, len(sizes_S) - 2) + 1):
@@ -334,20 +329,20 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
             break
         inner = combinations(sizes_S[1:-1].tolist(), more)
         fits = (_Fit.of(np.array([0.0, *points]), moved_P, us_P) for points in inner)
-        best = min(fits, key=lambda one: (not one.grows, one.residual))
-    ns_per_byte = float(best.steps_K[-1]) * 1e3
+        best = min(fits, key=lambda fit: (not fit.grows, fit.residual))
+    ns_per_byte = float(best.steps_K[-1]) * 1e3  # from us per byte
     if not best.grows:
         raise MeasurementFailed(
-            f"{collective} of {num_devices} does not take longer when it is larger: noise, or too small a range. Raise "
-            "--max-mb, or measure on a quieter machine."
+            f"larger messages do not take longer in {collective} on {num_devices} devices: the sizes are too small or "
+            "the times too noisy. Raise --max-mb, or measure on a quieter machine."
         )
     us = np.cumsum(best.steps_K[:-1])
-    kb = tuple(float(f"{one / 1e3:.6g}") for one in best.points_K)
-    return Curve(collective, num_devices, kb, tuple(float(f"{one:.4g}") for one in us), float(f"{1 / ns_per_byte:.4g}"))
+    kb = tuple(float(f"{num_bytes / 1e3:.6g}") for num_bytes in best.points_K)
+    return Curve(collective, num_devices, kb, tuple(float(f"{t:.4g}") for t in us), float(f"{1 / ns_per_byte:.4g}"))
 
 
 class _Fit:
-    """Time increments from point to point; the last is the slope beyond, us per byte."""
+    """Curve as time increments from point to point, us; the last is the slope beyond, us per byte."""
 
     def __init__(self, points_K: FloatArray, steps_K: FloatArray, residual: float, ratio_P: FloatArray) -> None:
         self.points_K, self.steps_K, self.residual, self.ratio_P = points_K, steps_K, residual, ratio_P
@@ -357,6 +352,7 @@ class _Fit:
         from scipy.optimize import nnls
 
         lengths_K = np.diff(points_K)
+        # The share of each segment that a size has passed, and its bytes beyond the last point.
         passed_PK = np.clip((moved_P[:, None] - points_K[:-1]) / lengths_K, 0, 1)
         beyond_P1 = np.maximum(moved_P - points_K[-1], 0)[:, None]
         columns_PK = np.concatenate([np.ones_like(beyond_P1), passed_PK, beyond_P1], axis=1) / us_P[:, None]
@@ -374,4 +370,5 @@ class _Fit:
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S
+        # The noise of a mean is twice its standard error.
         return bool((np.abs(mean_S) <= np.maximum(OFF, 2 * np.sqrt(variance_S / counts_S))).all())

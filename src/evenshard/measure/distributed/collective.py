@@ -6,7 +6,7 @@ answers travel through the process group (``exchange``). The store of torchrun h
     here/<rank>    this rank is ready, with these settings
     leader         rank 0 opens the hardware, or ends without it
     job/<number>   next job; null: no more jobs
-    alive/<rank>   this rank lost another rank and is healthy itself
+    alive/<rank>   this rank lost the connection to another rank, but runs itself
     asked          rank 0 has read alive/<rank>
 
 A process that dies or hangs ends the process group for all ranks, at the latest after its timeout; torchrun ends the
@@ -54,18 +54,18 @@ from evenshard.measure.distributed.ranks import (
     link_of,
     transport_problem,
 )
-from evenshard.measure.fbgemm import kernel_provenance, real_device
+from evenshard.measure.fbgemm import kernel_provenance, resolve_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 
-START_S = 60.0
-PLANNING_S = 86_400.0
-MAX_REPORT_S = 6.0
-OPENS, ENDS = "opens", "ends"
+START_S = 60.0  # least time for all processes to start Python, import torch and connect
+PLANNING_S = 86_400.0  # most time that rank 0 may plan before it publishes its next job: a day
+MAX_REPORT_S = 6.0  # most time that rank 0 waits for healthy ranks to report after a failure
+OPENS, ENDS = "opens", "ends"  # values of the key ``leader``
 # The phases of a ``Step`` that are also part of a device's cost; waiting is separate.
-TIMED_PIECES = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
+TIMED_PHASES = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
 
 
 def world_size() -> int:
@@ -87,7 +87,7 @@ def _join(start_s: float) -> tuple[Store, int, int]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=start_s)))
     except RuntimeError as error:
-        raise MeasurementFailed(f"no connection to the store of torchrun: {reason_of(error)}.") from error
+        raise MeasurementFailed(f"cannot connect to the store of torchrun: {reason_of(error)}.") from error
     store.set_timeout(timedelta(seconds=PLANNING_S))
     return PrefixStore("evenshard", store), rank, size
 
@@ -130,13 +130,13 @@ class CollectiveHardware:
         self._opened = time.perf_counter()
         start_s = max(START_S, config.timeout_s)
         self._store, _, self._size = _join(start_s)
-        self._wait_for_others(start_s)
+        self._wait_for_ranks(start_s)
         self._store.set("leader", OPENS)
         atexit.register(self.close)
         try:
             self._worker = Worker(config, Ranks(self._store, 0, self._size, device, config.timeout_s))
         except PeerLost as error:
-            raise MeasurementFailed(self._what_happened(error, "connecting")) from error
+            raise MeasurementFailed(self._describe_loss(error, "connecting")) from error
         self._in_step = True
         ranks = self._worker.ranks
         if problem := transport_problem(config.expect_transport, ranks.backend, ranks.networks):
@@ -146,7 +146,7 @@ class CollectiveHardware:
 
     @property
     def time_share(self) -> TimeShare:
-        """Return kernel and communication time, of the slowest rank each time, and the wall time since opening."""
+        """Return kernel and communication time, each of the slowest rank, and the wall time since opening."""
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
@@ -168,7 +168,7 @@ class CollectiveHardware:
     def _check_size(self, num_devices: int, what: str) -> None:
         if num_devices != self._size:
             raise BadInput(
-                f"task {what} has {num_devices} devices, torchrun started {self._size} processes. Start "
+                f"{what} has {num_devices} devices, but torchrun started {self._size} processes. Start it with "
                 f"--nproc-per-node {num_devices}."
             )
 
@@ -186,7 +186,7 @@ class CollectiveHardware:
         for rank, finding in enumerate(findings):
             if finding.problem in (INPUT_REFUSED, MEASURING_FAILED):
                 kind = BadInput if finding.problem == INPUT_REFUSED else MeasurementFailed
-                raise kind(f"rank {rank}, measuring {what}: {finding.reason}")
+                raise kind(f"rank {rank} cannot measure {what}: {finding.reason}")
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
@@ -200,7 +200,7 @@ class CollectiveHardware:
             MeasurementFailed: if a rank hangs or dies.
         """
         if not self._in_step:
-            raise MeasurementFailed(f"no {during}: the processes are out of step since a failure. Start again.")
+            raise MeasurementFailed(f"{during} is not possible after the failure of a rank. Restart all processes.")
         try:
             job.check(self._size)
         except ValueError as error:
@@ -208,25 +208,25 @@ class CollectiveHardware:
         self._in_step = False
         with on_sigterm(_stop):
             try:
-                self._hand_out(job)
+                self._publish_job(job)
                 answers = self._worker.ranks.gather(encode_answer(job.run(self._worker)))
             except PeerLost as error:
-                raise MeasurementFailed(self._what_happened(error, during)) from error
+                raise MeasurementFailed(self._describe_loss(error, during)) from error
         self._in_step = True
         with suppress(RuntimeError):
             self._store.delete_key(f"job/{self._next_job - 1}")  # all ranks have answered the job, which may be large
         try:
             return [decode_answer(answer, job) for answer in answers]
         except ValueError as error:
-            raise MeasurementFailed(f"a rank's answer cannot be read while {during}: {error}. Start again.") from None
+            raise MeasurementFailed(f"a rank's answer is invalid while {during}: {error}. Start again.") from None
 
     def close(self) -> None:
         """Tell the other ranks to end, and free the device; idempotent."""
         atexit.unregister(self.close)
         with suppress(PeerLost):
-            self._hand_out(None)
+            self._publish_job(None)
             if self._in_step:
-                self._worker.ranks.meet()  # the store may end with this process, so wait until all ranks have read it
+                self._worker.ranks.agree()  # the store may end with this process, so wait until all ranks have read it
         if self._in_step:
             self._worker.close()
         leave_group(orderly=self._in_step)  # wake ranks that wait for this rank in the middle of a job
@@ -234,47 +234,47 @@ class CollectiveHardware:
             self._store.set("asked", "")
         self._in_step = False
 
-    def _wait_for_others(self, seconds: float) -> None:
+    def _wait_for_ranks(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for rank in range(1, self._size):
             try:
                 self._store.wait([f"here/{rank}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
             except RuntimeError:
                 raise MeasurementFailed(
-                    f"rank {rank} of {self._size} has not come within {seconds:g} s. Start every process with the "
+                    f"rank {rank} of {self._size} did not connect within {seconds:g} s. Start every process with the "
                     f"same command."
                 ) from None
-            if self._store.get(f"here/{rank}").decode() != _settings(self._config):
+            if self._store.get(f"here/{rank}").decode() != _encode_settings(self._config):
                 raise BadConfig(
-                    f"rank {rank} was started with other measure settings than rank 0. Give all processes the same "
+                    f"rank {rank} has different measure settings from rank 0. Start all processes with the same "
                     f"flags and params.yaml."
                 )
 
-    def _hand_out(self, job: RankJob | None) -> None:
+    def _publish_job(self, job: RankJob | None) -> None:
         try:
             self._store.set(f"job/{self._next_job}", encode_job(job))
         except RuntimeError as error:
             raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
         self._next_job += 1
 
-    def _what_happened(self, error: PeerLost, during: str) -> str:
+    def _describe_loss(self, error: PeerLost, during: str) -> str:
         ignore_sigterm()
         leave_group(orderly=False)  # wake ranks that wait for this rank
         lost = list(range(1, self._size))
         deadline = time.monotonic() + _report_s(self._config)
         with suppress(RuntimeError):
             while lost and time.monotonic() < deadline:
-                time.sleep(0.02)
+                time.sleep(0.02)  # seconds between polls of the store
                 lost = [rank for rank in lost if not self._store.check([f"alive/{rank}"])]
             self._store.set("asked", "")
         if not lost:
-            return f"the processes lost each other while {during}: {error}"
+            return f"the processes lost their connection while {during}: {error}"
         who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
-        if error.waited_s < self._config.timeout_s / 2:
-            return f"{who} died while {during}. Its own output above may say why."
+        if error.waited_s < self._config.timeout_s / 2:  # the connection broke, no timeout expired
+            return f"{who} died while {during}. Its output above may contain the reason."
         return (
-            f"{who} did not answer within {self._config.timeout_s:g} s while {during}: it hung or died. Look at its "
-            f"own output; raise measure.timeout_s if it was only slow."
+            f"{who} did not answer within {self._config.timeout_s:g} s while {during}: it hung or died. Check its "
+            f"output; raise measure.timeout_s if it was only slow."
         )
 
 
@@ -286,7 +286,7 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
     def device_cost(steps: Sequence[Step]) -> DeviceCost:
         return DeviceCost(
-            **{name: median(getattr(step, name) for step in steps) for name in TIMED_PIECES},
+            **{name: median(getattr(step, name) for step in steps) for name in TIMED_PHASES},
             fwd_compute_spread_ms=interquartile_range([step.fwd_compute_ms for step in steps]),
             bwd_compute_spread_ms=interquartile_range([step.bwd_compute_ms for step in steps]),
             fwd_wait_ms=median(step.wait_ms - own for step, own in zip(steps, barriers_ms, strict=True)),
@@ -301,7 +301,7 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
     """Sum the slowest rank's time of each timed phase over all steps, s."""
     together = zip(*filter(None, steps_of_ranks), strict=True)
-    slowest_ms = [max(getattr(step, piece) for step in steps) for steps in together for piece in TIMED_PIECES]
+    slowest_ms = [max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES]
     return float(sum(slowest_ms)) / 1e3
 
 
@@ -316,9 +316,9 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
     """
     if not config.hardware_name.kind.runs_kernels:
         return  # a device model runs in a single process
-    device = real_device(config)
+    device = resolve_device(config)
     store, rank, size = _join(PLANNING_S)
-    store.set(f"here/{rank}", _settings(config))
+    store.set(f"here/{rank}", _encode_settings(config))
     try:
         if _read(store, "leader") == ENDS.encode():
             return
@@ -328,15 +328,16 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
             with on_sigterm(_stop):  # while it waits for a job, the process may simply end
                 worker.ranks.gather(encode_answer(job.run(worker)))
             number += 1
-        worker.ranks.meet()
+        worker.ranks.agree()
         worker.close()
         leave_group(orderly=True)
     except PeerLost as error:
         ignore_sigterm()
         leave_group(orderly=False)  # wake ranks that wait for this rank
-        if not _leader_lives(store, rank, 4 * _report_s(config)):
+        # Rank 0 may detect the loss later, and then waits ``_report_s`` itself.
+        if not _is_leader_alive(store, rank, 4 * _report_s(config)):
             raise MeasurementFailed(
-                f"rank {rank}: rank 0 hung or died ({error}). Its own output may say why."
+                f"rank {rank}: rank 0 hung or died ({error}). Its output may contain the reason."
             ) from error
     finally:
         leave_group(orderly=False)
@@ -354,12 +355,12 @@ def _decode(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> 
         return decode_job(content, kinds, size)
     except ValueError as error:
         raise MeasurementFailed(
-            f"rank {rank}: job {number} in the store of torchrun cannot be read ({reason_of(error)}). Did something "
-            f"else write there? Let only these processes reach its port, and start again."
+            f"rank {rank}: job {number} in the store of torchrun is not valid ({reason_of(error)}). Block other "
+            f"processes from the port of the store, and start again."
         ) from None
 
 
-def _leader_lives(store: Store, rank: int, seconds: float) -> bool:
+def _is_leader_alive(store: Store, rank: int, seconds: float) -> bool:
     """Exchange heartbeats with rank 0 from a background thread, because the store can hang with its host."""
     read = threading.Event()
 
@@ -377,5 +378,5 @@ def _report_s(config: MeasureConfig) -> float:
     return min(config.timeout_s, MAX_REPORT_S)
 
 
-def _settings(config: MeasureConfig) -> str:
+def _encode_settings(config: MeasureConfig) -> str:
     return repr(config)

@@ -31,11 +31,11 @@ from evenshard.measure.distributed.ranks import (
     FINE,
     INPUT_REFUSED,
     MEASURING_FAILED,
-    OthersStopped,
     PeerLost,
+    PeerStopped,
     Ranks,
     Splits,
-    pooled_splits,
+    compute_splits,
 )
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
 from evenshard.placement.placement import Placement
@@ -83,11 +83,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """Steps of one rank's shard, including warm-up, or one of PROBLEMS with a reason for the user."""
+    """Result of one rank: the steps of its shard, or a problem."""
 
-    steps: tuple[Step, ...] = ()
-    problem: str = FINE
-    reason: str = ""
+    steps: tuple[Step, ...] = ()  # including warm-up
+    problem: str = FINE  # one of ``PROBLEMS``
+    reason: str = ""  # of the problem, for the user
 
 
 class Worker:
@@ -120,7 +120,7 @@ def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> F
     """
     finding = Finding()
     for _ in range(2):  # memory of earlier shards may cause the first attempt to fail
-        finding, worst = run_together(worker, lambda: _steps(worker, task, placement, together=True))
+        finding, worst = run_together(worker, lambda: _run_steps(worker, task, placement, together=True))
         if worst != OUT_OF_MEMORY:
             return finding
         worker.kernels.free()
@@ -129,25 +129,25 @@ def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> F
 
 def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
     """Run this rank's shard without the other ranks."""
-    finding = attempt(lambda: _steps(worker, task, placement, together=False))
+    finding = try_steps(lambda: _run_steps(worker, task, placement, together=False))
     if finding.problem != OUT_OF_MEMORY:
         return finding
     worker.kernels.free()
-    return attempt(lambda: _steps(worker, task, placement, together=False))
+    return try_steps(lambda: _run_steps(worker, task, placement, together=False))
 
 
 def run_together(worker: Worker, steps: Callable[[], tuple[Step, ...]]) -> tuple[Finding, str]:
     """Return this rank's finding and the worst problem of any rank; all ranks return in step."""
     try:
-        finding = attempt(steps)
-    except OthersStopped as stopped:
+        finding = try_steps(steps)
+    except PeerStopped as stopped:
         return Finding(), stopped.problem
     if finding.problem == FINE:
         return finding, FINE
-    return finding, worker.ranks.meet(finding.problem)
+    return finding, worker.ranks.agree(finding.problem)
 
 
-def attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
+def try_steps(run: Callable[[], tuple[Step, ...]]) -> Finding:
     """Run steps, and return their times or their problem."""
     try:
         return Finding(run())
@@ -161,19 +161,20 @@ def attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
         return Finding(problem=MEASURING_FAILED, reason=str(error))
 
 
-def _steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
+def _run_steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
     shards = placement.shards_of(task.tables)
     ranks, own = worker.ranks, shards[worker.ranks.rank]
     with _load_shard(worker, own, task.batch_size) as loaded:
         exchange = None
         if together:
             dims = [sum(table.embedding_dim for table in shard) for shard in shards]
-            exchange = Exchange(ranks, pooled_splits(dims, task.batch_size, ranks.rank))
+            exchange = Exchange(ranks, compute_splits(dims, task.batch_size, ranks.rank))
         steps = tuple(
-            _step(worker, loaded, exchange, number) for number in range(worker.config.warmup + worker.config.repeats)
+            _run_step(worker, loaded, exchange, number)
+            for number in range(worker.config.warmup + worker.config.repeats)
         )
         if together:
-            ranks.go_on_together()  # a rank may have failed in its last backward
+            ranks.barrier()  # a rank may have failed in its last backward
         return steps
 
 
@@ -181,22 +182,22 @@ def _load_shard(worker: Worker, shard: Sequence[Any], batch_size: int) -> Abstra
     return worker.kernels.load_shard(shard, batch_size) if shard else nullcontext()
 
 
-def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None, number: int) -> Step:
+def _run_step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None, number: int) -> Step:
     device, ranks = worker.ranks.device, worker.ranks
     pooled_BD = gradient_BD = torch.empty(0, device=device)
     fwd_ms = bwd_ms = wait_ms = fwd_exchange_ms = bwd_exchange_ms = 0.0
     worker.flush()
     if exchange is not None:
-        ranks.go_on_together()
+        ranks.barrier()
     if loaded is not None:
         gradient_BD = loaded.gradient
         pooled_BD, fwd_ms = time_work(device, lambda: loaded.forward(number))
     if exchange is not None:
-        wait_ms = ranks.go_on_together()
-        fwd_exchange_ms = ranks.timed_ms(lambda: exchange.send(pooled_BD))
-        ranks.go_on_together()
-        bwd_exchange_ms = ranks.timed_ms(lambda: exchange.send_back(gradient_BD))
-        ranks.go_on_together()
+        wait_ms = ranks.barrier()
+        fwd_exchange_ms = ranks.time_collectives(lambda: exchange.send(pooled_BD))
+        ranks.barrier()
+        bwd_exchange_ms = ranks.time_collectives(lambda: exchange.send_back(gradient_BD))
+        ranks.barrier()
     if loaded is not None:
         _, bwd_ms = time_work(device, lambda: loaded.backward(pooled_BD))
     return Step(fwd_ms, wait_ms, fwd_exchange_ms, bwd_exchange_ms, bwd_ms)

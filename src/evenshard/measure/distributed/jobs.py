@@ -28,16 +28,17 @@ from evenshard.placement.placement import Placement, find_broken_rule, parts_by_
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
-WARMUP_PASSES = 1
+WARMUP_PASSES = 1  # the first call of a collective sets up its connections and buffers
 # A disturbance affects few of many calls. A pass of all-to-alls has many calls; a pass of other collectives has few.
 TIMED_PASSES, COLLECTIVE_PASSES = 7, 21
+# Tiers of ``TimeExchanges``: the ranks that communicate.
 EVERYONE, IN_NODE, BETWEEN_NODES = "everyone", "in_node", "between_nodes"
 
 
 class RankJob(Protocol):
-    """A frozen dataclass of plain values that all ranks run at once; ``ANSWER`` is the type of its answer."""
+    """Interface of jobs that all ranks run at once: frozen dataclasses of plain values."""
 
-    ANSWER: ClassVar[Any]
+    ANSWER: ClassVar[Any]  # type of a rank's answer
 
     def check(self, num_ranks: int) -> None:
         """Raise ValueError if this number of ranks cannot run the job."""
@@ -50,9 +51,9 @@ class RankJob(Protocol):
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """A placement of which every rank measures its own device, on a machine with a device per rank.
+    """Job in which every rank measures its own device of a placement; the machine has one device per rank.
 
-    Placement rules and memory of its task have no effect.
+    Placement rules and memory limits are not part of the job.
     """
 
     tables: tuple[Table, ...]
@@ -75,7 +76,7 @@ class PlacementJob:
             if problem := table.problem():
                 raise ValueError(f"table {brief(table.name)}: {problem}")
         if self.machine.num_devices != num_ranks:
-            raise ValueError(f"a placement on {self.machine.num_devices} devices is not for {num_ranks} ranks")
+            raise ValueError(f"a placement on {self.machine.num_devices} devices cannot run on {num_ranks} ranks")
         if problem := self.machine.problem() or RANGES["batch_size"].problem(self.batch_size):
             raise ValueError(problem)
         try:
@@ -90,7 +91,7 @@ class PlacementJob:
 
 @dataclass(frozen=True)
 class MeasurePlacement(PlacementJob):
-    """A placement of whole tables, where each rank looks up the whole batch (``measure_shard``)."""
+    """Job that measures a placement of whole tables; each rank looks up the whole batch (``measure_shard``)."""
 
     @property
     def task(self) -> ShardingTask:
@@ -112,7 +113,7 @@ class MeasurePlacement(PlacementJob):
 
 @dataclass(frozen=True)
 class TimeExchanges:
-    """Times of the same all-to-alls on every rank; the answer is their median durations on that rank, ms."""
+    """Job that times the same all-to-alls on every rank; each rank answers with its median durations, ms."""
 
     exchanges: tuple[tuple[int, ...], ...]  # by all-to-all and sender: values that every rank sends to each peer
     # A rank's peers: ``EVERYONE``, all ranks with itself; ``IN_NODE``, its node with itself, on all nodes at once; or
@@ -124,10 +125,10 @@ class TimeExchanges:
     def check(self, num_ranks: int) -> None:
         """Check the job; see ``RankJob``."""
         if self.tier != EVERYONE and (self.devices_per_node < 1 or num_ranks % self.devices_per_node):
-            raise ValueError(f"{num_ranks} ranks do not fill nodes of {brief(self.devices_per_node)}")
+            raise ValueError(f"{num_ranks} ranks cannot be divided into nodes of {brief(self.devices_per_node)}")
         for values in self.exchanges:
             if len(values) != num_ranks or min(values) < 0:
-                raise ValueError(f"{brief(values)} does not say how many values each of {num_ranks} ranks sends")
+                raise ValueError(f"{brief(values)} must have a nonnegative count for each of {num_ranks} ranks")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
         """Run this rank's part; see ``RankJob``."""
@@ -143,37 +144,36 @@ class TimeExchanges:
         most_received = max(map(sum, self.exchanges))
         sent, received = torch.zeros(most_sent, device=ranks.device), torch.zeros(most_received, device=ranks.device)
 
-        def one_pass() -> Iterator[float]:
+        def run_pass() -> Iterator[float]:
             for values in self.exchanges:
                 splits = Splits(
                     tuple(is_peer * values[ranks.rank] for is_peer in peers),
                     tuple(is_peer * values[rank] for is_peer, rank in zip(peers, members, strict=True)),
                 )
                 own, others = sent[: sum(splits.sent)], received[: sum(splits.received)]
-                ranks.go_on_together()
+                ranks.barrier()
                 yield ranks.all_to_all_ms(others, own, splits, group)
 
-        return _medians(one_pass, TIMED_PASSES)
+        return _compute_medians(run_pass, TIMED_PASSES)
 
 
 @dataclass(frozen=True)
 class TimeCollectives:
-    """Times of all-gather, reduce-scatter and all-reduce in groups of ranks, all groups at once.
+    """Job that times all-gather, reduce-scatter and all-reduce in groups of ranks, in all groups at once.
 
-    The answer has the median duration, ms, of every size of all-gather, then of reduce-scatter, then of all-reduce. A
-    size is the number of values that a rank has after the all-gather, for each rank of its group.
+    The answer has the median duration, ms, of every size of all-gather, then of reduce-scatter, then of all-reduce.
     """
 
-    values: tuple[int, ...]
+    values: tuple[int, ...]  # sizes: values that each rank contributes to the all-gather
     ranks_per_group: int
     ANSWER: ClassVar[Any] = tuple[float, ...]
 
     def check(self, num_ranks: int) -> None:
         """Check the job; see ``RankJob``."""
         if self.ranks_per_group < 1 or num_ranks % self.ranks_per_group:
-            raise ValueError(f"{num_ranks} ranks do not fill groups of {brief(self.ranks_per_group)}")
+            raise ValueError(f"{num_ranks} ranks cannot be divided into groups of {brief(self.ranks_per_group)}")
         if not self.values or min(self.values) < 1:
-            raise ValueError(f"{brief(self.values)} are no sizes")
+            raise ValueError(f"{brief(self.values)} are not valid sizes")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
         """Run this rank's part; see ``RankJob``."""
@@ -186,18 +186,18 @@ class TimeCollectives:
             lambda own, buffer: ranks.all_reduce(buffer, group),
         ]
 
-        def one_pass() -> Iterator[float]:
+        def run_pass() -> Iterator[float]:
             for call in calls:
                 for values in self.values:
                     timed = partial(call, part[:values], whole[: size * values])
-                    ranks.go_on_together()
-                    yield ranks.timed_ms(timed)
+                    ranks.barrier()
+                    yield ranks.time_collectives(timed)
 
-        return _medians(one_pass, COLLECTIVE_PASSES)
+        return _compute_medians(run_pass, COLLECTIVE_PASSES)
 
 
-def _medians(one_pass: Callable[[], Iterator[float]], timed_passes: int) -> tuple[float, ...]:
-    passes = [list(one_pass()) for _ in range(WARMUP_PASSES + timed_passes)]
+def _compute_medians(run_pass: Callable[[], Iterator[float]], timed_passes: int) -> tuple[float, ...]:
+    passes = [list(run_pass()) for _ in range(WARMUP_PASSES + timed_passes)]
     medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
     return tuple(medians)
 
@@ -223,14 +223,14 @@ def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | 
     """Decode and check a job of ``encode_job``.
 
     Raises:
-        ValueError: if the content is not a job, or this number of ranks cannot run it; one line.
+        ValueError: if the content is not a job, or ``num_ranks`` ranks cannot run it. The message is one line.
     """
     plain = load_json(content)
     if plain is None:
         return None
     envelope = record_of(_Envelope, plain)
     if envelope.job not in kinds:
-        raise ValueError(f"{brief(envelope.job)} is not a job")
+        raise ValueError(f"{brief(envelope.job)} is not a known job")
     try:
         job = record_of(kinds[envelope.job], envelope.settings)
     except BadConfig as error:  # an impossible task
@@ -248,6 +248,6 @@ def decode_answer(content: bytes, job: RankJob) -> Any:
     """Decode an answer of ``encode_answer``.
 
     Raises:
-        ValueError: if it is not an answer to this job; one line.
+        ValueError: if it is not an answer to this job. The message is one line.
     """
     return record_of(job.ANSWER, load_json(content))

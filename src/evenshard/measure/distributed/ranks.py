@@ -35,10 +35,10 @@ from evenshard.base.units import seconds_to_ms
 from evenshard.measure.clock import Stopwatch
 from evenshard.price.costs import OUT_OF_MEMORY
 
-FINE = ""
+FINE = ""  # no problem
 INPUT_REFUSED = "bad_input"
 MEASURING_FAILED = "failed"
-# A meeting agrees on the last of these problems that any rank reports.
+# Problems by severity: ranks agree on the last of these that any rank reports.
 PROBLEMS = (FINE, OUT_OF_MEMORY, INPUT_REFUSED, MEASURING_FAILED)
 
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
@@ -48,15 +48,15 @@ _NETWORK = "NET/"
 
 
 class PeerLost(MeasurementFailed):
-    """Hang, death or broken connection of another process after some seconds; no communication is possible any more."""
+    """Hang, death or broken connection of another process; no further communication is possible."""
 
     def __init__(self, reason: str, waited_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.waited_s = waited_s
+        self.waited_s = waited_s  # until the loss was detected
 
 
-class OthersStopped(Exception):
-    """Failure of another rank with this placement, reported at a meeting; all ranks are in step."""
+class PeerStopped(Exception):
+    """Failure of another rank with this placement, reported at a barrier; all ranks are still in step."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -71,18 +71,18 @@ class Splits:
     received: tuple[int, ...]
 
 
-def samples_of_ranks(batch_size: int, num_ranks: int) -> tuple[int, ...]:
+def split_samples(batch_size: int, num_ranks: int) -> tuple[int, ...]:
     """Return the number of samples per rank, as even as possible; the first ranks take the remainder."""
     each, odd = divmod(batch_size, num_ranks)
     return tuple(each + (rank < odd) for rank in range(num_ranks))
 
 
-def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
+def compute_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
     """Return a rank's splits of the all-to-all of pooled embeddings; the gradients travel with both sides swapped.
 
     ``device_dims`` are the sums of the embedding dims of each device's tables.
     """
-    samples = samples_of_ranks(batch_size, len(device_dims))
+    samples = split_samples(batch_size, len(device_dims))
     return Splits(
         sent=tuple(count * device_dims[rank] for count in samples),
         received=tuple(samples[rank] * dims for dims in device_dims),
@@ -117,13 +117,13 @@ class Ranks:
             self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
             own = networks_in(log) if self.backend == "nccl" else set()
         self.networks = {
-            one for of_rank in self.gather(json.dumps(sorted(own)).encode()) for one in json.loads(of_rank)
+            network for of_rank in self.gather(json.dumps(sorted(own)).encode()) for network in json.loads(of_rank)
         }
 
-    def meet(self, problem: str = FINE) -> str:
+    def agree(self, problem: str = FINE) -> str:
         """Wait at a barrier and return the worst problem that any rank reports.
 
-        A rank that cannot continue goes to the next barrier of the other ranks and reports its problem there.
+        A rank that cannot continue calls this instead of its next ``barrier``, where the other ranks wait.
         """
         if problem == FINE and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the host's barrier does not wait for queued work
@@ -132,25 +132,25 @@ class Ranks:
             dist.all_reduce(worst, dist.ReduceOp.MAX)
         return PROBLEMS[int(worst)]
 
-    def go_on_together(self) -> float:
-        """Wait at a barrier without a problem, and return the time spent there, ms.
+    def barrier(self) -> float:
+        """Wait at a barrier, report no problem, and return the time spent there, ms.
 
         Raises:
-            OthersStopped: if a rank reports a problem.
+            PeerStopped: if a rank reports a problem.
         """
         came = time.perf_counter()
-        worst = self.meet()
+        worst = self.agree()
         waited_ms = seconds_to_ms(time.perf_counter() - came)
         if worst != FINE:
-            raise OthersStopped(worst)
+            raise PeerStopped(worst)
         return waited_ms
 
-    def timed_ms(self, exchanges: Callable[[], None]) -> float:
+    def time_collectives(self, run: Callable[[], None]) -> float:
         """Run collectives in sequence and return their duration on this rank, ms."""
         watch = Stopwatch(self.device)
         with self._detect_lost_peer():
             watch.mark()
-            exchanges()
+            run()
             watch.mark()
             self._wait_for_device()
         return watch.laps_ms()[0]
@@ -159,7 +159,7 @@ class Ranks:
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
     ) -> float:
         """Run one all-to-all of flat tensors on the device and return its duration on this rank, ms."""
-        return self.timed_ms(lambda: self.all_to_all(received, sent, splits, group))
+        return self.time_collectives(lambda: self.all_to_all(received, sent, splits, group))
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
@@ -196,7 +196,7 @@ class Ranks:
         return self._nodes[devices_per_node]
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Return ``own`` of all ranks on rank 0, [] on others; bytes, because objects are sent as pickles."""
+        """Gather the bytes of all ranks on rank 0, [] on other ranks; bytes, so that nothing is unpickled."""
         with self._detect_lost_peer():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
@@ -205,7 +205,7 @@ class Ranks:
             padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
             everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
             dist.gather(padded, everyones)
-        return [bytes(one[:size].numpy()) for one, size in zip(everyones or [], lengths, strict=False)]
+        return [bytes(sent[:size].numpy()) for sent, size in zip(everyones or [], lengths, strict=False)]
 
     def _wait_for_device(self) -> None:
         """Wait with a deadline, because an event never completes if a rank is lost."""
@@ -215,7 +215,7 @@ class Ranks:
         deadline = time.monotonic() + self._timeout_s
         while not stream.query():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.backend} did not end an exchange within {self._timeout_s:g} s")
+                raise RuntimeError(f"{self.backend} did not finish a collective within {self._timeout_s:g} s")
 
     @contextmanager
     def _detect_lost_peer(self) -> Iterator[None]:
@@ -259,8 +259,8 @@ def networks_in(log: Path | None) -> set[str]:
     if log is None:
         return {UNKNOWN}
     text = log.read_text(errors="replace")
-    found = {f"{_NETWORK}{one['network']}{one['direct'] or ''}" for one in _CONNECTION.finditer(text)}
-    return found | {one["transport"] for one in _IN_NODE.finditer(text)}
+    found = {f"{_NETWORK}{match['network']}{match['direct'] or ''}" for match in _CONNECTION.finditer(text)}
+    return found | {match["transport"] for match in _IN_NODE.finditer(text)}
 
 
 def link_of(backend: str, networks: Iterable[str]) -> str:
@@ -271,15 +271,15 @@ def link_of(backend: str, networks: Iterable[str]) -> str:
 
 def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> str | None:
     """Explain why not all connections use the expected network, such as ib or socket; None if they do."""
-    found = {one for one in networks if one.startswith(_NETWORK) or one == UNKNOWN}
-    if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
+    found = {network for network in networks if network.startswith(_NETWORK) or network == UNKNOWN}
+    if not expected or (found and all(network.split("/")[1:2] == [expected] for network in map(str.lower, found))):
         return None
     if backend != "nccl":
-        return f"exchanges of CPUs go through {backend}, not NET/{expected}. Leave --expect-transport out."
+        return f"CPUs communicate through {backend}, not NET/{expected}. Remove --expect-transport."
     if UNKNOWN in found:
-        return "NCCL_DEBUG is set, so evenshard does not see which network NCCL takes. Unset it."
-    taken = f"NCCL takes {', '.join(sorted(found))}" if found else "no connection of NCCL's leaves its node"
+        return "NCCL_DEBUG is set, so evenshard cannot read which network NCCL uses. Unset NCCL_DEBUG."
+    taken = f"NCCL uses {', '.join(sorted(found))}" if found else "no NCCL connection leaves its node"
     return (
-        f"{taken}, where NET/{expected} is expected. Give the pods the network's devices (k8s/trainjob-rdma does), or "
-        f"leave --expect-transport out."
+        f"{taken}, but NET/{expected} is expected. Give the pods the network devices (as k8s/trainjob-rdma does), or "
+        f"remove --expect-transport."
     )

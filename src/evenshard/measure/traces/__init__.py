@@ -1,6 +1,6 @@
-"""Kineto traces of a training with FBGEMM modules: times of the embedding tables on each rank."""
+"""Kineto traces of a training run with FBGEMM modules: times of the embedding tables on each rank."""
 
-# How to record a trace with everything that is read here, on every rank.
+# Instructions for a trace with all events that are read here, on every rank.
 RECORDING = """\
 import torch.distributed as dist
 from torch.profiler import profile, schedule

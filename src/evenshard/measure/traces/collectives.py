@@ -23,7 +23,9 @@ _OF_EMBEDDINGS = re.compile(
     r"|## (?:all2all_(?:pooled|sequence)|reduce_scatter|all_gather)|torchrec::(?:reduce_scatter|all_gather)",
     re.IGNORECASE,
 )
+# Labels of the input dist: all-to-alls of lengths and indices.
 _OF_IDS = re.compile(r"all2all_\w*data|kjt|sparse_data_dist|input_dist", re.IGNORECASE)
+# gloo runs a collective in its own thread: the operator that queued it, by the name there.
 _GLOO = "gloo:"
 _QUEUED = {
     "gloo:all_to_all": "c10d::alltoall",
@@ -47,25 +49,25 @@ class Collective:
     duration_us: float
 
 
-def collectives(trace: Trace) -> list[Collective]:
+def find_collectives(trace: Trace) -> list[Collective]:
     """Return the collectives of a trace, of NCCL on GPUs or gloo on CPUs, in the order of queueing."""
     found = [
-        _collective(trace, one.op, one.start_us, one.duration_us)
-        for one in trace.gpu_work
-        if one.name.startswith("nccl")
+        _collective(trace, kernel.op, kernel.start_us, kernel.duration_us)
+        for kernel in trace.gpu_work
+        if kernel.name.startswith("nccl")
     ]
-    return sorted(found or _on_cpu(trace), key=lambda one: one.queued_us)
+    return sorted(found or _find_gloo_collectives(trace), key=lambda collective: collective.queued_us)
 
 
 def _collective(trace: Trace, queued: Op, start_us: float, duration_us: float) -> Collective:
     return Collective(_kind(queued), trace.step_at(queued.start_us), queued.start_us, start_us, duration_us)
 
 
-def _on_cpu(trace: Trace) -> Iterator[Collective]:
+def _find_gloo_collectives(trace: Trace) -> Iterator[Collective]:
     """Yield gloo's collectives; its threads run those of each name in the order of queueing.
 
-    A collective that was queued before the recording is left out. One that ends after it may be missing, so that more
-    are queued than run.
+    A collective that was queued before the recording is left out. A collective that ends after the recording may be
+    missing, so that more are queued than run.
     """
     working: dict[str, list[Op]] = defaultdict(list)
     for op in trace.ops:
@@ -82,7 +84,7 @@ def _on_cpu(trace: Trace) -> Iterator[Collective]:
 
 def _kind(op: Op) -> CollectiveKind:
     around = list(op.around())
-    names = [one.name for one in around]
+    names = [operator.name for operator in around]
     is_exchange = any(map(_OF_EMBEDDINGS.search, names))
     if op.name.startswith(_GLOO) or not (is_exchange or any(map(_ALL_TO_ALL.search, names))):
         return "other"
@@ -90,27 +92,22 @@ def _kind(op: Op) -> CollectiveKind:
         return "backward"
     if is_exchange:
         return "forward"
-    types = next((one.input_types for one in around if one.input_types), ())
+    # Outputs and gradients are floating-point values, ids and lengths are integers.
+    types = next((operator.input_types for operator in around if operator.input_types), ())
     is_number = types[:1] in {("float",), ("c10::Half",), ("c10::BFloat16",)}
     return "forward" if is_number and not any(map(_OF_IDS.search, names)) else "input"
 
 
 @dataclass(frozen=True)
 class StepCollectives:
-    """Times of the collectives of a training step on one rank, microseconds by kind; 0 where it ran none.
+    """Times of the collectives of a training step on one rank, microseconds by kind; 0 for a kind without any."""
 
-    Attributes:
-        exchange_us: communication, without the wait if several ranks are known, else with it.
-        waiting_us: wait for the last rank to arrive; None if only one rank is known.
-        all_waiting_us: time in which any collective of the rank waits, at most the step; None for one rank.
-    """
-
-    exchange_us: Mapping[CollectiveKind, float]
-    waiting_us: Mapping[CollectiveKind, float] | None
-    all_waiting_us: float | None
+    exchange_us: Mapping[CollectiveKind, float]  # communication; includes the wait if only one rank is known
+    waiting_us: Mapping[CollectiveKind, float] | None  # for the last rank to arrive; None if only one rank is known
+    all_waiting_us: float | None  # time in which any collective waits, at most the step; None for one rank
 
 
-def apart_from_waiting(
+def split_waiting(
     of_ranks: Mapping[int, Sequence[Collective]], steps: Mapping[int, Mapping[int, tuple[float, float]]]
 ) -> dict[int, dict[int, StepCollectives]]:
     """Split collectives into communication and wait, by rank, then by step.
@@ -121,21 +118,21 @@ def apart_from_waiting(
     """
     groups: dict[tuple[int, int, CollectiveKind], list[Collective]] = defaultdict(list)
     for rank, found in of_ranks.items():
-        for one in found:
-            if one.step is not None:
-                groups[rank, one.step, one.kind].append(one)
+        for collective in found:
+            if collective.step is not None:
+                groups[rank, collective.step, collective.kind].append(collective)
     result: dict[int, dict[int, StepCollectives]] = {rank: {} for rank in of_ranks}
     of_steps = product(next(iter(steps.values())), COLLECTIVES)
-    least = {(step, kind): _least_us([groups[rank, step, kind] for rank in of_ranks]) for step, kind in of_steps}
+    least = {(step, kind): _find_shortest([groups[rank, step, kind] for rank in of_ranks]) for step, kind in of_steps}
     for rank in of_ranks:
         waits = sorted(
-            (one.started_us, one.started_us + one.duration_us - own_us)
+            (collective.started_us, collective.started_us + collective.duration_us - own_us)
             for (step, kind), known in least.items()
             if known is not None
-            for one, own_us in zip(groups[rank, step, kind], known, strict=True)
+            for collective, own_us in zip(groups[rank, step, kind], known, strict=True)
         )
         for step, span in steps[rank].items():
-            total = {kind: sum(one.duration_us for one in groups[rank, step, kind]) for kind in COLLECTIVES}
+            total = {kind: sum(found.duration_us for found in groups[rank, step, kind]) for kind in COLLECTIVES}
             apart = len(of_ranks) > 1 and all(least[step, kind] is not None for kind in COLLECTIVES)
             own = {kind: total[kind] if (times := least[step, kind]) is None else sum(times) for kind in COLLECTIVES}
             waiting = {kind: total[kind] - own[kind] for kind in COLLECTIVES}
@@ -144,11 +141,11 @@ def apart_from_waiting(
     return result
 
 
-def _least_us(of_ranks: Sequence[Sequence[Collective]]) -> list[float] | None:
+def _find_shortest(of_ranks: Sequence[Sequence[Collective]]) -> list[float] | None:
     """Return the shortest time of each collective; None if the ranks recorded different numbers of them."""
     if len({*map(len, of_ranks)}) != 1:
         return None
-    return [min(one.duration_us for one in same) for same in zip(*of_ranks, strict=True)]
+    return [min(collective.duration_us for collective in same) for same in zip(*of_ranks, strict=True)]
 
 
 def _covered_us(ordered: Sequence[tuple[float, float]], start_us: float, end_us: float) -> float:

@@ -26,6 +26,7 @@ DENSE = "dense"
 _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
 _FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")
 _BACKWARD = re.compile(r"torch::autograd::CppNode<(?:Split|SSD|Dense)(?:NoBag)?LookupFunction_\w+>")
+# Classes of backward kernels; all other kernels belong to the class "index".
 _CLASS_OF_KERNEL: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"RadixSort"), "sort"),
     (re.compile(r"grad_indice_weights"), WEIGHTS_GRADIENT),
@@ -38,46 +39,33 @@ class FusedCall:
     """One call of a fused FBGEMM module in one training step; times are microseconds.
 
     Values that the trace lacks are None; sizes need ``record_shapes=True``.
-
-    Attributes:
-        rank: rank of the process.
-        gpu: name of its GPU; "" on the CPU.
-        step: number of the training step; None without ``prof.step()``.
-        position: index of the call in its step, from 0; a module has the same position in every step.
-        optimizer: "sgd", "rowwise_adagrad", ... as FBGEMM calls it, or "dense".
-        weighted: whether the pooling is weighted (``per_sample_weights``).
-        num_tables, batch_size, sum_of_dims, num_lookups: the sizes of the call.
-        kernels_us: summed time of each kernel by class (``TRACED_KERNELS``) and by name; empty on the CPU, without
-            classes that had no kernel.
-        forward_span_us, backward_span_us: from the start of the first kernel to the end of the last.
-        forward_host_us, backward_host_us: time of the operators on the CPU; a CPU training has only these.
     """
 
     rank: int
-    gpu: str
-    step: int | None
-    position: int
-    optimizer: str
-    weighted: bool | None
+    gpu: str  # name of the rank's GPU; "" on the CPU
+    step: int | None  # number of the training step; None without ``prof.step()``
+    position: int  # index of the call in its step, from 0; a module has the same position in every step
+    optimizer: str  # FBGEMM's name, such as "sgd" or "rowwise_adagrad", or "dense"
+    weighted: bool | None  # True if the pooling is weighted (``per_sample_weights``)
     num_tables: int | None
     batch_size: int | None
     sum_of_dims: int | None
     num_lookups: int | None
-    kernels_us: Mapping[str, Mapping[str, float]]
-    forward_span_us: float
+    kernels_us: Mapping[str, Mapping[str, float]]  # sums by class (``TRACED_KERNELS``) and kernel; empty on the CPU
+    forward_span_us: float  # from the start of the first kernel to the end of the last
     backward_span_us: float
-    forward_host_us: float
+    forward_host_us: float  # time of the operators on the CPU; a training on CPUs has only these
     backward_host_us: float
 
 
-def without_calls(path: Path) -> BadFile:
+def missing_calls_error(path: Path) -> BadFile:
     """Return the error for a trace without any call of a fused FBGEMM module."""
-    problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
-    what = "Train with TorchRec's or FBGEMM's fused embedding modules, which data_parallel tables have none of"
+    problem = "it has no FBGEMM operator (fbgemm::split_embedding_codegen_lookup_...)"
+    what = "Train with fused embedding modules of TorchRec or FBGEMM; data_parallel tables do not use them"
     return BadFile(path, problem, f"{what}. {HOW_TO_RECORD}.")
 
 
-def fused_calls(trace: Trace) -> list[FusedCall]:
+def list_fused_calls(trace: Trace) -> list[FusedCall]:
     """Return the calls of fused FBGEMM modules in a trace, by time; empty on a rank without tables."""
     forward_of: dict[int | None, list[tuple[Op, Op | None]]] = defaultdict(list)
     backward_of: dict[int | None, list[Op]] = defaultdict(list)
@@ -91,19 +79,19 @@ def fused_calls(trace: Trace) -> list[FusedCall]:
         elif _BACKWARD.fullmatch(op.name):
             backward_of[step].append(op)
     work: dict[int, list[GpuWork]] = defaultdict(list)
-    for one in trace.gpu_work:
-        for op in one.op.around():
-            work[id(op)].append(one)
+    for kernel in trace.gpu_work:
+        for op in kernel.op.around():
+            work[id(op)].append(kernel)
     calls = []
     for step, forwards in forward_of.items():
-        backwards = _in_order_of_forwards(forwards, backward_of[step])
+        backwards = _match_backwards(forwards, backward_of[step])
         for position, ((lookup, check), backward) in enumerate(zip(forwards, backwards, strict=True)):
             calls.append(_call(trace, step, position, lookup, check, backward, work))
     return calls
 
 
-def _in_order_of_forwards(forwards: list[tuple[Op, Op | None]], backwards: list[Op]) -> Sequence[Op | None]:
-    """Order by autograd's node numbers, which follow the forward pass; newer operators carry them, too."""
+def _match_backwards(forwards: list[tuple[Op, Op | None]], backwards: list[Op]) -> Sequence[Op | None]:
+    """Return the backward operator of each forward, matched by autograd's sequence numbers."""
     ordered = sorted(backwards, key=lambda op: op.sequence or 0)
     if len(ordered) == len(forwards):
         return ordered
@@ -124,14 +112,15 @@ def _call(
     looking_up = work.get(id(lookup), ())
     updating = work.get(id(backward), ()) if backward else ()
     kernels: dict[str, dict[str, float]] = {}
+    # The other kernel of the bounds check fills its counter.
     by_class: list[tuple[str, GpuWork]] = [
-        *(("bounds_check", one) for one in checking if "bounds_check" in one.name),  # skip the fill of its counter
-        *(("lookup", one) for one in looking_up),
-        *((_class_of(one.name), one) for one in updating),
+        *(("bounds_check", kernel) for kernel in checking if "bounds_check" in kernel.name),
+        *(("lookup", kernel) for kernel in looking_up),
+        *((_class_of(kernel.name), kernel) for kernel in updating),
     ]
-    for kind, one in by_class:
+    for kind, kernel in by_class:
         times = kernels.setdefault(kind, {})
-        times[one.name] = times.get(one.name, 0.0) + one.duration_us
+        times[kernel.name] = times.get(kernel.name, 0.0) + kernel.duration_us
     found = _FORWARD.fullmatch(lookup.name)
     assert found is not None  # checked by the search
     tables, batch, dims, lookups, weighted = _sizes(lookup, backward)
@@ -159,7 +148,7 @@ def _class_of(kernel: str) -> str:
 
 
 def _span(work: Sequence[GpuWork]) -> float:
-    return max(one.end_us for one in work) - min(one.start_us for one in work) if work else 0.0
+    return max(kernel.end_us for kernel in work) - min(kernel.start_us for kernel in work) if work else 0.0
 
 
 def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int | None, int | None, bool | None]:
@@ -172,11 +161,11 @@ def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int
     first = next((i for i in range(1, len(types) - 1) if types[i] == types[i + 1] == "Scalar"), None)
     if first is None or len(types) != len(dims) or first + 7 >= len(dims):
         return None, None, None, None, None
-    numbers = [dims[first + offset][:1] for offset in (-1, 4, 5)]
-    if not all(one and isinstance(one[0], int) for one in numbers) or numbers[0][0] < 2:
+    numbers = [dims[first + offset][:1] for offset in (-1, 4, 5)]  # offsets of the dims, indices, offsets
+    if not all(number and isinstance(number[0], int) for number in numbers) or numbers[0][0] < 2:
         return None, None, None, None, None
     (num_dims,), (num_lookups,), (num_offsets,) = numbers
-    batch, remainder = divmod(num_offsets - 1, num_dims - 1)
+    batch, remainder = divmod(num_offsets - 1, num_dims - 1)  # there is one offset more than bags, and than tables
     sum_of_dims = None
     if lookup.scalars and lookup.scalars[first].isdecimal():
         sum_of_dims = int(lookup.scalars[first])

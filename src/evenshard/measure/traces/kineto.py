@@ -26,6 +26,7 @@ HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --h
 
 # Largest size of one trace as JSON; ten steps take 30 to 100 MB.
 MAX_TRACE_BYTES = 4 * 2**30
+# Categories of events, in lower case; their names differ between versions of torch.
 _OPS = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
 _ON_GPU = {"kernel", "gpu_memset", "memset", "gpu_memcpy", "memcpy"}
@@ -37,25 +38,17 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 @dataclass(frozen=True)
 class Op:
-    """An operator or an annotation on a thread of the CPU; times are microseconds.
-
-    Attributes:
-        parent: enclosing operator on the same thread.
-        input_dims, input_types: sizes and types of its inputs, such as ((1000,), ()) and "long int" or "Scalar"; empty
-            in a trace without shapes.
-        scalars: numeric inputs, as text; empty in older traces.
-        sequence: autograd's sequence number, shared by forward and backward.
-    """
+    """An operator or an annotation on a thread of the CPU; times are microseconds."""
 
     name: str
     start_us: float
     duration_us: float
     thread: object
-    parent: Op | None
-    input_dims: tuple[Any, ...]
-    input_types: tuple[str, ...]
-    scalars: tuple[str, ...]
-    sequence: int | None
+    parent: Op | None  # enclosing operator on the same thread
+    input_dims: tuple[Any, ...]  # sizes of its inputs, such as ((1000,), ()); empty in a trace without shapes
+    input_types: tuple[str, ...]  # types of its inputs, such as "long int" or "Scalar"
+    scalars: tuple[str, ...]  # numeric inputs, as text; empty in older traces
+    sequence: int | None  # autograd's sequence number, shared by forward and backward
 
     @property
     def end_us(self) -> float:
@@ -88,31 +81,19 @@ class GpuWork:
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank's trace.
+    """One rank's trace."""
 
-    Attributes:
-        source: file name, followed by the member of an archive.
-        rank: rank among ``world_size`` processes; 0 of 1 if the trace lacks it.
-        gpu: name of the rank's GPU; "" for a training on the CPU. A GPU training may lack ``gpu_work``.
-        memory_bytes: memory of that GPU; 0 if unknown.
-        backend: backend of the process group, such as "nccl"; "" if unknown.
-        started_at: start of the first operator, seconds since 1970 UTC.
-        has_shapes: True if operators have the sizes of their inputs (``record_shapes=True``).
-        steps: (number, start, end) of each training step, in order; empty without ``prof.step()``.
-        ops, gpu_work: ordered by start; work that was started before the trace is left out.
-    """
-
-    source: str
-    rank: int
+    source: str  # file name, followed by the member of an archive
+    rank: int  # among ``world_size`` processes; 0 of 1 if the trace lacks it
     world_size: int
-    gpu: str
-    memory_bytes: int
-    backend: str
-    started_at: float
-    has_shapes: bool
-    steps: tuple[tuple[int, float, float], ...]
-    ops: tuple[Op, ...]
-    gpu_work: tuple[GpuWork, ...]
+    gpu: str  # name of the rank's GPU; "" for a training on CPUs. A GPU training may lack ``gpu_work``
+    memory_bytes: int  # memory of that GPU; 0 if unknown
+    backend: str  # of the process group, such as "nccl"; "" if unknown
+    started_at: float  # start of the first operator, seconds since 1970 UTC
+    has_shapes: bool  # True if operators have the sizes of their inputs (``record_shapes=True``)
+    steps: tuple[tuple[int, float, float], ...]  # (number, start, end), in order; empty without ``prof.step()``
+    ops: tuple[Op, ...]  # ordered by start
+    gpu_work: tuple[GpuWork, ...]  # ordered by start, without work that was launched before the trace
 
     def step_at(self, moment_us: float) -> int | None:
         """Return the number of the training step at a moment on the CPU, or None."""
@@ -131,7 +112,7 @@ def read_traces(path: Path) -> Iterator[Trace]:
         BadFile: if it is missing, torn, or not from ``torch.profiler``.
     """
     for source, content in _contents(path):
-        yield _trace(path, source, content)
+        yield _parse_trace(path, source, content)
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -149,8 +130,8 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     except FileNotFoundError:
         raise BadFile(path, "no such file", f"{HOW_TO_RECORD}.") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        problem = f"it is torn or not a trace ({reason_of(error)})"
-        raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.") from None
+        problem = f"it is incomplete or not a trace ({reason_of(error)})"
+        raise BadFile(path, problem, f"Copy or record it again. {HOW_TO_RECORD}.") from None
 
 
 def _begins_archive(begin: bytes) -> bool:
@@ -175,14 +156,14 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
                 content = _content(path, unpacked)
         yield f"{path}:{member.name}", content
     if not found:
-        raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
+        raise BadFile(path, "the archive has no .json or .json.gz file", f"{HOW_TO_RECORD}.")
 
 
 def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
     """Read in chunks, because a single read allocates the size that the file header claims."""
     content = io.BytesIO()
-    while piece := file.read(2**20):
-        content.write(piece)
+    while chunk := file.read(2**20):
+        content.write(chunk)
         if content.tell() > MAX_TRACE_BYTES:
             problem = f"the trace has more than {MAX_TRACE_BYTES / 2**30:.0f} GB"
             raise BadFile(path, problem, "Record fewer steps (active=10).")
@@ -190,24 +171,24 @@ def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
 
 
 @blame_file
-def _trace(path: Path, source: str, content: bytes) -> Trace:
+def _parse_trace(path: Path, source: str, content: bytes) -> Trace:
     where = source.removeprefix(f"{path}").lstrip(":") or None
     try:
         document = json.loads(content.decode("utf-8", errors="replace"), strict=False)
     except (ValueError, RecursionError) as error:
-        problem = f"it is torn or not JSON ({reason_of(error)})"
-        raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.", where) from None
+        problem = f"it is incomplete or not JSON ({reason_of(error)})"
+        raise BadFile(path, problem, f"Copy or record it again. {HOW_TO_RECORD}.", where) from None
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise BadFile(path, "it has no traceEvents, so it is not a trace of torch.profiler", f"{HOW_TO_RECORD}.", where)
     try:
-        return _of_events(source, document, [event for event in events if isinstance(event, dict)])
+        return _parse_events(source, document, [event for event in events if isinstance(event, dict)])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        problem = f"an event of it has not the form that torch.profiler writes ({reason_of(error)})"
+        problem = f"one of its events is not in torch.profiler's format ({reason_of(error)})"
         raise BadFile(path, problem, f"{HOW_TO_RECORD}.", where) from None
 
 
-def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, Any]]) -> Trace:
+def _parse_events(source: str, document: Mapping[str, Any], events: list[dict[str, Any]]) -> Trace:
     on_cpu: dict[object, list[dict[str, Any]]] = {}
     on_gpu: list[dict[str, Any]] = []
     launches: dict[int, dict[str, Any]] = {}
@@ -230,8 +211,8 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
         if "External id" in event.get("args", {})
     }
 
-    def starter(event: Mapping[str, Any]) -> Op | None:
-        """Find the operator around the launch of the same correlation id, or the same external id without launches."""
+    def find_starter(event: Mapping[str, Any]) -> Op | None:
+        """Find the operator that encloses the launch of a kernel; without launches, use the external id."""
         launch = launches.get(event["args"].get("correlation"))
         if launch is None:
             return None if launches else by_external_id.get(event["args"].get("External id"))
@@ -244,7 +225,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
     work = [
         GpuWork(str(event["name"]), _time(event, "ts"), _time(event, "dur"), int(event["args"].get("stream", 0)), op)
         for event in on_gpu
-        if (op := starter(event)) is not None
+        if (op := find_starter(event)) is not None
     ]
     ops = sorted((op for of_thread in threads.values() for op in of_thread), key=lambda op: op.start_us)
     steps = {int(found[1]): op for op in ops if op.duration_us > 0 and (found := _STEP.match(op.name))}
@@ -253,7 +234,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
     gpu = _gpu(document.get("deviceProperties") or (), on_gpu, names, str(info.get("backend", "")))
     rank, world_size = int(info.get("rank", 0)), int(info.get("world_size", 1))
     if not 0 <= rank < world_size or RANGES["num_devices"].problem(world_size):
-        raise ValueError(f"rank {rank} of {world_size}")
+        raise ValueError(f"rank {rank} with a world size of {world_size}")
     return Trace(
         source=source,
         rank=rank,
@@ -265,7 +246,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
         has_shapes=any(op.input_dims for op in ops),
         steps=tuple((number, op.start_us, op.end_us) for number, op in steps.items()),
         ops=tuple(ops),
-        gpu_work=tuple(sorted(work, key=lambda one: one.start_us)),
+        gpu_work=tuple(sorted(work, key=lambda kernel: kernel.start_us)),
     )
 
 
@@ -280,7 +261,7 @@ def _gpu(
     unknown = {"name": "unknown GPU"}
     devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
     if devices:
-        return {one.get("id"): one for one in properties}.get(devices[0], unknown)
+        return {known.get("id"): known for known in properties}.get(devices[0], unknown)
     used = backend == "nccl" or any(_NCCL.match(name) or _KERNEL_LAUNCH.match(name) for name in names)
     if used or (properties and not any(map(_FUSED_ON_CPU.match, names))):
         return properties[0] if properties else unknown
@@ -295,7 +276,7 @@ def _nest_ops(thread: object, events: list[dict[str, Any]]) -> list[Op]:
     for event in events:
         args = event.get("args", {})
         start, duration = _time(event, "ts"), _time(event, "dur")
-        # rounding to microseconds may put the end of an operator 1 us after the end of its parent
+        # Rounding to microseconds may put the end of an operator 1 us after the end of its parent.
         parent = next((op for op in parent.around() if op.end_us > start), None) if parent else None
         parent = Op(
             name=str(event["name"]),
@@ -303,7 +284,7 @@ def _nest_ops(thread: object, events: list[dict[str, Any]]) -> list[Op]:
             duration_us=duration,
             thread=thread,
             parent=parent,
-            input_dims=tuple(tuple(one) if isinstance(one, list) else () for one in args.get("Input Dims", ())),
+            input_dims=tuple(tuple(dims) if isinstance(dims, list) else () for dims in args.get("Input Dims", ())),
             input_types=tuple(map(str, args.get("Input type", ()))),
             scalars=tuple(map(str, args.get("Concrete Inputs", ()))),
             sequence=int(args["Sequence number"]) if "Sequence number" in args else None,

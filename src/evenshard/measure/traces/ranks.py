@@ -1,4 +1,4 @@
-"""Comparison of the ranks of a training: where a step spends its time, and which rank the others wait for."""
+"""Comparison of the ranks of a training run: time of each phase of a step, and the rank that delays the others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from evenshard.measure.traces.collectives import (
     Collective,
     CollectiveKind,
     StepCollectives,
-    apart_from_waiting,
-    collectives,
+    find_collectives,
+    split_waiting,
 )
-from evenshard.measure.traces.fused_calls import DENSE, FusedCall, fused_calls, without_calls
+from evenshard.measure.traces.fused_calls import DENSE, FusedCall, list_fused_calls, missing_calls_error
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, Trace, read_traces
 from evenshard.price.costs import interquartile_range
 from evenshard.price.step_time import Phases
@@ -29,36 +29,27 @@ _OF_EMBEDDINGS: tuple[CollectiveKind, ...] = ("forward", "backward")
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank in one training step, ms: medians over the steps of its trace.
+    """Times of one rank in one training step, ms: medians over the steps of its trace.
 
     On a GPU, forward and backward are the spans of the fused modules' kernels, from the first's start to the last's
     end; on the CPU they are the times of their operators. Modules whose weights an optimizer outside of FBGEMM updates
-    (data parallel tables) are left out.
-
-    A pass of the fused modules, or a kind of collective, that the trace lacks is None.
-
-    Attributes:
-        forward_ms, backward_ms: time of the fused modules; 0 on a rank without any.
-        exchange_ms: collectives by kind, without the wait if that is known.
-        waiting_ms: wait for the last rank to arrive, by kind of collective; None if unknown.
-        all_waiting_ms: time in which any of its collectives waits; None if unknown or without collectives.
-        num_tables, batch_size, sum_of_dims: totals of its fused modules; None in a trace without shapes.
+    (data parallel tables) are left out. A time that the trace does not contain is None.
     """
 
     rank: int
     gpu: str
     num_steps: int
     step_ms: float
-    forward_ms: float | None
+    forward_ms: float | None  # time of the fused modules; 0 on a rank without any
     backward_ms: float | None
-    forward_spread_ms: float
+    forward_spread_ms: float  # interquartile range over the steps
     backward_spread_ms: float
-    exchange_ms: Mapping[CollectiveKind, float | None]
-    waiting_ms: Mapping[CollectiveKind, float | None] | None
-    all_waiting_ms: float | None
-    num_tables: int | None
-    batch_size: int | None
-    sum_of_dims: int | None
+    exchange_ms: Mapping[CollectiveKind, float | None]  # communication by kind, without the wait if it is known
+    waiting_ms: Mapping[CollectiveKind, float | None] | None  # wait for the last rank to arrive; None if unknown
+    all_waiting_ms: float | None  # time in which any of its collectives waits; None if unknown
+    num_tables: int | None  # of all its fused modules; None in a trace without shapes
+    batch_size: int | None  # global batch, samples
+    sum_of_dims: int | None  # of all its tables
 
     @property
     def phases_ms(self) -> tuple[float | None, ...]:
@@ -69,100 +60,84 @@ class RankTimes:
     @property
     def compute_ms(self) -> float:
         """Sum the forward and backward times that are known."""
-        return _seen_ms((self.forward_ms, self.backward_ms))
+        return _sum_known((self.forward_ms, self.backward_ms))
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Upper bounds of the time that evenly spread embedding tables would save per step, ms; None if unknown.
+    """Upper bounds of the time per step that perfectly balanced embedding work would save, ms; None if unknown."""
 
-    Attributes:
-        forward_ms, backward_ms: slowest rank minus the mean.
-        exchanges_ms: embedding communication of the widest rank minus the mean; None without shapes.
-    """
-
-    forward_ms: float | None
+    forward_ms: float | None  # slowest rank minus the mean
     backward_ms: float | None
-    exchanges_ms: float | None
+    exchanges_ms: float | None  # communication of the rank with the largest sum of dims minus the mean
 
     @property
     def total_ms(self) -> float:
         """Sum the three times that are known."""
-        return _seen_ms((self.forward_ms, self.backward_ms, self.exchanges_ms))
+        return _sum_known((self.forward_ms, self.backward_ms, self.exchanges_ms))
 
 
 @dataclass(frozen=True)
 class ObservedTraining:
-    """A training, as observed in its traces.
+    """A training run as observed in its traces."""
 
-    Attributes:
-        ranks: the ranks with a trace, in order.
-        step_ms: time of a training step, median of the ranks.
-        waits_for: the rank that waits least, which arrives last; None for one rank, or if unknown.
-        balance: None for one rank.
-        optimizer: FBGEMM's name of the fused optimizer.
-        memory_bytes: memory of the smallest GPU; 0 if unknown.
-        started_at: start of the first trace, seconds since 1970 UTC.
-        notes: missing parts of the traces, one or two sentences each.
-    """
-
-    ranks: tuple[RankTimes, ...]
+    ranks: tuple[RankTimes, ...]  # the ranks with a trace, in order
     world_size: int
-    step_ms: float
-    waits_for: int | None
-    balance: Balance | None
-    optimizer: str
-    memory_bytes: int
+    step_ms: float  # time of a training step, median of the ranks
+    waits_for: int | None  # the rank that waits least, which arrives last; None for one rank, or if unknown
+    balance: Balance | None  # None for one rank
+    optimizer: str  # FBGEMM's name of the fused optimizer
+    memory_bytes: int  # memory of the smallest GPU; 0 if unknown
     backend: str
-    started_at: float
-    notes: tuple[str, ...]
+    started_at: float  # start of the first trace, seconds since 1970 UTC
+    notes: tuple[str, ...]  # missing parts of the traces, one or two sentences each
 
     @property
     def batch_size(self) -> int | None:
-        """Return the samples that a fused module looks up in a step, of all ranks together; None if unknown."""
-        return next((one.batch_size for one in self.ranks if one.batch_size is not None), None)
+        """Return the global batch size, samples; None if unknown."""
+        return next((rank.batch_size for rank in self.ranks if rank.batch_size is not None), None)
 
     @property
     def phases(self) -> Phases:
         """Return the known times of each rank's embedding work in a step, ms."""
-        return Phases(*np.array([[time_ms or 0.0 for time_ms in one.phases_ms] for one in self.ranks]).T)
+        return Phases(*np.array([[time_ms or 0.0 for time_ms in rank.phases_ms] for rank in self.ranks]).T)
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """List the predicted times that a rank's trace lacks, such as "rank 0's backward"."""
         found = []
-        for one in self.ranks:
-            times = [("forward", one.forward_ms), ("backward", one.backward_ms)]
+        for rank in self.ranks:
+            times = [("forward", rank.forward_ms), ("backward", rank.backward_ms)]
             if self.world_size > 1:
-                times += [(f"{kind} communication", one.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
-            found += [f"rank {one.rank}'s {name}" for name, time_ms in times if time_ms is None]
+                times += [(f"{kind} communication", rank.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
+            found += [f"rank {rank.rank}'s {name}" for name, time_ms in times if time_ms is None]
         return tuple(found)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Return the ranks without a trace."""
-        return tuple(sorted({*range(self.world_size)} - {one.rank for one in self.ranks}))
+        return tuple(sorted({*range(self.world_size)} - {rank.rank for rank in self.ranks}))
 
 
 def observe(paths: Sequence[Path]) -> ObservedTraining:
-    """Observe a training through its traces.
+    """Read the traces of a training run and return its observed times.
 
     Raises:
         BadInput: if a file cannot be read, has no training step or fused module, or belongs to another training.
     """
-    traced = training_ranks(paths)
+    traced = read_ranks(paths)
     if not any(one.placed_calls for one in traced):
-        raise without_calls(paths[0])
+        raise missing_calls_error(paths[0])
     steps = sorted(set.intersection(*({number for number, _, _ in one.trace.steps} for one in traced)))
     if not steps:
         raise BadInput(
-            "the ranks' traces have no training step (ProfilerStep#...) in common. Record all ranks with one schedule."
+            "the traces have no training step (ProfilerStep#...) in common. Record all ranks with the same schedule."
         )
     spans = {
         one.trace.rank: {number: (start, end) for number, start, end in one.trace.steps if number in {*steps}}
         for one in traced
     }
-    shared = apart_from_waiting({one.trace.rank: one.collectives for one in traced}, spans)
+    shared = split_waiting({one.trace.rank: one.collectives for one in traced}, spans)
     ranks = tuple(_rank(one, shared[one.trace.rank], steps) for one in traced)
     waiting = {one.rank: one.all_waiting_ms for one in ranks if one.all_waiting_ms is not None}
     traces = [one.trace for one in traced]
@@ -194,7 +169,7 @@ class TracedRank:
         return [call for call in self.calls if call.optimizer != DENSE]
 
 
-def training_ranks(paths: Sequence[Path]) -> list[TracedRank]:
+def read_ranks(paths: Sequence[Path]) -> list[TracedRank]:
     """Read the ranks of one training, in order, with one trace (up to a million events) in memory at a time.
 
     Raises:
@@ -206,18 +181,18 @@ def training_ranks(paths: Sequence[Path]) -> list[TracedRank]:
             problem = "it has no training step (ProfilerStep#...)"
             raise BadFile(trace.source, problem, f"Call prof.step() after each step. {HOW_TO_RECORD}.")
         if trace.gpu and not trace.gpu_work:
-            problem = f"its training is on a GPU ({trace.gpu}), and it has no kernels"
+            problem = f"it is from a GPU ({trace.gpu}), but has no GPU kernels"
             what = "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], the default of torch.profiler"
             raise BadFile(trace.source, problem, f"{what}. {HOW_TO_RECORD}.")
         if trace.rank in by_rank:
-            problem = f"it is of rank {trace.rank}, as {by_rank[trace.rank].trace.source} is"
-            raise BadFile(trace.source, problem, "Give one trace of each rank of one training.")
+            problem = f"it is from rank {trace.rank}, like {by_rank[trace.rank].trace.source}"
+            raise BadFile(trace.source, problem, "Pass one trace per rank of one training.")
         without_events = replace(trace, ops=(), gpu_work=())
-        by_rank[trace.rank] = TracedRank(without_events, fused_calls(trace), collectives(trace))
+        by_rank[trace.rank] = TracedRank(without_events, list_fused_calls(trace), find_collectives(trace))
         first = next(iter(by_rank.values())).trace
         if trace.world_size != first.world_size:
-            problem = f"it is of {trace.world_size} ranks, {first.source} of {first.world_size}"
-            raise BadFile(trace.source, problem, "Give the traces of one training.")
+            problem = f"it is from a training on {trace.world_size} ranks, but {first.source} on {first.world_size}"
+            raise BadFile(trace.source, problem, "Pass the traces of one training.")
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
@@ -241,8 +216,8 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
         gpu=trace.gpu,
         num_steps=len(steps),
         step_ms=median(end - start for number, start, end in trace.steps if number in set(steps)) / _US_PER_MS,
-        forward_ms=_median_seen(forward, calls),
-        backward_ms=_median_seen(backward, calls),
+        forward_ms=_median_or_none(forward, calls),
+        backward_ms=_median_or_none(backward, calls),
         forward_spread_ms=interquartile_range(forward),
         backward_spread_ms=interquartile_range(backward),
         exchange_ms=by_kind([shared[step].exchange_us for step in steps]),
@@ -263,16 +238,16 @@ def _per_step(calls: Sequence[FusedCall], steps: Sequence[int], which: str) -> l
     return list(spans.values())
 
 
-def _median_seen(of_steps: Sequence[float], calls: Sequence[FusedCall]) -> float | None:
+def _median_or_none(of_steps: Sequence[float], calls: Sequence[FusedCall]) -> float | None:
     return None if calls and not any(of_steps) else median(of_steps)
 
 
-def _seen_ms(times: Iterable[float | None]) -> float:
-    return sum(one for one in times if one is not None)
+def _sum_known(times: Iterable[float | None]) -> float:
+    return sum(time_ms for time_ms in times if time_ms is not None)
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:
-    known = [one for one in numbers if one is not None]
+    known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None
 
 
@@ -287,6 +262,7 @@ def _balance(ranks: Sequence[RankTimes], traced: Sequence[TracedRank], steps: Se
     dims = [one.sum_of_dims for one in ranks if one.sum_of_dims is not None]
     exchanges = [ms for kind in _OF_EMBEDDINGS if (ms := ranks[0].exchange_ms[kind]) is not None]
     exchanges_ms = None
+    # The rank with the most values to send sets the time; in balance it sends the mean.
     if exchanges and len(dims) == len(ranks):
         widest = max(dims)
         exchanges_ms = (1 - fmean(dims) / widest if widest else 0.0) * sum(exchanges)
@@ -299,11 +275,11 @@ def _balance(ranks: Sequence[RankTimes], traced: Sequence[TracedRank], steps: Se
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
     notes = []
-    missing = sorted({*range(traces[0].world_size)} - {one.rank for one in ranks})
+    missing = sorted({*range(traces[0].world_size)} - {rank.rank for rank in ranks})
     if missing and len(ranks) == 1:
         notes.append(
-            f"One of {traces[0].world_size} ranks: its waiting for the others cannot be told apart from communication. "
-            f"{HOW_TO_RECORD}, and give all traces."
+            f"Only one of {traces[0].world_size} ranks has a trace, so communication includes waiting for other ranks. "
+            f"{HOW_TO_RECORD}, and pass all traces."
         )
     elif missing:
         some = f"{', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''}"
@@ -311,10 +287,10 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
             f"Ranks without a trace: {some} of {traces[0].world_size}. The step may wait for one of them. "
             f"{HOW_TO_RECORD}."
         )
-    elif len(ranks) > 1 and any(one.waiting_ms is None for one in ranks):
-        notes.append("The ranks have recorded different collectives, so that waiting cannot be told apart from them.")
+    elif len(ranks) > 1 and any(rank.waiting_ms is None for rank in ranks):
+        notes.append("The ranks recorded different collectives, so communication includes waiting for other ranks.")
     if not all(trace.has_shapes for trace in traces):
-        notes.append(f"No sizes of tables, batches and dims: record_shapes=True is missing. {HOW_TO_RECORD}.")
+        notes.append(f"Batch size, number of tables and dims are unknown without record_shapes=True. {HOW_TO_RECORD}.")
     if not any(trace.gpu for trace in traces):
-        notes.append("A training on the CPU has no GPU kernels, so times are those of operators.")
+        notes.append("The training ran on CPUs, so times are those of operators instead of GPU kernels.")
     return notes
