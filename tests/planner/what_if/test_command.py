@@ -26,7 +26,7 @@ def test_an_output_is_replaced_but_no_input(here: Path, capsys: pytest.CaptureFi
     assert main(["what-if", "examples/tables.yaml", *flags, "what_if.json"]) == 0
     assert json.loads((here / "what_if.json").read_text())["options"]
     assert main(["what-if", "examples/tables.yaml", "--intra", "h100=link.yaml", *flags, "link.yaml"]) == 2
-    assert "is what --intra reads" in capsys.readouterr().err
+    assert "is an output (-o/--out) and also an input (--intra)" in capsys.readouterr().err
 
 
 def test_flags_that_are_no_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
