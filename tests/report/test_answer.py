@@ -221,7 +221,7 @@ def test_the_fullest_device_component_by_component(monkeypatch: pytest.MonkeyPat
     text = " ".join(printed(offloaded(), monkeypatch).split())
     assert (
         "memory device 0, the fullest: weights 1.00 + caches 0.50 + inputs 0.01 + outputs 4.00 + own samples 2.01 = "
-        "7.52 of 8.50 MB; 1.50 MB reserved kept"
+        "7.52 of 8.50 MB; 1.50 MB reserved kernel"
     ) in text
     in_gb = printed(answer((0, 0, 0), asked={"training_pipeline": "none"}), monkeypatch)
     assert "memory    device 0, the fullest: weights 0.75 = 0.75 of 1.00 GB" in in_gb
@@ -233,16 +233,16 @@ def test_the_fullest_device_component_by_component(monkeypatch: pytest.MonkeyPat
 
 def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(offloaded(), monkeypatch, 200)
-    lines = [line for line in text.splitlines() if line.startswith(("kept", "hosts"))]
+    lines = [line for line in text.splitlines() if line.startswith(("kernel", "hosts", "offload"))]
     assert lines == [
-        "kept      fused: 1 table, 1.00 MB in device memory",
-        "kept      fused_uvm_caching: 2 tables, 2.00 MB in host memory, caches of 769 KB in device memory (load "
+        "kernel    fused: 1 table, 1.00 MB in device memory",
+        "kernel    fused_uvm_caching: 2 tables, 2.00 MB in host memory, caches of 769 KB in device memory (load "
         "factors 0.25 to 0.5): b, c",
-        "kept      fused_uvm: 1 table, 1.00 MB in host memory: d",
+        "kernel    fused_uvm: 1 table, 1.00 MB in host memory: d",
         "hosts     host memory: 2.00 MB of 4.00 MB used on host 1, the fullest of 2 (50 %); 3.00 MB in all",
-        f"kept      {offload_text(offloaded())}",
+        f"offload   {offload_text(offloaded())}",
     ]
-    assert "kept" not in printed(answer(), monkeypatch) and "hosts" not in printed(answer(), monkeypatch)
+    assert "kernel" not in printed(answer(), monkeypatch) and "hosts" not in printed(answer(), monkeypatch)
 
 
 def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +467,9 @@ def test_no_table_decides_where_all_devices_are_as_slow_or_none_is_costly() -> N
 
 def test_a_placement_at_the_bound_leaves_nothing_to_gain() -> None:
     (line,) = advice(answer(lower_bound_ms=3.96))
-    assert line.startswith("Under the model, other placements gain at most 1.0 %")
+    assert line.startswith("Under the model, other placements gain at most 1.0 %. For a faster step, use more")
+    (line,) = advice(answer(lower_bound_ms=4.0))
+    assert line.startswith("For a faster step, use more devices")
 
 
 def test_reserved_memory_makes_it_tighter() -> None:

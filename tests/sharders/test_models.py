@@ -315,7 +315,7 @@ def test_a_model_of_real_hardware_is_known_by_its_kind(folder: Path) -> None:
 
 @pytest.mark.parametrize("hardware", ["cpu", "cuda", None, "auto"])
 def test_real_hardware_needs_a_model_that_has_learned(hardware: str | None) -> None:
-    with pytest.raises(BadConfig, match=r"no model for hardware .*make run.*--model work/round_3.*simulated:h100"):
+    with pytest.raises(BadConfig, match=r"no cost model for hardware .*make run.*--model work/round_3.*simulated:h100"):
         model_of(None, hardware)
 
 

@@ -322,11 +322,11 @@ def _memory(answer: Answer) -> Iterator[Line]:
     if answer.request.training_pipeline:
         yield "memory", fullest_text(answer), "cyan"
     for kernel, text in kept_texts(answer):
-        yield "kept", f"{kernel}: {text}", "cyan"
+        yield "kernel", f"{kernel}: {text}", "cyan"
     for what, text in host_texts(answer):
         yield "hosts", f"{what}: {text}", "cyan"
     if text := offload_text(answer):
-        yield "kept", text, "cyan"
+        yield "offload", text, "cyan"
 
 
 def _details(answer: Answer) -> Iterator[Line]:
@@ -377,7 +377,7 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
     yield "sharded", ", ".join(f"{count:,} {name}" for name, count in types.most_common())
     if is_offloaded(answer):
         kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
-        yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
+        yield "kernels", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
     if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
         yield "baseline", f"{ms_text(baseline.predicted_ms)} ms, {baseline_label(baseline)}"
     warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]

@@ -194,9 +194,10 @@ def advice(answer: PlacementAnswer) -> list[str]:
     if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
         found.append(_about_decisive(answer, top, mean_ms))
     elif answer.gap_pct <= CLOSE_PCT:
+        gain = f"Under the model, other placements gain at most {pct_text(answer.gap_pct)}. "
         found.append(
-            f"Under the model, other placements gain at most {pct_text(max(answer.gap_pct, 0.0))}. For a faster step, "
-            f"use more devices, or tables with fewer dims or lookups."
+            f"{gain if answer.gap_pct >= AS_FAST_PCT else ''}For a faster step, use more devices, or tables with fewer "
+            f"dims or lookups."
         )
     limit, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
     if answer.gap_pct > CLOSE_PCT and counted > TIGHT * limit:

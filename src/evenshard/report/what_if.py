@@ -59,7 +59,7 @@ def heading(found: WhatIfAnswer) -> str:
     kinds = dict.fromkeys(one.hardware for one in found.options)
     models = [printable(kind) for kind in kinds if is_simulated(kind)]
     said = f" Device models, not GPUs: {', '.join(models)}." if models else ""
-    priced = "" if found.has_dense else " Times are of embedding work alone; --dense-ms adds the dense model."
+    priced = "" if found.has_dense else " Times are of embedding work alone; --dense-ms adds the dense part of a step."
     return f"Batch {size}.{said} Times are predicted, with 90 % intervals.{priced}"
 
 
@@ -141,7 +141,7 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
         how = "do not overlap, so their times add up"
         if asked.overlap:
             how = f"overlap by {pct_text(100 * asked.overlap)} of the shorter time"
-        yield f"Embedding work and the dense model {how}. The dense time counts as exact."
+        yield f"Embedding work and the dense part {how}. The dense time counts as exact."
         local = {one.batch_size / one.num_devices for one in found.options}
         if asked.dense_batch is not None:
             yield f"dense_ms is for {asked.dense_batch:,} samples on a device, and is scaled to each machine."

@@ -112,7 +112,7 @@ def test_the_text_says_what_the_times_are_of() -> None:
 def test_a_step_is_named_only_where_its_dense_rest_is_in_the_times() -> None:
     bare = text_of(evenshard.what_if(TABLES, ["h100"], [2], price=PRICES, batch_size=8192, max_step_ms=1e-6))
     assert "embeddings, ms" in bare and "step, ms" not in bare
-    assert "Times are of embedding work alone; --dense-ms adds the dense model." in bare
+    assert "Times are of embedding work alone; --dense-ms adds the dense part of a step." in bare
     assert "No machine with a price takes at most" in bare and "ms for the embedding work of a step." in bare
     groups = text_of(evenshard.what_if(TABLES, ["h100"], [4], group_sizes=[2, 4], batch_size=8192))
     assert "sync, ms" in groups and "with sync, ms" in groups and " step, ms" not in groups
