@@ -1,4 +1,4 @@
-"""Descriptions of experiment, runs and models on MLflow's pages, written when each is made.
+"""Descriptions of the experiment, runs and models for MLflow's pages, written when each of these is created.
 
 The links begin with # and work at any address of the server. They open MLflow's view for model training; a new browser
 defaults to the view for GenAI, which lists no runs.
@@ -44,7 +44,7 @@ def experiment_id(client: Any) -> str:
 
 
 def _experiment_tags(experiment_id: str) -> dict[str, str]:
-    """Return kind and description of the experiment, whose links need its id."""
+    """Return tags with the experiment's kind and description; the links in the description contain the id."""
     runs = f"#/experiments/{experiment_id}/runs"
     links = [_link("runs", runs), _link("charts", f"{runs}?compareRunsMode=CHART")]
     lines = [
@@ -84,7 +84,7 @@ def model_description(name: str) -> str:
 
 
 def version_description(client: Any, name: str, run_id: str, model_id: str, tags: Mapping[str, str]) -> str:
-    """Return the description of a new version: its run and loop, its costs, and its files."""
+    """Return the description of a new version: its run, loop, files and cost datasets."""
     lines = [f"a version of {_link(name, f'#/models/{name}')}."]
     costs = [sha256 for sha256 in tags.get(COSTS_SHA256, "").split(",") if sha256]
     texts = [f"`{sha256[:12]}`" for sha256 in costs]

@@ -1,7 +1,7 @@
 """Records of MLflow runs as JSON-serializable values: the run of a stage, and the run of its loop.
 
-A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. Under
-Kubeflow its run is given by MLFLOW_RUN_ID, or shared by all pods with the same EVENSHARD_LOOP_ID.
+A new loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. On
+Kubeflow, MLFLOW_RUN_ID names the loop's run; else all pods with the same EVENSHARD_LOOP_ID share one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def has_exit_handler(self) -> bool:
-        """Return True for a loop that its pipeline's exit handler ends, as on a cluster; locally, Ctrl-C ends it.
+        """Return True if a pipeline's exit handler ends the loop, as on a cluster; locally, Ctrl-C can end it.
 
         Kubeflow Pipelines runs the handler once, so a retried run finds its loop already ended.
         """
@@ -73,7 +73,7 @@ def now_ms() -> int:
 
 
 def parent_of(params: Mapping[str, Any], new_loop: bool) -> Record:
-    """Return the loop of a stage with these settings; a new one is stored in ``work/mlflow_parent.json``."""
+    """Return the loop of a stage with these settings; store a new loop in ``work/mlflow_parent.json``."""
     if os.environ.get("MLFLOW_RUN_ID") or os.environ.get(LOOP_ID):
         tags = origin_tags(None)  # a pod has only its own settings, whose hash is not the loop's
     else:

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class StageRun:
-    """Run of a stage; ``end`` writes it to a file and logs that.
+    """MLflow run of a stage; ``end`` writes it to a file and logs the file to MLflow.
 
     Args:
         record: the run; None logs nothing at all.
@@ -135,9 +135,9 @@ class StageRun:
         """Register a model when the run ends; see ``ensure_models``.
 
         Args:
-            parts: folders of its networks, by the name of the part.
-            code: code that MLflow serves it with.
-            metrics: its headline metrics.
+            parts: folders of the model's networks, by name of the part.
+            code: code with which MLflow serves the model.
+            metrics: headline metrics of the model.
         """
         from evenshard.sharders.models import COST_MODEL
 
@@ -150,17 +150,17 @@ class StageRun:
         self._record.model_metrics = dict(metrics)
 
     def conclude(self, values: Mapping[str, float]) -> None:
-        """Log the loop's headline metrics and its origin to the loop's run, so that loops can be compared."""
+        """Log the loop's headline metrics and origin tags to the loop's run, so that loops can be compared."""
         self._record.loop_points = _make_points(values)
         self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, and log it; if MLflow rejects it, the next stage retries.
 
-        On a cluster the exit handler ends a killed run, because its pod needs its last second for the journal.
+        On a cluster the exit handler ends a killed run, because the pod needs its last second to write the journal.
 
         Raises:
-            TrackingFailed: if MLflow rejects its model, and EVENSHARD_MUST_REGISTER is set.
+            TrackingFailed: if MLflow did not accept the run's model, and EVENSHARD_MUST_REGISTER is set.
         """
         record, logs, self._logs = self._record, self._logs, False
         if not logs:
@@ -236,7 +236,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     Args:
         state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a missing run is created.
         page: address of the pipeline's run, or its id.
-        tasks: names of its tasks by outcome: failed, stopped, cached or ran.
+        tasks: names of the pipeline's tasks by outcome: failed, stopped, cached or ran.
     """
     parent = current_parent()
     if parent is None:
