@@ -150,7 +150,7 @@ def test_a_table_on_another_kernel_is_read_as_it_lives_and_named(caplog: pytest.
     assert find_unsupported_kernels(plan, EVERYTHING) == {"p_sum": "customized_kernel"}
     assert shards_of(plan, EVERYTHING) == shards_of(torchrecs_plan("table_wise"), EVERYTHING)
     predicted(plan, PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES), untrained())
-    assert "table p_sum uses kernel customized_kernel in the plan; its time is predicted for fused" in caplog.text
+    assert "table p_sum uses kernel customized_kernel in the plan; its time is predicted for the fused" in caplog.text
 
 
 # Where weights are kept -----------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
 # Variable of MLflow with its number of retries of a request.
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. The user's settings take
-# precedence.
+# MLflow's defaults are 7 retries with growing pauses and 120 s per request, which is minutes for each call. The user's
+# settings take precedence.
 TIMEOUTS = {
     RETRIES: "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

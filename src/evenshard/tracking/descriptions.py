@@ -16,7 +16,7 @@ from evenshard.tracking.tags import COSTS_SHA256, PARENT_TAG
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
-# Pages of MLflow before 3.17 then show runs, charts and models, not the menu for chats.
+# With this kind, MLflow before 3.17 shows pages for runs, charts and models, not those for chats.
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 # Query in an address of MLflow's pages that shows the menu for models, in 3.17 for any kind.
 FOR_MODELS = "workflowType=machine_learning"
@@ -48,8 +48,8 @@ def _experiment_tags(experiment_id: str) -> dict[str, str]:
     runs = f"#/experiments/{experiment_id}/runs"
     links = [_link("runs", runs), _link("charts", f"{runs}?compareRunsMode=CHART")]
     lines = [
-        "placement of the embedding tables of recommender models. A run is a loop, with its stages as child runs, or a "
-        "comparison or study outside any loop.",
+        "placement of the embedding tables of recommender models. Each run is a loop, with its stages as child runs, "
+        "or a comparison or study outside any loop.",
         f"- {' · '.join(links)}",
         f"- models: {' · '.join(_link(name, f'#/models/{name}') for name in MODELS)}",
         "- commands: `evenshard promote`, `evenshard describe placement.json`",
@@ -70,7 +70,7 @@ def stage_note(experiment_id: str, name: str, about: str, parent_id: str) -> dic
 
 def loop_note() -> dict[str, str]:
     """Return the tag that describes a new loop."""
-    return {NOTE: _note(["a loop; its parameters are the whole params.yaml, its child runs are its stages."])}
+    return {NOTE: _note(["a loop. Its parameters are those of params.yaml, and its child runs are its stages."])}
 
 
 def model_description(name: str) -> str:

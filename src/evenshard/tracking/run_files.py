@@ -161,7 +161,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def start_run(record: Record) -> None:
-    """Show a started run in MLflow, without retries.
+    """Create a run in MLflow when its stage starts, without retries.
 
     Raises:
         Exception: MLflow, SQLAlchemy and requests raise dozens of types.

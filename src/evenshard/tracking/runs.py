@@ -45,12 +45,12 @@ from evenshard.tracking.tags import (
     origin_tags,
 )
 
-# Tags of a stage that its loop also gets, and those of its models.
+# Tags of a stage that are copied to its loop's run, and those that are copied to its models.
 DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, *DATA_TAGS)
 # Variable: if it is set, a stage fails if MLflow rejects its model.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-# Retries of a stage's request, for MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
+# Value of MLflow's setting for retries of a request; the pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
 # Messages about unreachable servers; a stage has several runs, but warns only once.
 _WARNED: set[str] = set()
@@ -69,7 +69,7 @@ class StageRun:
         self.is_kept = False
 
     def start(self) -> None:
-        """Show the started run in MLflow. If that fails, it is created when the run ends."""
+        """Create the run in MLflow; if that fails, ``end`` creates it."""
         try:
             if self._logs:
                 start_run(self._record)
@@ -115,7 +115,7 @@ class StageRun:
         """Log the cost datasets that the stage read or wrote, and tag the run with their hashes and hardware.
 
         Args:
-            context: benchmark, training or evaluation.
+            context: use of the datasets: benchmark, training or evaluation.
         """
         if self._logs:
             self.tags(costs_tags(paths))

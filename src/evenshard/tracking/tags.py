@@ -68,7 +68,7 @@ def dataset_record(path: Path, context: str) -> dict[str, Any]:
     """Describe a cost dataset as plain values, without its rows, so that it can be logged when the file is gone.
 
     Args:
-        context: benchmark, training or evaluation.
+        context: use of the dataset: benchmark, training or evaluation.
     """
     import pyarrow.parquet as pq
 

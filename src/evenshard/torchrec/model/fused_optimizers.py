@@ -69,7 +69,7 @@ def find_optimizers(
     # The request's optimizer applies to tables without their own; if all have one, it is the most frequent.
     usual = Counter(words.values()).most_common(1)[0][0] if words and len(words) == len(located) else SGD
     assumed = [
-        Assumption(name, "optimizer", f"{one.called} is unknown: its state is counted as {words[name]}'s")
+        Assumption(name, "optimizer", f"{one.called} is unknown: its state is counted as that of {words[name]}")
         for name, one in fused.items()
         if not one.is_known
     ]

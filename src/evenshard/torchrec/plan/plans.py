@@ -192,7 +192,7 @@ def _cache_params(entry: TableEntry) -> CacheParams | None:
     """Return cache parameters that keep different caches in separate kernel calls.
 
     TorchRec looks up all tables with equal parameters in one call with one cache. That cache's rows are as wide as the
-    widest table, and its load factor is the mean over whole tables, even if a rank has few of their rows. It can need
+    widest table, and its load factor is the mean over whole tables, even if a rank has few of their rows. That can need
     more memory than separate caches, so ``reserved_memory`` makes the parameters of different caches unequal.
     """
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm

@@ -91,7 +91,9 @@ def predicted(
     plan = _keep_placed_modules(plan, request)
     for name, kernel in find_unsupported_kernels(plan, request.tables).items():
         log.warning(
-            "table %s uses kernel %s in the plan; its time is predicted for fused, in device memory.", name, kernel
+            "table %s uses kernel %s in the plan; its time is predicted for the fused kernel in device memory.",
+            name,
+            kernel,
         )
     return part_costs(request, loaded).predict(shards_of(plan, request.tables))
 

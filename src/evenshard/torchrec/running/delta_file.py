@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
     Delta = dict[str, tuple[float, EmbeddingModuleShardingPlan]]
-"""Reshardings by collection path: MB that go to other ranks, and the new entries of the collection's tables."""
+"""For each collection path, the MB that go to other ranks and the new entries of the collection's tables."""
 
 # For messages on files.
 _WHAT = "a delta file"
