@@ -324,7 +324,7 @@ def _create_file(path: Path) -> None:
         draft.mkdir()
         store = SqlAlchemyStore(f"sqlite:///{draft}/new.db", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
         store.engine.dispose()
-        for ending in ("-journal", "-wal", "-shm"):  # of a deleted file: SQLite would apply them to this one
+        for ending in ("-journal", "-wal", "-shm"):  # left by a deleted file: SQLite would apply them to this one
             path.with_name(f"{path.name}{ending}").unlink(missing_ok=True)
         with suppress(OSError):  # created by another process; or the disk has no links, and MLflow creates it in place
             os.link(draft / "new.db", path)

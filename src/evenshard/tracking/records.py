@@ -24,7 +24,7 @@ PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
 # Prefix of the id of a loop whose pipeline runs on this machine.
 LOCAL = "local-"
-# Tag of every run of evenshard, to find a run that an earlier call may have created without an answer.
+# Tag of every run of evenshard. It finds a run that an earlier call created although its answer was lost.
 KEY_TAG = "evenshard.key"
 # Name, value, time in ms since 1970, step.
 Point = tuple[str, float, int, int]
@@ -43,7 +43,7 @@ class Record:
     name: str = ""
     about: str = ""  # purpose, in a sentence
     tags: dict[str, str] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)  # its settings; for a loop, all known sections
+    params: dict[str, Any] = field(default_factory=dict)  # its settings; for a loop, all known sections of params.yaml
     points: list[Point] = field(default_factory=list)  # values of its metrics; equal points count once
     texts: dict[str, str] = field(default_factory=dict)  # contents of text artifacts, by name
     files: list[tuple[str, str | None]] = field(default_factory=list)  # uploads, with artifact folder (None: top level)
@@ -96,7 +96,7 @@ def current_parent() -> Record | None:
     known = _read_parents()
     if not known.get("key"):
         return None
-    # Hash of its settings, and prefix of its key.
+    # The name contains the hash of the loop's settings and a prefix of its key.
     return Record(now_ms(), known["key"], is_loop=True, name=f"loop-{known['params'][:8]}-{known['key'][:4]}")
 
 

@@ -237,7 +237,7 @@ def _log_settings(client: Any, run_id: str, loop: Record) -> None:
 
     known = client.get_run(run_id).data
     tags = {**loop.tags, **loop_note()}
-    for key in tags.keys() - known.tags.keys():  # created by a process that only had its name
+    for key in tags.keys() - known.tags.keys():  # missing if its creator knew only the loop's id
         write_together(client.set_tag, run_id, key, tags[key])
     new = {key: value for key, value in flatten(loop.params).items() if key not in known.params}
     if new:

@@ -31,7 +31,7 @@ COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", 
 HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
 COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
 SHA256 = "evenshard.model_sha256"
-# Hash of the networks alone: a repeated training gives the same hash, even on another commit.
+# Hash of the networks alone: a repeated training run gives the same hash, even on another commit.
 WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"

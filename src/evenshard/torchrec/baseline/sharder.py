@@ -247,7 +247,7 @@ class TorchRecPlanner:
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         table = self._task.tables[self._position[name]]
-        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios are of all rows
+        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios describe whole tables
             table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
         return self._size_of(table)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
     from torchrec.modules.embedding_configs import DataType
 
-# TorchRec's unit of bandwidth is bytes per ms: 10**9 bytes per second are 1e6 of them.
+# TorchRec's unit of bandwidth is bytes per ms; 10**9 bytes per second are 1e6 bytes per ms.
 BYTES_PER_MS = 1e6
 # More memory than any device has.
 UNLIMITED_BYTES = 2**60

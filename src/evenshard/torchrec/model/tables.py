@@ -26,7 +26,7 @@ DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
 LEFT_TO_TORCHREC = "module"
 # Fields of TorchRec's configurations that a ``Table`` uses.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
-# Further bags of a feature; see ``with_bags``.
+# Name of a further bag of a feature, such as clicks#2; see ``with_bags``.
 _REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
 

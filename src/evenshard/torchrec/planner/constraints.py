@@ -274,7 +274,7 @@ def _types_and_kernels(
     if not of_parts and own.sharding_types is None:
         return (DATA_PARALLEL,), ()
     cut_types = tuple(name for name in asked if name != DATA_PARALLEL) if of_parts else ()
-    # Replicas are in device memory, so kernels of host memory or SSDs alone exclude them next to other types.
+    # Replicas are in device memory. Next to other types, they are allowed only if these may use device memory, too.
     may_be_replicated = DENSE_KERNEL in named and (FUSED in of_parts or not cut_types)
     left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:

@@ -41,7 +41,7 @@ from evenshard.torchrec.planner.report import ModelPlan, PlanReport
 log = logging.getLogger(__name__)
 
 # Seconds for TorchRec's default plan, and their largest fraction of ``timeout_seconds``; the plan is only an additional
-# start of the search.
+# starting point of the search.
 DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 
@@ -140,7 +140,7 @@ class ModelPlanner:
         search = self.knobs.search
         model, hardware = choose_model(search.model, self.knobs.machine.hardware, on)
         config = PlaceConfig.of(search)
-        better_ms: set[float] = set()  # each better placement has another time
+        better_ms: set[float] = set()  # one per better placement
 
         def count(predicted_ms: float, done: float) -> None:
             better_ms.add(predicted_ms)

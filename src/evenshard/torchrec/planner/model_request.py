@@ -241,7 +241,7 @@ def _words(pairs: Iterable[tuple[str, str]]) -> str:
     return cut(", ".join(sorted(f"{name} on {kernel}" for name, kernel in pairs)))
 
 
-# Operations of TorchRec's codec registry, for pooled tables and for sequences; the first sets the data types of all.
+# Operations of TorchRec's codec registry, for pooled tables and for sequences; the first one's data types apply to all.
 _OPERATIONS = {
     True: ("POOLED_EMBEDDINGS_ALL_TO_ALL", "POOLED_EMBEDDINGS_REDUCE_SCATTER"),
     False: ("SEQUENCE_EMBEDDINGS_ALL_TO_ALL",),
