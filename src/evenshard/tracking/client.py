@@ -271,7 +271,7 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
 
 
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Create an object that another process may create at the same time; the second process finds it."""
+    """Call a function that creates an object in MLflow; ignore the error if another process created it first."""
     from mlflow.exceptions import MlflowException
 
     try:

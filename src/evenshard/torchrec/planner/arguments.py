@@ -246,7 +246,7 @@ def plan_other_modules(
 
 
 def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Return a model of these modules alone, at their paths."""
+    """Return a model that contains only these modules, at their paths."""
     from torch import nn
 
     if "" in modules:
