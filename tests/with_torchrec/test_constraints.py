@@ -146,5 +146,5 @@ def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) 
 def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
     constraints = {"z": ParameterConstraints(min_partition=8)}
     found = apply_constraints(CONFIGS, constraints, table_set_of(CONFIGS), (), "cuda", COMPUTE_KERNELS, 512)
-    assert found.notes == ("The model does not have these tables of constraints: z.",)
+    assert found.notes == ("constraints names tables that the model does not have: z.",)
     assert found.rules == Rules()

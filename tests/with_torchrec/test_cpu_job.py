@@ -80,7 +80,7 @@ def test_what_stands_in_for_the_ranks_is_said(notes: list[dict[str, Any]]) -> No
     """The times are of a GPU: rank 0, which plans, says so; and why TorchRec's planner made a plan."""
     said, left_out = notes[0]["no arguments"][2]
     assert left_out.startswith("Replicas (data_parallel) of ")
-    assert said == "The plan is for cpu ranks, but times are predicted for simulated:h100: another may be faster."
+    assert said == "The plan is for cpu ranks, but its times are for simulated:h100; another plan may be faster."
     (fell,) = notes[0]["fallback"][2]
     assert fell.startswith("TorchRec's planner makes this plan (fallback=True), because evenshard cannot: ")
     assert "no model" in fell

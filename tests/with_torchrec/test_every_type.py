@@ -170,7 +170,7 @@ def test_a_plan_that_torchrec_cannot_train_is_refused(name: str) -> None:
 
 def test_rows_live_where_torchrec_looks_them_up() -> None:
     plan = uneven_rows()
-    with pytest.raises(BadConfig, match="table 'p_sum' has rows 0:20 on 0, 20:30 on 1, 30:40 on 2"):
+    with pytest.raises(BadConfig, match="table 'p_sum' has rows 0:20 on rank 0, 20:30 on rank 1, 30:40 on rank 2"):
         plan_of_parts(
             shards_of(plan, list(TABLES.values())), list(TABLES.values()), Everything(META), TWO_NODES, "cpu", {}
         )

@@ -121,7 +121,7 @@ def test_what_no_model_names_is_assumed_and_what_is_unknown_counted_as_the_large
     assert find_optimizers(bags(2), "adam").assumptions == ()
     unknown = find_optimizers(trained(bags(1), torch.optim.Adadelta))
     assert unknown.of_tables == {"t0": "adam"}
-    assert [one.text for one in unknown.assumptions] == ["Adadelta is unknown: its state is counted as adam's"]
+    assert [one.text for one in unknown.assumptions] == ["Adadelta is unknown: its state is counted as that of adam"]
     assert find_optimizers(trained(bags(1), torch.optim.Adadelta), "sgd").of_tables == {"t0": "sgd"}
 
 

@@ -86,7 +86,7 @@ def test_a_table_too_narrow_for_its_constraint_stays_whole_as_in_the_planner() -
 
 def test_constraints_of_tables_that_are_not_there_are_named() -> None:
     notes = placed(constraints={**CONSTRAINTS, "gone": ParameterConstraints()}).notes
-    assert "The model does not have these tables of constraints: gone." in notes
+    assert "constraints names tables that the model does not have: gone." in notes
 
 
 def test_pooling_factors_stand_against_those_of_constraints() -> None:
@@ -108,7 +108,7 @@ def test_pooling_factors_stand_against_those_of_constraints() -> None:
             "constraints are of the tables of a TorchRec",
         ),
         (USER, {"constraints": [1]}, r"constraints is \[1\], not a mapping"),
-        (USER, {"constraints": {"id": [1]}}, r"constraints of table 'id' are \[1\]. Give TorchRec's, by table"),
+        (USER, {"constraints": {"id": [1]}}, r"constraints of table 'id' are \[1\]. Give TorchRec's constraints"),
         (
             USER,
             {"constraints": {"id": ParameterConstraints(pooling_factors=20.0)}},  # type: ignore[arg-type]

@@ -243,7 +243,7 @@ def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) 
 def test_a_plan_of_another_models_tables_is_refused(tmp_path: Path) -> None:
     model = Model(META)
     save_plan(answer(False), tmp_path / "plan.json")
-    with pytest.raises(BadConfig, match=r"table 'user\.ebc\.id' is not in the model's collections"):
+    with pytest.raises(BadConfig, match=r"table 'user\.ebc\.id' is not in the model"):
         load_plan(tmp_path / "plan.json", model.user)
 
 

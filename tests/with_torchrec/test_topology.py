@@ -100,7 +100,7 @@ def test_cpu_ranks_with_times_of_a_gpu_are_named(device: str, says: bool) -> Non
     given: dict[str, Any] = {"hardware": "simulated:h100", "host_memory_gb": None}
     planner = EvenshardPlanner(topology(2, device), **given)
     plan = planner.plan(Model(META))
-    note = "The plan is for cpu ranks, but times are predicted for simulated:h100: another may be faster."
+    note = "The plan is for cpu ranks, but its times are for simulated:h100; another plan may be faster."
     assert (note in planner.notes) is says
     held = {
         str(one.placement)

@@ -1,15 +1,15 @@
-"""MLflow tracking: runs of stages and loops, registered models, and the cost datasets that they used.
+"""MLflow tracking of the training loop: a run for each loop and each of its stages, and registered models.
 
 ::
 
-    runs            runs of stages: metrics, files, datasets and models that they log
+    runs            run of a stage: the metrics, files, datasets and models that it logs
     records         records of runs as JSON-serializable values
     tags            origin of runs and models: commit, settings, libraries, hardware, cost datasets
     descriptions    descriptions of experiment, runs and models on MLflow's pages, with links
     registry        registered models: uploads a model's folder as a version, downloads a version
     pyfunc          registered models as MLflow serves them
     run_files       a file for each run, kept until it is logged to MLflow
-    client          MLflow's client: addresses, time limits of requests, errors, the file if there is no server
+    client          MLflow's client: addresses, time limits of requests, errors, the SQLite file without a server
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """

@@ -1,7 +1,7 @@
-"""MLflow's client: addresses, a time limit for each request, errors, and the SQLite file without a server.
+"""MLflow's client: addresses, a time limit for each request, errors, and the SQLite file that replaces a server.
 
-MLflow creates the tables of that file in place in dozens of steps, and cannot recover if it is killed in one of them.
-So a missing file is created in a folder next to it and linked into place atomically.
+MLflow creates the database tables of a new file in dozens of steps, and cannot use the file if it is killed in between.
+So a missing file is created in a temporary folder, and then linked into place atomically.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
 # Variable of MLflow with its number of retries of a request.
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. The user's settings take
-# precedence.
+# MLflow's defaults are 7 retries with growing pauses and 120 s per request, which is minutes for each call. The user's
+# settings take precedence.
 TIMEOUTS = {
     RETRIES: "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -58,7 +58,7 @@ _NO_PAUSES = (0.0,) * 4
 
 
 def tracking_uri() -> str:
-    """Return MLflow's tracking URI; an empty environment variable counts as unset, as from an empty ConfigMap."""
+    """Return MLflow's tracking URI; an empty environment variable, such as from an empty ConfigMap, counts as unset."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
@@ -73,11 +73,11 @@ def registry_uri() -> str:
 
 
 def connect() -> Any:
-    """Return a client of the MLflow that the environment names.
+    """Return an MLflow client for the addresses in the environment.
 
     Raises:
         BadConfig: if an address is not valid.
-        TrackingFailed: if its SQLite file cannot be used.
+        TrackingFailed: if the SQLite file cannot be used.
         Exception: MLflow, SQLAlchemy and requests raise dozens of types if no server answers.
     """
     require_package("mlflow")
@@ -93,9 +93,9 @@ def connect() -> Any:
 
 
 def add_time_limits(uri: str) -> str:
-    """Add the driver's time limits to a database address if the user set none; others are unchanged.
+    """Add the driver's time limits to a database address, unless the user set them; return other addresses unchanged.
 
-    They detect a PostgreSQL whose machine is gone; libpq has no limit for an open connection to a frozen server.
+    They detect that PostgreSQL's machine is gone, but not that its server is frozen: libpq has no limit for that.
     """
     dialect, _, driver = uri.partition("://")[0].partition("+")
     limit_s = max(2, round(request_timeout_s()))  # libpq's minimum
@@ -124,7 +124,7 @@ def _try_database(uri: str) -> None:
 
 
 def _check(uri: str) -> None:
-    """Raise BadConfig for a URI that the requests library would misparse, showing part of the password."""
+    """Raise BadConfig for a URI that the requests library would misparse; its error would show part of the password."""
     scheme, _, rest = uri.partition("://")
     if scheme not in ("http", "https"):
         return
@@ -151,22 +151,22 @@ def require_mlflow(what: str, instead: str = "") -> None:
     """Raise BadConfig if there is no MLflow yet and the client would create an empty database.
 
     Args:
-        what: subject of the search, for the message.
+        what: model or version to look up, for the message.
         instead: an additional remedy, such as ", or name a model's folder".
     """
     if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
         raise BadConfig(
-            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to a loop's folder"
+            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to the folder of a loop"
             f"{instead}."
         )
 
 
 @contextmanager
 def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
-    """Set short timeouts within the block, and log no retries.
+    """Set short timeouts within the block, and silence messages about retries.
 
     Args:
-        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 takes precedence.
+        max_retries: retries of a request, unless the user has set them; None for one. 0 overrides the user's setting.
     """
     values = TIMEOUTS if max_retries is None else {**TIMEOUTS, RETRIES: str(max_retries)}
     chosen = os.environ.keys() - ({RETRIES} if max_retries == 0 else set())
@@ -182,8 +182,8 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
 def protect_database() -> AbstractContextManager[None]:
     """Delay SIGTERM to the end of the block if the client uses a database directly, not a server.
 
-    An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
-    20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is down may take minutes.
+    If SIGTERM raises an exception during a statement, SQLAlchemy leaves SQLite locked, so that the next one waits for
+    20 s, or turns the exception into an ordinary error. Calls to a server are not protected: they may take minutes.
     """
     return nullcontext() if tracking_uri().startswith(("http:", "https:")) else delay_sigterm()
 
@@ -209,7 +209,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the status of a server's answer, or of MLflow's code; None without an answer."""
+    """Return the HTTP status of a failed call; None if there was no answer."""
     from mlflow.exceptions import MlflowException
 
     said: Any = error
@@ -225,7 +225,7 @@ def _status_of(error: BaseException) -> int | None:
 def first_line(error: BaseException) -> str:
     """Summarize an error as a clause for a log line.
 
-    For a chain of connection errors, it is the system's error. A refusal keeps MLflow's remedy.
+    A chain of connection errors becomes the system's error. If MLflow rejected the call, its remedy is kept.
     """
     if isinstance(error, EvenshardError):
         return str(error).rstrip(".")
@@ -238,20 +238,20 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_miss(error: BaseException, unreached: str) -> str:
-    """Describe a failed MLflow call in a sentence; ``unreached`` is its verb phrase if MLflow did not respond."""
+    """Describe a failed MLflow call in a sentence; ``unreached`` is the verb phrase if MLflow did not respond."""
     what = "refuses to log" if is_refusal(error) else unreached
     return f"MLflow {what} at {address()} ({first_line(error)}). The stage continues"
 
 
 @contextmanager
 def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
-    """Run requests to MLflow with short timeouts, and convert their errors to one line.
+    """Run the block's requests to MLflow with short timeouts, and convert their errors to one line.
 
     Args:
-        server: its address.
-        problem: MLflow's failure, such as "did not answer"; its own message is added.
+        server: address of MLflow.
+        problem: MLflow's failure, such as "did not answer"; MLflow's own message is added.
         remedy: advice if the request was wrong.
-        about: subject of the request.
+        about: model, version or folder that the request is about.
 
     Raises:
         BadConfig: if MLflow has no such object, or this user may not see it.
@@ -271,7 +271,7 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
 
 
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Create an object that another process may create at the same time; the second process finds it."""
+    """Call a function that creates an object in MLflow; ignore the error if another process created it first."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -292,7 +292,7 @@ def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
 
 @contextmanager
 def ensure_file(uri: str) -> Iterator[None]:
-    """Create the file of an address if it is missing, and raise TrackingFailed if the block finds it damaged."""
+    """Create the SQLite file of an address if it is missing; raise TrackingFailed if the block finds it damaged."""
     path = sqlite_file(uri)
     try:
         if path is not None and not path.exists():
@@ -324,7 +324,7 @@ def _create_file(path: Path) -> None:
         draft.mkdir()
         store = SqlAlchemyStore(f"sqlite:///{draft}/new.db", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
         store.engine.dispose()
-        for ending in ("-journal", "-wal", "-shm"):  # of a deleted file: SQLite would apply them to this one
+        for ending in ("-journal", "-wal", "-shm"):  # left by a deleted file: SQLite would apply them to this one
             path.with_name(f"{path.name}{ending}").unlink(missing_ok=True)
         with suppress(OSError):  # created by another process; or the disk has no links, and MLflow creates it in place
             os.link(draft / "new.db", path)

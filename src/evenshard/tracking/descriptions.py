@@ -1,4 +1,4 @@
-"""Descriptions of experiment, runs and models on MLflow's pages, written when each is made.
+"""Descriptions of the experiment, runs and models for MLflow's pages, written when each of these is created.
 
 The links begin with # and work at any address of the server. They open MLflow's view for model training; a new browser
 defaults to the view for GenAI, which lists no runs.
@@ -16,7 +16,7 @@ from evenshard.tracking.tags import COSTS_SHA256, PARENT_TAG
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
-# Pages of MLflow before 3.17 then show runs, charts and models, not the menu for chats.
+# With this kind, MLflow before 3.17 shows pages for runs, charts and models, not those for chats.
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 # Query in an address of MLflow's pages that shows the menu for models, in 3.17 for any kind.
 FOR_MODELS = "workflowType=machine_learning"
@@ -44,12 +44,12 @@ def experiment_id(client: Any) -> str:
 
 
 def _experiment_tags(experiment_id: str) -> dict[str, str]:
-    """Return kind and description of the experiment, whose links need its id."""
+    """Return tags with the experiment's kind and description; the links in the description contain the id."""
     runs = f"#/experiments/{experiment_id}/runs"
     links = [_link("runs", runs), _link("charts", f"{runs}?compareRunsMode=CHART")]
     lines = [
-        "placement of the embedding tables of recommender models. A run is a loop, with its stages as child runs, or a "
-        "comparison or study outside any loop.",
+        "placement of the embedding tables of recommender models. Each run is a loop, with its stages as child runs, "
+        "or a comparison or study outside any loop.",
         f"- {' · '.join(links)}",
         f"- models: {' · '.join(_link(name, f'#/models/{name}') for name in MODELS)}",
         "- commands: `evenshard promote`, `evenshard describe placement.json`",
@@ -70,7 +70,7 @@ def stage_note(experiment_id: str, name: str, about: str, parent_id: str) -> dic
 
 def loop_note() -> dict[str, str]:
     """Return the tag that describes a new loop."""
-    return {NOTE: _note(["a loop; its parameters are the whole params.yaml, its child runs are its stages."])}
+    return {NOTE: _note(["a loop. Its parameters are those of params.yaml, and its child runs are its stages."])}
 
 
 def model_description(name: str) -> str:
@@ -84,7 +84,7 @@ def model_description(name: str) -> str:
 
 
 def version_description(client: Any, name: str, run_id: str, model_id: str, tags: Mapping[str, str]) -> str:
-    """Return the description of a new version: its run and loop, its costs, and its files."""
+    """Return the description of a new version: its run, loop, files and cost datasets."""
     lines = [f"a version of {_link(name, f'#/models/{name}')}."]
     costs = [sha256 for sha256 in tags.get(COSTS_SHA256, "").split(",") if sha256]
     texts = [f"`{sha256[:12]}`" for sha256 in costs]

@@ -1,7 +1,7 @@
-"""Prediction of a registered model, from tables to a placement: the code that MLflow stores with the networks.
+"""Code that MLflow stores with a registered model and runs to serve it: tables are the input, a placement the output.
 
-``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it. The
-columns are those of a table file. Each row of the answer assigns rows and columns of a table to a device.
+``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it.
+``tables`` has the columns of a table file. Each row of the answer assigns rows and columns of a table to a device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Registered model as an MLflow pyfunc: tables are its input, a placement is its output."""
+"""Registered model as an MLflow pyfunc: its folder, parameters, requirements and signature."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: 
 
 
 def pip_requirements() -> list[str]:
-    """Return the packages of a server; evenshard itself is installed from its wheel if no package index has it."""
+    """Return the packages that serving a model needs; without evenshard on a package index, install its wheel first."""
     known = [f"evenshard=={__version__}"]
     for package in REQUIRED:
         try:
@@ -94,7 +94,7 @@ def pip_requirements() -> list[str]:
 
 
 def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
-    """Yield output rows about a part of a table, one per device; ends of rows and columns are exclusive."""
+    """Yield the output rows of a table part, one per device; ends of rows and columns are exclusive."""
     for device in part.devices:
         yield {
             "table": part.table,
@@ -107,7 +107,7 @@ def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
 
 
 def signature(code: ServedCode) -> Any:
-    """Return the model's signature: the columns of a table file in, those of ``output_rows`` out, and parameters."""
+    """Return the model's signature: input columns (a table file's), output columns (``output_rows``) and parameters."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, DataType

@@ -1,7 +1,7 @@
 """Records of MLflow runs as JSON-serializable values: the run of a stage, and the run of its loop.
 
-A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. Under
-Kubeflow its run is given by MLFLOW_RUN_ID, or shared by all pods with the same EVENSHARD_LOOP_ID.
+A new loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. On
+Kubeflow, MLFLOW_RUN_ID names the loop's run; else all pods with the same EVENSHARD_LOOP_ID share one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
 # Prefix of the id of a loop whose pipeline runs on this machine.
 LOCAL = "local-"
-# Tag of every run of evenshard, to find a run that an earlier call may have created without an answer.
+# Tag of every run of evenshard. It finds a run that an earlier call created although its answer was lost.
 KEY_TAG = "evenshard.key"
 # Name, value, time in ms since 1970, step.
 Point = tuple[str, float, int, int]
@@ -43,7 +43,7 @@ class Record:
     name: str = ""
     about: str = ""  # purpose, in a sentence
     tags: dict[str, str] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)  # its settings; for a loop, all known sections
+    params: dict[str, Any] = field(default_factory=dict)  # its settings; for a loop, all known sections of params.yaml
     points: list[Point] = field(default_factory=list)  # values of its metrics; equal points count once
     texts: dict[str, str] = field(default_factory=dict)  # contents of text artifacts, by name
     files: list[tuple[str, str | None]] = field(default_factory=list)  # uploads, with artifact folder (None: top level)
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def has_exit_handler(self) -> bool:
-        """Return True for a loop that its pipeline's exit handler ends, as on a cluster; locally, Ctrl-C ends it.
+        """Return True if a pipeline's exit handler ends the loop, as on a cluster; locally, Ctrl-C can end it.
 
         Kubeflow Pipelines runs the handler once, so a retried run finds its loop already ended.
         """
@@ -73,7 +73,7 @@ def now_ms() -> int:
 
 
 def parent_of(params: Mapping[str, Any], new_loop: bool) -> Record:
-    """Return the loop of a stage with these settings; a new one is stored in ``work/mlflow_parent.json``."""
+    """Return the loop of a stage with these settings; store a new loop in ``work/mlflow_parent.json``."""
     if os.environ.get("MLFLOW_RUN_ID") or os.environ.get(LOOP_ID):
         tags = origin_tags(None)  # a pod has only its own settings, whose hash is not the loop's
     else:
@@ -96,7 +96,7 @@ def current_parent() -> Record | None:
     known = _read_parents()
     if not known.get("key"):
         return None
-    # Hash of its settings, and prefix of its key.
+    # The name contains the hash of the loop's settings and a prefix of its key.
     return Record(now_ms(), known["key"], is_loop=True, name=f"loop-{known['params'][:8]}-{known['key'][:4]}")
 
 

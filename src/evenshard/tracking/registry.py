@@ -1,7 +1,7 @@
 """Registered models: conversion of a model's folder to a version that MLflow can serve, and back.
 
-Two names: ``evenshard-cost`` is the whole folder, used by ``evenshard place --model``; ``evenshard-policy`` is the
-policy with its cost network. The alias ``champion`` names the version to use.
+There are two registered models: ``evenshard-cost`` has the whole folder, for ``evenshard place --model``;
+``evenshard-policy`` has the policy and its cost network. The alias ``champion`` names the version to use.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def ensure_models(
 
     Args:
         folder: folder of a round of the loop; only the model's parts are used.
-        tags: the lineage.
+        tags: lineage of the versions.
         metrics: headline metrics, which become tags of the versions.
-        run_id: id of the run that created it; empty if there was none.
+        run_id: id of the run that created the model; empty if there was none.
 
     Raises:
         BadFile: if the folder is not a model.
@@ -231,7 +231,7 @@ def find_newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
 
 
 def find_by_weights(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """Return the last version with the weights of a model's folder; None if there is none, or the part is missing.
+    """Return the last version with the weights of a model's folder; None if there is none, or no such model in it.
 
     Args:
         run_id: id of a run whose version takes precedence.
@@ -267,10 +267,10 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
 
 def load_registered(uri: str, hardware: str | None = None) -> PlacementModel:
-    """Load a registered model (URI: ``model_version``); its ``registered`` names the versions of model and policy.
+    """Load a registered model by a URI as in ``model_version``; ``registered`` of the result names its versions.
 
     Raises:
-        BadInput: if there is none, or it is for other hardware.
+        BadInput: if there is no such model, or it is for other hardware.
         TrackingFailed: if MLflow cannot be reached.
     """
     from evenshard.sharders.models import load_model
@@ -296,7 +296,7 @@ def _names(version: ModelVersion) -> dict[str, str]:
 
 @contextmanager
 def download_model(uri: str) -> Iterator[Path]:
-    """Yield the downloaded folder of a registered model (URI: ``model_version``), removed after the block."""
+    """Download a registered model (URI as in ``model_version``) and yield its folder, removed after the block."""
     of_version = model_version(uri).uri  # reports a problem at once, where a download would retry for minutes
     with scratch_folder() as folder:
         with _ask_for_model(uri):
@@ -308,7 +308,7 @@ def download_model(uri: str) -> Iterator[Path]:
 
 
 def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
-    """Return the last version in a search, of this run if there is one; searches omit aliases."""
+    """Return the last version that a search finds, preferably of this run; load it again, as searches omit aliases."""
     known = list(client.search_model_versions(wanted))
     if not known:
         return None
@@ -346,7 +346,7 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
 
 
 def _ensure_logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
-    """Return a logged model to upload into, as an output of its run if it has one.
+    """Return a logged model for an upload, and make it an output of the run, if there is one.
 
     An unfinished logged model of this run with these weights is reused.
     """

@@ -4,11 +4,11 @@
 
     work/mlflow_backlog/20260301T101500-train_cost_2-5f0c.../
         run.json    the run (``Record``), and the address of its MLflow, without a password
-        files/      copies of the files and models that it names
+        files/      copies of the files and models that the run names
 
 A folder is written atomically when its run ends, and removed when MLflow has it: at once, or by the next stage that
-reaches MLflow. Sending is idempotent: runs are found by their own tag, metrics carry their time, files their path and
-models the hash of their weights.
+reaches MLflow. A run may be sent twice: MLflow finds runs by their own tag, metrics by their time, files by their path
+and models by the hash of their weights.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def log_backlog(code: Callable[[], ServedCode]) -> int:
     """Log the runs that this MLflow missed, the oldest first, until it stops answering.
 
     Args:
-        code: returns the serving code of their models.
+        code: function that returns the serving code of the runs' models.
 
     Returns:
         The number of logged runs.
@@ -104,7 +104,7 @@ def log_backlog(code: Callable[[], ServedCode]) -> int:
         except (BlockingIOError, FileNotFoundError):  # another process logs or has logged it
             continue
         except (KeyError, TypeError, ValueError) as error:
-            log.warning("%s cannot be logged to MLflow (%s). Delete it", folder, reason_of(error))
+            log.warning("%s cannot be logged to MLflow (%s). Delete the folder", folder, reason_of(error))
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of types
             log.warning("%s is kept: MLflow at %s did not accept it (%s)", folder, address(), first_line(error))
             if not is_refusal(error):
@@ -149,7 +149,7 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; raise BlockingIOError if another process has it. A volume may lack locks."""
+    """Hold a folder's lock; raise BlockingIOError if another process has it. Do nothing on volumes without locks."""
     with (folder / _RUN).open() as run:
         try:
             fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,7 +161,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def start_run(record: Record) -> None:
-    """Show a started run in MLflow, without retries.
+    """Create a run in MLflow when its stage starts, without retries.
 
     Raises:
         Exception: MLflow, SQLAlchemy and requests raise dozens of types.
@@ -171,7 +171,7 @@ def start_run(record: Record) -> None:
 
 
 def _open_run(client: Any, record: Record) -> str:
-    """Return the id of a run; create it and its loop if missing, or return "" if it must already exist."""
+    """Return the id of a run; create a missing run and loop, but return "" for a missing loop that must exist."""
     from mlflow.entities import Param
 
     loop = record if record.is_loop else record.parent
@@ -190,7 +190,7 @@ def _open_run(client: Any, record: Record) -> str:
 
 
 def ensure_loop(client: Any, experiment: str, loop: Record) -> str:
-    """Return the id of a loop's run; create it if missing, or return "" if it must already exist."""
+    """Return the id of a loop's run; create a missing run, but return "" if it must exist."""
     run_id = loop.run_id or find_by_tag(client, experiment, loop.tag, loop.key)
     if not run_id:
         if loop.must_exist:
@@ -204,9 +204,9 @@ def ensure_loop(client: Any, experiment: str, loop: Record) -> str:
 
 
 def _ensure_run(client: Any, experiment: str, record: Record) -> str:
-    """Return the id of a run; create it if missing. If several were created at once, the first counts.
+    """Return the id of a run; create it if missing. If several were created at once, keep the first.
 
-    An unanswered call may also have created a run.
+    An earlier call that got no answer may also have created one.
     """
     key = record.tag, record.key
     if found := find_by_tag(client, experiment, *key):
@@ -232,12 +232,12 @@ def _find_runs(client: Any, experiment: str, tag: str, value: str) -> Sequence[A
 
 
 def _log_settings(client: Any, run_id: str, loop: Record) -> None:
-    """Log settings as the loop's parameters, for comparisons of loops; each is logged once, by any stage."""
+    """Log settings as parameters of the loop's run, to compare loops; each is logged by the first stage that has it."""
     from mlflow.entities import Param
 
     known = client.get_run(run_id).data
     tags = {**loop.tags, **loop_note()}
-    for key in tags.keys() - known.tags.keys():  # created by a process that only had its name
+    for key in tags.keys() - known.tags.keys():  # missing if its creator knew only the loop's id
         write_together(client.set_tag, run_id, key, tags[key])
     new = {key: value for key, value in flatten(loop.params).items() if key not in known.params}
     if new:
@@ -299,7 +299,7 @@ def _send_values(client: Any, run_id: str, points: Sequence[Point], tags: dict[s
 
 
 def _end_with_stages(client: Any, run_id: str, state: str) -> None:
-    """End a loop, and its stages whose process is gone.
+    """End the run of a loop, and the runs of its stages that are still open.
 
     Args:
         state: SUCCEEDED, FAILED or CANCELED; for any other state the loop is FINISHED if all of its stages are.

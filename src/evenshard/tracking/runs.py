@@ -45,12 +45,12 @@ from evenshard.tracking.tags import (
     origin_tags,
 )
 
-# Tags of a stage that its loop also gets, and those of its models.
+# Tags of a stage that are copied to its loop's run, and those that are copied to its models.
 DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, *DATA_TAGS)
 # Variable: if it is set, a stage fails if MLflow rejects its model.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-# Retries of a stage's request, for MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
+# Value of MLflow's setting for retries of a request; the pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
 # Messages about unreachable servers; a stage has several runs, but warns only once.
 _WARNED: set[str] = set()
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class StageRun:
-    """Run of a stage; ``end`` writes it to a file and logs that.
+    """MLflow run of a stage; ``end`` writes it to a file and logs the file to MLflow.
 
     Args:
         record: the run; None logs nothing at all.
@@ -69,7 +69,7 @@ class StageRun:
         self.is_kept = False
 
     def start(self) -> None:
-        """Show the started run in MLflow. If that fails, it is created when the run ends."""
+        """Create the run in MLflow; if that fails, ``end`` creates it."""
         try:
             if self._logs:
                 start_run(self._record)
@@ -115,7 +115,7 @@ class StageRun:
         """Log the cost datasets that the stage read or wrote, and tag the run with their hashes and hardware.
 
         Args:
-            context: benchmark, training or evaluation.
+            context: use of the datasets: benchmark, training or evaluation.
         """
         if self._logs:
             self.tags(costs_tags(paths))
@@ -135,9 +135,9 @@ class StageRun:
         """Register a model when the run ends; see ``ensure_models``.
 
         Args:
-            parts: folders of its networks, by the name of the part.
-            code: code that MLflow serves it with.
-            metrics: its headline metrics.
+            parts: folders of the model's networks, by name of the part.
+            code: code with which MLflow serves the model.
+            metrics: headline metrics of the model.
         """
         from evenshard.sharders.models import COST_MODEL
 
@@ -150,17 +150,17 @@ class StageRun:
         self._record.model_metrics = dict(metrics)
 
     def conclude(self, values: Mapping[str, float]) -> None:
-        """Log the loop's headline metrics and its origin to the loop's run, so that loops can be compared."""
+        """Log the loop's headline metrics and origin tags to the loop's run, so that loops can be compared."""
         self._record.loop_points = _make_points(values)
         self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, and log it; if MLflow rejects it, the next stage retries.
 
-        On a cluster the exit handler ends a killed run, because its pod needs its last second for the journal.
+        On a cluster the exit handler ends a killed run, because the pod needs its last second to write the journal.
 
         Raises:
-            TrackingFailed: if MLflow rejects its model, and EVENSHARD_MUST_REGISTER is set.
+            TrackingFailed: if MLflow did not accept the run's model, and EVENSHARD_MUST_REGISTER is set.
         """
         record, logs, self._logs = self._record, self._logs, False
         if not logs:
@@ -236,7 +236,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     Args:
         state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a missing run is created.
         page: address of the pipeline's run, or its id.
-        tasks: names of its tasks by outcome: failed, stopped, cached or ran.
+        tasks: names of the pipeline's tasks by outcome: failed, stopped, cached or ran.
     """
     parent = current_parent()
     if parent is None:

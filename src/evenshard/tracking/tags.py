@@ -1,4 +1,4 @@
-"""Origin of a run or model as tags and inputs: code, settings, hardware, libraries, cost datasets."""
+"""Origin of a run or model as MLflow tags and inputs: code, settings, hardware, libraries and cost datasets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", 
 HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
 COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
 SHA256 = "evenshard.model_sha256"
-# Hash of the networks alone: a repeated training gives the same hash, even on another commit.
+# Hash of the networks alone: a repeated training run gives the same hash, even on another commit.
 WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
@@ -54,7 +54,7 @@ def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
-    """Return tags of cost datasets: each file's SHA-256 and, as in DVC, MD5, and the hardware and versions inside."""
+    """Return tags of cost datasets: SHA-256 and MD5 (as in DVC) of the files, and hardware and versions inside."""
     origins = [read_lineage(path) for path in paths]
     return {
         COSTS_SHA256: ",".join(map(sha256_of, paths)),
@@ -65,10 +65,10 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def dataset_record(path: Path, context: str) -> dict[str, Any]:
-    """Describe a cost dataset without its rows as plain values, to log it even when the file is gone.
+    """Describe a cost dataset as plain values, without its rows, so that it can be logged when the file is gone.
 
     Args:
-        context: benchmark, training or evaluation.
+        context: use of the dataset: benchmark, training or evaluation.
     """
     import pyarrow.parquet as pq
 
@@ -102,7 +102,7 @@ def _column(name: str, kind: str) -> dict[str, object]:
 
 
 def network_tags(folder: Path) -> dict[str, str]:
-    """Return tags of a cost network's training data; none if its folder lacks them."""
+    """Return tags of a cost network's training data; empty if the folder does not record it."""
     path = folder / DOMAIN_FILE
     if not path.exists():
         return {}
@@ -134,7 +134,7 @@ def _libraries() -> str:
 
 
 def _source() -> dict[str, str]:
-    """Return program and user in MLflow's format; no user without a name, as in a container."""
+    """Return program and user as MLflow's tags; omit a user without a name, as in a container."""
     program = Path(sys.argv[0]).name
     tags = {"mlflow.source.name": PROGRAM if program in ("", "-c", "-m", "__main__.py") else program}
     tags["mlflow.source.type"] = "LOCAL"

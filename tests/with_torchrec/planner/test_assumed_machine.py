@@ -19,7 +19,7 @@ from support.request_builders import untrained
 from support.torchrec_builders import topology
 
 GB = 2**30
-ASSUMED = "GPU memory is assumed: 32.0 GB is TorchRec's constant, because this machine has no GPU."
+ASSUMED = "GPU memory is assumed to be TorchRec's constant, 32.0 GB, because this machine has no GPU."
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_warning_stands_above_all_others_and_in_refusals(caplog: pytest.LogC
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]  # TorchRec informs, too
     said = [line for line in warnings if "evenshard" in line or "GPU memory" in line]
     assert said[0].startswith(ASSUMED)
-    with pytest.raises(PlannerError, match=r"Raise memory_cap_gb .* GPU memory is assumed: 32\.0 GB"):
+    with pytest.raises(PlannerError, match=r"Raise memory_cap_gb .* assumed to be TorchRec's constant, 32\.0 GB"):
         EvenshardPlanner(world_size=2, compute_device="cuda", model=untrained(), host_memory_gb=0).plan(
             Sparse(bags(2, rows=100_000_000, dim=512))
         )
@@ -107,7 +107,7 @@ def test_memory_of_hosts_is_told_where_tables_are_kept_there() -> None:
     planner.plan(Sparse(bags(2, rows=100_000)))
     assert planner.answer is not None
     (note,) = [one for one in planner.answer.notes if one.startswith("Tables are stored in host memory")]
-    assert "128 GB per rank is TorchRec's constant" in note
+    assert "TorchRec's constant, 128 GB per rank" in note
     named = EvenshardPlanner(
         machine, model=untrained(), batch_size=8, compute_kernels=["fused_uvm"], host_memory_gb=100
     )
@@ -122,7 +122,7 @@ def test_torchrecs_link_between_nodes_is_told() -> None:
     planner.plan(Sparse(bags(2)))
     assert planner.answer is not None
     assert planner.answer.notes[0].startswith(
-        "The link between nodes is assumed: 13.4 GB/s is TorchRec's constant. Give inter"
+        "The link between nodes is assumed to have TorchRec's constant, 13.4 GB/s. Give inter"
     )
     for machine, more in (
         (default, {"inter": "ib_400g"}),

@@ -43,7 +43,7 @@ def test_a_stored_plan_is_loaded_by_torchrec() -> None:
     assert {name: entry.ranks for name, entry in loaded.items()} == {
         name: [1 - rank for rank in entry.ranks] for name, entry in entries(plan).items()
     }
-    assert second.notes == ("plan_loader has a stored plan: TorchRec's planner loads it, evenshard does not plan.",)
+    assert second.notes == ("plan_loader has a stored plan. TorchRec's planner loads it; evenshard makes no plan.",)
     with pytest.raises(PlannerError) as caught:
         planner(machine, plan_loader=Stored(stored, "another")).plan(model, sharders)
     assert caught.value.error_type is PlannerErrorType.PLANNER_INPUT_CONTEXT_MISMATCH

@@ -1,1 +1,1 @@
-"""TorchRec's own planner as a baseline, and the only module that checks TorchRec's version."""
+"""TorchRec's own planner as a baseline. Only this package checks TorchRec's version."""

@@ -1,7 +1,7 @@
-"""Plans of TorchRec's planner as baselines, for answers and studies; ``evenshard/__init__.py`` lists these functions.
+"""Plans of TorchRec's planner as baselines, for answers and studies.
 
-The planner runs with the settings of ``topology``, first for whole tables in two orders, then for every sharding type.
-Caches and UVM are allowed only if no plan fits without them.
+``torchrec_sharder`` plans whole tables only; the other functions allow every sharding type. ``torchrec_candidates``
+tries all ``SETTINGS`` of ``topology``, and allows caches and UVM only if no plan fits without them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], Torch
 
 
 def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
-    """Yield TorchRec's default plan, and the best plan over all settings by TorchRec's rating and by the cost model.
+    """Yield TorchRec's default plan, the best of all settings by TorchRec's rating, and the best by the cost model.
 
     Raises:
         InfeasibleTask: if TorchRec finds no plan.

@@ -1,12 +1,12 @@
-"""TorchRec's ``EmbeddingShardingPlanner`` and its plans, with a ``PlannerSetting``.
+"""Plans of TorchRec's ``EmbeddingShardingPlanner`` with a given ``PlannerSetting``.
 
-It may use every sharding type on fused kernels. If the setting has a load factor, it may also use
+The planner may use every sharding type on fused kernels. If the setting has a load factor, it may also use
 ``fused_uvm_caching`` and ``fused_uvm``: caches start at that load factor, and TorchRec's
 ``EmbeddingOffloadScaleupProposer`` enlarges them, with evenshard's miss ratios. TorchRec gets pooling factors and
 bandwidths (unless the setting omits them), data types, weighted features, samples per device, and nodes.
 
-Without caches, both planners use the same memory limit; TorchRec's own memory estimate only orders the tables. With
-caches, memory is counted by evenshard's rule, because a plan that fits by TorchRec's estimate might not fit.
+Without caches, TorchRec gets evenshard's memory limit, and its own memory estimate only orders the tables. With caches,
+memory is counted as in evenshard, because a plan that fits by TorchRec's estimate might not fit.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ LEAST_ROWS = 1000
 
 @dataclass(frozen=True)
 class TorchRecPlan:
-    """A plan of TorchRec's planner, with its setting and TorchRec's own rating."""
+    """A plan of TorchRec's planner, with the planner's setting and TorchRec's rating of the plan."""
 
     setting: PlannerSetting
     rating_ms: float  # largest sum of TorchRec's shard times on a device
@@ -93,9 +93,9 @@ class TorchRecPlanner:
         timeout_s: int | None = None,
         size_of: Callable[[Table], int] | None = None,
     ) -> None:
-        """Load TorchRec; each setting may take ``timeout_s`` seconds.
+        """Load TorchRec; a plan may take ``timeout_s`` seconds.
 
-        ``size_of`` returns the bytes of a table part; by default, its weights and the task's optimizer state.
+        ``size_of`` returns the bytes of a table part; by default, of its weights and optimizer state.
         """
         require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
@@ -103,7 +103,7 @@ class TorchRecPlanner:
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
     def plan(self, setting: PlannerSetting) -> TorchRecPlan:
-        """Return TorchRec's plan with one setting; raise InfeasibleTask if TorchRec finds none."""
+        """Return TorchRec's plan with a setting; raise InfeasibleTask if TorchRec finds none."""
         constraints = self._constraints(setting)
         rates = NoopPerfModel(self.topology_of(setting))
         planner = EmbeddingShardingPlanner(
@@ -134,7 +134,7 @@ class TorchRecPlanner:
         return TorchRecPlan(setting, rating_ms, parts)
 
     def plans(self, chosen: Sequence[PlannerSetting]) -> Iterator[TorchRecPlan]:
-        """Return the plans of all settings for which TorchRec finds one."""
+        """Yield the plan of each setting for which TorchRec finds one."""
         for setting in chosen:
             try:
                 yield self.plan(setting)
@@ -175,7 +175,7 @@ class TorchRecPlanner:
         return math.ceil(self._task.local_batch)
 
     def topology_of(self, setting: PlannerSetting) -> Topology:
-        """Return TorchRec's topology; with each device's share of host memory if tables may be offloaded."""
+        """Return TorchRec's topology. If the setting allows caches, each device also has its share of host memory."""
         machine, bandwidths = self._task.machine, self._bandwidths if setting.told else Bandwidths()
         if setting.load_factor is None:
             return machine_topology(machine, self._task.room_bytes, bandwidths)
@@ -247,7 +247,7 @@ class TorchRecPlanner:
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         table = self._task.tables[self._position[name]]
-        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios are of all rows
+        if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios describe whole tables
             table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
         return self._size_of(table)
 
@@ -317,7 +317,7 @@ class TorchRecSharder:
 
 
 class _SortedEnumerator:
-    """TorchRec's enumerator with a fixed order of options; TorchRec's own order differs between processes."""
+    """TorchRec's enumerator with sharding options in a fixed order; TorchRec's own order differs between processes."""
 
     def __init__(self, enumerator: Any, position: Mapping[str, int]) -> None:
         self._enumerator, self._position = enumerator, position
@@ -334,7 +334,7 @@ class _SortedEnumerator:
 
 
 class _CappedStorageEstimator:
-    """TorchRec's storage estimator, with the bytes by evenshard's memory rule in the field of host memory."""
+    """TorchRec's storage estimator, but with evenshard's size of each shard as its host memory."""
 
     def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
         self._estimator, self._shard_bytes = estimator, cache(shard_bytes)
@@ -347,7 +347,7 @@ class _CappedStorageEstimator:
 
 
 class _EvenshardStorageEstimator:
-    """Storage estimator by evenshard's memory rule, in place of TorchRec's."""
+    """Storage estimator that counts memory as evenshard does, in place of TorchRec's."""
 
     def __init__(self, task: ShardingTask, position: Mapping[str, int]) -> None:
         self._task, self._position = task, position

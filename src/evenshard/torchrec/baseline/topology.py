@@ -1,8 +1,8 @@
-"""TorchRec's planner: its imports, its settings, the topology that it gets, and the shards of its plans.
+"""TorchRec's planner: imports, settings, the topology to plan for, and the shards of a plan.
 
-TorchRec gets the bandwidths of devices and links, and evenshard's memory limit of each device: weights and optimizer
-state must fit. TorchRec's own estimate, which includes inputs and outputs, only orders the tables: its device memory
-is unlimited, and the bytes of evenshard's rule are limited in the field of host memory, which fused kernels leave at 0.
+The topology has the bandwidths of devices and links, and evenshard's memory limit: weights and optimizer state must
+fit. TorchRec's own memory estimate also includes inputs and outputs, so it only orders the tables: device memory is
+unlimited in the topology. evenshard's limit is set as host memory, which fused kernels do not use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
     from torchrec.modules.embedding_configs import DataType
 
-# TorchRec's unit of bandwidth is bytes per ms: 10**9 bytes per second are 1e6 of them.
+# TorchRec's unit of bandwidth is bytes per ms; 10**9 bytes per second are 1e6 bytes per ms.
 BYTES_PER_MS = 1e6
 # More memory than any device has.
 UNLIMITED_BYTES = 2**60
@@ -57,15 +57,12 @@ DEFAULT_LOAD_FACTOR = 0.2
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Bandwidths for TorchRec's time estimates, 10**9 bytes per second; None keeps TorchRec's own constant.
-
-    They are of device memory, of the links within and between nodes, and of the link from a device to its host.
-    """
+    """Bandwidths for TorchRec's time estimates, 10**9 bytes per second; None keeps TorchRec's own constant."""
 
     hbm_gb_s: float | None = None  # TorchRec: 963 (897 * 1024**3 bytes)
     intra_node_gb_s: float | None = None  # TorchRec: 644
     inter_node_gb_s: float | None = None  # TorchRec: 13.4
-    host_gb_s: float | None = None  # TorchRec: 34.4 (32 * 1024**3 bytes)
+    host_gb_s: float | None = None  # from a device to its host; TorchRec: 34.4 (32 * 1024**3 bytes)
 
 
 def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
@@ -79,8 +76,8 @@ def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
 def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:
     """Return the bandwidths of devices and links; real devices keep TorchRec's constant for device memory.
 
-    For device memory, it is the bandwidth that embedding kernels reach; for a link, the bandwidth of long messages
-    between this many devices. A lower value, such as a linear fit to short messages, makes TorchRec's plans worse.
+    Device memory gets the bandwidth that embedding kernels reach, and a link that of long messages between this many
+    devices. Lower link bandwidths, such as those of short messages, make TorchRec's plans worse.
     """
     profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(
@@ -118,7 +115,7 @@ def machine_topology(
 def collection_of(
     tables: Sequence[Table], names: Sequence[str], features: Sequence[Sequence[str]], data_types: Sequence[DataType]
 ) -> nn.Module:
-    """Return TorchRec's collection of tables with equal ``Table.collection``, on the meta device."""
+    """Build a TorchRec collection on the meta device; all tables must have the same ``Table.collection``."""
     import torch
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -145,7 +142,7 @@ def parts_of_shards(
 ) -> list[TablePart]:
     """Convert the shards of a table to parts, without empty shards.
 
-    A shard is its rank, its offsets and its sizes; the latter two are TorchRec's [rows, columns].
+    Each shard is (rank, offsets, sizes); offsets and sizes are [rows, columns], as in TorchRec.
     """
     return [
         TablePart(table, Span(row, row + num_rows), Span(column, column + num_columns), (rank,), storage)
@@ -220,7 +217,7 @@ def merge_parts(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
 
 
 def table_name(position: int) -> str:
-    """Return a name that TorchRec accepts; table names may contain dots, which TorchRec rejects."""
+    """Return a name for the table at a position; TorchRec rejects evenshard's names if they contain dots."""
     return f"table_{position}"
 
 
@@ -232,11 +229,11 @@ NARROW = 32
 
 @dataclass(frozen=True)
 class PlannerSetting:
-    """Settings of TorchRec's planner that a user chooses."""
+    """Settings of TorchRec's planner that a user can choose."""
 
     min_partition: int | None = None  # minimum columns of a shard; None for TorchRec's default of 128
     sort_by: str = "storage"  # order of the greedy partitioner, storage or perf
-    # Allow grid_shard, data_parallel and the types that cut rows; if False, tables without another type keep them.
+    # Allow grid_shard, data_parallel and types that cut rows. A table whose types are all excluded keeps them.
     grid_shard: bool = False
     replicas: bool = field(default=True, kw_only=True)
     rows: bool = field(default=True, kw_only=True)
@@ -310,9 +307,9 @@ def make_topology(
 
     Args:
         pod_size: number of nodes that the fast link connects.
-        hbm_cap: bytes of each device.
-        caps: bytes of every device, by TorchRec's keyword of the memory.
-        bandwidths: bytes per ms, by TorchRec's keyword.
+        hbm_cap: device memory of a rank, bytes.
+        caps: memory of every rank, bytes, by TorchRec's name, such as ``ddr_cap``.
+        bandwidths: bytes per ms, by TorchRec's name, such as ``intra_host_bw``.
     """
     from torchrec.distributed.planner import types
 
@@ -331,13 +328,13 @@ def pod_size_of(topology: Topology) -> int:
 
 
 class TooStrict(BadConfig):
-    """Rules and constraints leave a table no sharding option."""
+    """Error for rules and constraints that leave a table without a sharding option."""
 
 
 def planner_error(error: EvenshardError, kind: str = "") -> PlannerError:
-    """Wrap an error as TorchRec's ``PlannerError`` with evenshard's message.
+    """Convert an error to TorchRec's ``PlannerError`` with the same message.
 
-    ``kind`` is the name of a ``PlannerErrorType``; by default STRICT_CONSTRAINTS for rules that are too strict and
+    ``kind`` is the name of a ``PlannerErrorType``; by default STRICT_CONSTRAINTS for ``TooStrict``, and
     INPUT_VALIDATION for all other errors.
     """
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType

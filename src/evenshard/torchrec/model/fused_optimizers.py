@@ -3,7 +3,7 @@
 ``apply_optimizer_in_backward`` stores the optimizer's class on a table's parameter. A module sharder's
 ``fused_params`` name an optimizer for all tables of its modules. As in TorchRec, the parameter's takes precedence.
 
-The dense optimizer updates data_parallel tables in place of their fused optimizer, so the user must allow it.
+The dense optimizer updates data_parallel tables in place of their fused optimizer, so the user must allow this.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def find_optimizers(
 ) -> TableOptimizers:
     """Return the optimizer of each table, from the user's choice for all tables, the model, and the module sharders.
 
-    Raises BadConfig if a table of the model has several optimizers, or another than the given one.
+    Raises BadConfig if a table of the model has several optimizers, or one that differs from ``given``.
     """
     located = locate_tables(model, sharders)
     fused = find_fused_optimizers(located, sharders)
@@ -69,7 +69,7 @@ def find_optimizers(
     # The request's optimizer applies to tables without their own; if all have one, it is the most frequent.
     usual = Counter(words.values()).most_common(1)[0][0] if words and len(words) == len(located) else SGD
     assumed = [
-        Assumption(name, "optimizer", f"{one.called} is unknown: its state is counted as {words[name]}'s")
+        Assumption(name, "optimizer", f"{one.called} is unknown: its state is counted as that of {words[name]}")
         for name, one in fused.items()
         if not one.is_known
     ]
@@ -82,7 +82,7 @@ def find_optimizers(
 def find_fused_optimizers(
     located: Sequence[LocatedTable], sharders: Sequence[Any] | None = None
 ) -> dict[str, FusedOptimizer]:
-    """Return the optimizers of the tables that have their own, by table name."""
+    """Return the fused optimizers that the model or its module sharders set, by table name."""
     params_of = {one.module_type: dict(getattr(one, "fused_params", None) or {}) for one in sharders or ()}
     found = {}
     for one in located:
@@ -137,7 +137,7 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
 
 @dataclass(frozen=True)
 class AllowedReplicas:
-    """The dense optimizer, if known, and the tables that may be replicated with any optimizer."""
+    """Tables that may be replicated: those whose fused optimizer equals the dense optimizer, and those ``by_name``."""
 
     dense_optimizer: str = ""  # empty if unknown
     by_name: frozenset[str] = frozenset()  # tables that the request allows to replicate by name

@@ -1,6 +1,6 @@
 """Modules of a TorchRec model: tables that evenshard places, tables left to TorchRec, and the dense part.
 
-A table has its TorchRec name. If two collections have tables of the same name, the path of the collection is prefixed:
+Tables keep their TorchRec names. If two collections have a table of the same name, the path is prefixed:
 ``user.ebc.id`` and ``item.ebc.id``. TorchRec's table names cannot contain a dot, so prefixed names never collide.
 """
 
@@ -66,7 +66,7 @@ class LocatedTable:
 
 
 def locate_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
-    """Return the tables of ``collections``, in any form that ``tables_of`` accepts, in TorchRec's order."""
+    """Return the tables in TorchRec's order; ``collections`` has any form that ``tables_of`` accepts."""
     found = list(_configs(collections, sharders))
     counts = Counter(config.name for _, config, _ in found)
     located = tuple(
@@ -124,7 +124,7 @@ def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
 def find_collections(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, Collection]:
     """Return the collections of a model, by path, that TorchRec's planner would find with these module sharders.
 
-    A collection with several paths is listed once, at the first, as in ``DistributedModelParallel``.
+    A collection with several paths is listed only under the first, as in ``DistributedModelParallel``.
     """
     return {path: module for path, module, _ in _find_sharded_modules(model, sharders) if is_placed(module)}
 
@@ -138,14 +138,14 @@ def find_other_modules(model: nn.Module, sharders: Sequence[Any] | None = None) 
 
 
 def find_other_tables(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Return the tables of ``find_other_modules``, by path and name, each with its module."""
+    """Yield each table of ``find_other_modules``: its name, prefixed with the module's path, and the module."""
     for path, module, names in _find_sharded_modules(model, sharders):
         if not is_placed(module):
             yield from ((qualify_name(path, name), module) for name in names)
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Return True if evenshard places a module; it leaves out virtual tables, which have their own kernels."""
+    """Return True if evenshard places a module. It does not place virtual tables, which have their own kernels."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
@@ -208,10 +208,10 @@ STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[Any] | None = None) -> int:
     """Return the memory of the dense model on a rank: parameters, gradients, optimizer state, and buffers.
 
-    ``DistributedModelParallel`` trains the dense model with ``DistributedDataParallel``, whose buckets are the
-    gradients themselves, so they count once. States have the data types of the parameters. Activations and temporary
-    values of an update are not counted. Unless gradients are set to None before the forward pass, as in TorchRec's
-    pipelines, they exist twice in the third step, when the buckets are rebuilt.
+    ``DistributedModelParallel`` trains the dense model with ``DistributedDataParallel``, whose buckets hold the
+    gradients, so gradients count once. Optimizer states have the data types of the parameters. Activations and
+    temporary values of an update are not counted. In the third step, which rebuilds the buckets, gradients exist
+    twice, unless they are set to None before the forward pass, as in TorchRec's pipelines.
 
     The model must not be sharded yet, and may be on the meta device; ``optimizer`` is one of ``STATES``. Tables of all
     modules that the sharders shard are left out.

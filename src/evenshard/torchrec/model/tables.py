@@ -1,4 +1,4 @@
-"""Conversion of a TorchRec model's tables to evenshard's."""
+"""Conversion of a TorchRec model's tables to evenshard's ``Table``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
 LEFT_TO_TORCHREC = "module"
 # Fields of TorchRec's configurations that a ``Table`` uses.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
-# Further bags of a feature; see ``with_bags``.
+# Name of a further bag of a feature, such as clicks#2; see ``with_bags``.
 _REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
 
@@ -36,17 +36,17 @@ def tables_of(
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> tuple[Table, ...]:
-    """Convert TorchRec's configurations to tables, with evenshard's default reuse of indices.
+    """Convert TorchRec's table configurations to tables, with evenshard's default for the reuse of indices.
 
     Args:
         collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
             of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
         pooling_factors: mean lookups per sample, by table or by feature; see ``apply_pooling_factors``.
-        default_pooling_factor: pooling factor of each feature that is not named.
+        default_pooling_factor: pooling factor of each feature that ``pooling_factors`` does not name.
         sharders: module sharders, which decide if sequence indices are deduplicated; by default TorchRec's.
 
     Raises:
-        BadConfig: if there are no tables, if one cannot be placed, or if a pooling factor's name is unknown.
+        BadConfig: if there are no tables, if a table cannot be placed, or if a pooling factor's name is unknown.
     """
     return table_set_of(collections, pooling_factors, default_pooling_factor, sharders).tables
 
@@ -125,7 +125,7 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
 
 def with_bags(table: Table, bags: Sequence[float]) -> Table:
-    """Return a table with the given bags per sample of each feature; ``table`` has the lookups of a single bag."""
+    """Return a table with this number of bags per sample of each feature; ``table`` has the lookups of one bag."""
     if all(number == 1 for number in bags):
         return table
     names, lookups = [], []

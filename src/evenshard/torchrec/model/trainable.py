@@ -1,11 +1,11 @@
 """Placements that TorchRec 1.8 trains incorrectly, found by training in tests/with_torchrec/test_every_type.py.
 
-- In an ``EmbeddingCollection``, tables are whole, cut by rows over all ranks, replicated, or cut by columns; all
-  column shards in the collection must have the same width. FBGEMM cannot look up a replica on the CPU.
-- On the CPU, FBGEMM confuses a table without rows with the next table in the same call, and updates that with the
-  width of the empty table; after an empty last table it reads arbitrary memory. So every rank must have rows.
-- TorchRec divides a collection's whole output for MEAN pooling as soon as one of its MEAN tables is cut by rows. It
-  then also divides tables that are not cut by rows, but not ``grid_shard``: both train incorrectly.
+- In an ``EmbeddingCollection``, a table must be whole, replicated, cut by rows over all ranks, or cut by columns; all
+  column shards of the collection must have the same width. FBGEMM cannot look up a replica on the CPU.
+- On the CPU, if a rank has no rows of a table, FBGEMM updates the next table of the same call with the width of the
+  empty table. If the last table is empty, FBGEMM reads arbitrary memory. So every rank must have rows.
+- If one MEAN table of a collection is cut by rows, TorchRec divides all sums of the collection by the number of
+  lookups: also those of tables that are not cut by rows, but not those of ``grid_shard``. Both train incorrectly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def describe_sharded_table(
     types: frozenset[str] = ANY_TYPE,
     allowed: frozenset[str] = ANY_TYPE,
 ) -> ShardedTable:
-    """Return a table of a model with its parts; its sharding type is among ``types``."""
+    """Return a table of a model with its parts and their sharding type, which is among ``types``."""
     table = Table(located.name, *located.shape, 1.0)
     own_type = type_among(types, parts, table, machine)
     return ShardedTable(located.name, located.pooling, own_type, allowed, tuple(parts))
@@ -114,7 +114,7 @@ def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) 
 
 
 def choose_written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str:
-    """Return the sharding type that a plan writes for a table of a collection."""
+    """Return the sharding type to write for a table, given all tables of its collection."""
     if table.pooling == SEQUENCE:
         return table.sharding_type
     return join_type(table.sharding_type, table.allowed, [other.sharding_type for other in collection])

@@ -1,7 +1,7 @@
-"""Entry of a table in a TorchRec plan, with the same fields in a ``ShardingPlan`` and in a plan file.
+"""Entry of a table in a TorchRec plan: the same fields for a ``ShardingPlan`` and for a plan file.
 
-They are the fields that TorchRec's ``EmbeddingModuleShardingPlan`` serializes; as there, a file omits defaults. This
-module does not need TorchRec.
+The fields are those that TorchRec's ``EmbeddingModuleShardingPlan`` serializes. As in TorchRec, a file omits fields
+with default values. This module does not need TorchRec.
 
 TorchRec computes the rank of a row from its index: each rank has ceil(rows / ranks) rows, in the order of the ranks. So
 row shards are equal blocks, and a rank without rows has an empty shard.
@@ -54,13 +54,13 @@ class CacheEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: Literal["LRU"] = Field(description="evicts the least recently used rows")
+    algorithm: Literal["LRU"] = Field(description="eviction policy: least recently used rows first")
     load_factor: float = Field(gt=0, le=1, description="cached fraction of the table's rows")
     prefetch_pipeline: bool | None = Field(None, description="true if the training pipeline prefetches rows")
 
 
 class TableEntry(BaseModel):
-    """A table with the ranks of its shards, by columns, then rows; a replica is listed whole for every rank."""
+    """A table and its shards, sorted by columns, then rows; a replicated table has one whole shard per rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,7 +68,7 @@ class TableEntry(BaseModel):
     compute_kernel: str = Field(description="TorchRec's name of the kernel; dense for data_parallel tables")
     ranks: tuple[int, ...]
     shards: tuple[ShardEntry, ...]
-    cache_params: CacheEntry | None = Field(None, description="for kernels with a cache")
+    cache_params: CacheEntry | None = Field(None, description="the table's cache, if its kernel has one")
 
 
 def table_entry(
@@ -79,13 +79,13 @@ def table_entry(
     written_as: str | None = None,
     prefetched: bool | None = None,
 ) -> TableEntry:
-    """Return the entry of a table with all its parts, by columns, then rows.
+    """Return the entry of a table from all its parts, sorted by columns, then rows.
 
-    ``written_as`` is the type to write; by default, the type of the parts. ``prefetched`` is True if the training
-    pipeline prefetches cached rows; None leaves that to the sharders.
+    ``written_as`` is the sharding type to write; by default, that of the parts. ``prefetched`` is True if the training
+    pipeline prefetches cached rows; None leaves that to the module sharders.
 
     Raises:
-        BadConfig: if TorchRec would look up rows on other ranks, or has no kernel for the storage.
+        BadConfig: if TorchRec would look for rows on other ranks, or has no kernel for the table's memory.
     """
     own_type = sharding_type(parts, table, machine)
     if TYPES[own_type].is_replicated:
@@ -119,7 +119,7 @@ def prefetches(training_pipeline: str) -> bool | None:
 
 
 def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
-    """Return the storage to write for TorchRec; on the CPU, ``host`` and ``key_value`` become ``fused``."""
+    """Return the storage to write into the plan; on the CPU, ``host`` and ``key_value`` become ``fused``."""
     if compute_device == "cpu":
         return ON_DEVICE if storage.kernel in (HOST, KEY_VALUE) else storage
     if storage.kernel == HOST:
@@ -165,7 +165,7 @@ def _row_blocks(
         edges = [min(number * block, table.num_rows) for number in range(len(ranks) + 1)]
         blocks = {rank: Span(*edges[number : number + 2]) for number, rank in enumerate(ranks)}
         if held != {rank: rows for rank, rows in blocks.items() if rows.size}:
-            where = cut(", ".join(f"{rows} on {rank}" for rank, rows in sorted(held.items())))
+            where = cut(", ".join(f"{rows} on rank {rank}" for rank, rows in sorted(held.items())))
             raise BadConfig(
                 f"table {brief(table.name)} has rows {where}. TorchRec needs blocks of {block} rows in the order of "
                 f"the ranks. Place the table again."
@@ -181,7 +181,7 @@ def _place(rank: int, compute_device: str, local_world_size: int) -> str:
 
 
 def check_local_world_size(local_world_size: int | None, world_size: int, compute_device: str) -> int:
-    """Check the device type, and check and return the number of ranks per node, by default all ranks."""
+    """Return the ranks per node, by default all ranks; raise BadConfig if they or the device type are invalid."""
     if compute_device not in COMPUTE_DEVICES:
         raise BadConfig(f"compute_device is {brief(compute_device)}. Choose one of {', '.join(COMPUTE_DEVICES)}.")
     if local_world_size is None:

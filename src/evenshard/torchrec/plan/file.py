@@ -1,7 +1,6 @@
 """Files that pass an answer to TorchRec: plans and constraints, as JSON without pickle, which is safe to load.
 
-``evenshard place ... --format torchrec -o plan.json`` needs only tables. The model
-is given when the plan is loaded::
+``evenshard place ... --format torchrec -o plan.json`` writes a plan without the model. Loading it needs the model::
 
     plan = load_plan("plan.json", model)
     model = DistributedModelParallel(model, plan=plan)
@@ -70,10 +69,10 @@ class PlanFile(BaseModel):
     tables: dict[str, TableEntry]
     lineage: dict[str, Any] = Field(description="as in placement.json")
     dense_optimizer: str = Field(
-        default="", description="dense optimizer of the request, which updates replicas; left out if unknown"
+        default="", description="optimizer of the dense model, which updates data_parallel tables; omitted if unknown"
     )
     replicas_by_name: list[str] = Field(
-        default=[], description="data_parallel tables that the request allows by name; left out if there are none"
+        default=[], description="tables that the request allows by name to be data_parallel; omitted if there are none"
     )
 
 
@@ -92,11 +91,11 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
     """Return the plan as JSON, without TorchRec; devices of the answer become ranks.
 
     Args:
-        local_world_size: ranks per node; by default, of the answer's machine.
+        local_world_size: ranks per node; by default, that of the answer's machine.
         compute_device: cuda or cpu.
 
     Raises:
-        BadConfig: if ranks do not fill nodes, the device type is unknown, or TorchRec lacks a table's kernel.
+        BadConfig: if the ranks do not fill the nodes, the device type is unknown, or TorchRec lacks a table's kernel.
     """
     nodes = answer.request.nodes
     local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
@@ -140,15 +139,15 @@ def load_plan(
     Logs a warning if the plan changes the order of pooled outputs.
 
     Args:
-        path: a file of ``save_plan``.
+        path: a file that ``save_plan`` wrote.
         modules: the model that will be wrapped, or its collections by path. Tables have the names of ``tables_of``.
-        local_world_size: ranks per node; by default, of the file.
+        local_world_size: ranks per node; by default, that of the file.
         compute_device: cuda or cpu. By default, the device type of the process, if it has a process group or torchrun
             started it; else that of the file.
 
     Raises:
         BadFile: if the file is missing, incomplete, or contradicts itself.
-        BadConfig: if the model has other tables, or a fused optimizer for one that is replicated without
+        BadConfig: if the model has other tables, the plan replicates a table with a fused optimizer without
             permission, TorchRec is not installed, or an argument is invalid.
     """
     record, tables, parts = _read(path)
@@ -312,10 +311,10 @@ PLACEMENT, PLAN = "placement.json", "plan.json"
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:
     """Load the placement in use as an answer, from placement.json, evenshard's plan file, or a folder with either.
 
-    A plan has no lookups, so its parts are priced with the lookups of the new answer's tables.
+    A plan file has no lookups, so its times are predicted with the lookups of the new answer's tables.
 
     Raises:
-        BadFile: if it is neither, or its tables or ranks differ from the new answer's.
+        BadFile: if the file is neither, or its tables or ranks differ from the new answer's.
     """
     if path.is_dir():
         path = next((path / name for name in (PLACEMENT, PLAN) if (path / name).exists()), path / PLACEMENT)

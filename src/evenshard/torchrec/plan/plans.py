@@ -1,7 +1,7 @@
 """Conversion between placements and TorchRec's ``ShardingPlan``.
 
-Replicated tables use dense kernels. All other types use fused kernels, which update the weights in the backward
-pass, in the memory that the placement names. A plan names a table by the path of its collection and its own name.
+Replicated tables get dense kernels. All other tables get the fused kernel for their memory, which updates the weights
+in the backward pass. A plan identifies a table by the path of its collection and the table's name.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def sharding_plan(
         answer: a placement of ``tables``, or their parts.
         tables: tables in the placement's order, with the names of ``tables_of``.
         modules: the model that will be wrapped, or its collections by path.
-        world_size: number of ranks; by default, of the answer. Required for parts.
+        world_size: number of ranks; by default, that of the answer. Required for parts.
         compute_device: cuda or cpu. By default, the device type of the process, if it has a process group or torchrun
             started it; else cuda.
-        local_world_size: ranks per node; by default, of the answer's machine, else all ranks.
+        local_world_size: ranks per node; by default, that of the answer's machine, else all ranks.
 
     Raises:
         BadConfig: if answer, tables and modules do not match, if TorchRec cannot train this placement, or if the answer
@@ -96,7 +96,7 @@ def sharding_plan(
         answer = answer.parts if isinstance(answer, PlacementAnswer) else answer.parts(tables)
     compute_device = device_of_process("cuda") if compute_device is None else compute_device
     if world_size is None or world_size < 1:
-        raise BadConfig(f"world_size is {world_size}, but parts need it. Give the number of ranks.")
+        raise BadConfig(f"world_size is {world_size}. Give the number of ranks, which table parts do not include.")
     machine = Nodes(world_size, check_local_world_size(local_world_size, world_size, compute_device))
     return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched, replicas)
 
@@ -111,10 +111,10 @@ def plan_of_parts(
     prefetched: bool | None = None,
     replicas: AllowedReplicas | None = None,
 ) -> ShardingPlan:
-    """Return the plan of parts; ``allowed`` has the types that a plan may write for a table, by default any.
+    """Return the plan of table parts; ``allowed`` limits, by table, the sharding types that the plan may write.
 
-    ``prefetched`` is True if the training pipeline prefetches cached rows; None leaves that to the sharders. Without
-    ``replicas``, tables with a fused optimizer may be replicated, with a warning.
+    ``prefetched`` is True if the training pipeline prefetches cached rows; None leaves that to the module sharders.
+    Without ``replicas``, tables with a fused optimizer may be replicated, with a warning.
     """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
@@ -156,9 +156,9 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
     given = {table.name: (table.num_rows, table.embedding_dim) for table in tables}
     for name in (*given, *of_model):
         if name not in of_model:
-            raise BadConfig(f"table {brief(name)} is not in the model's collections. Use tables of `tables_of`.")
+            raise BadConfig(f"table {brief(name)} is not in the model. Use the tables that `tables_of` returns.")
         if name not in given:
-            raise BadConfig(f"table {brief(name)} of the model is not placed. Use tables of `tables_of`.")
+            raise BadConfig(f"table {brief(name)} of the model is not placed. Use the tables that `tables_of` returns.")
         if given[name] != of_model[name]:
             raise BadConfig(
                 f"table {brief(name)} was placed with {' x '.join(map(str, given[name]))} weights, but has "
@@ -189,11 +189,11 @@ def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
 
 
 def _cache_params(entry: TableEntry) -> CacheParams | None:
-    """Return cache parameters that give a table its own kernel call.
+    """Return cache parameters that keep different caches in separate kernel calls.
 
-    TorchRec looks up all tables with equal parameters in one call with one cache. Its rows are as wide as the widest
-    table, and its load factor is the mean over whole tables, even if a rank has few of their rows. That can exceed the
-    memory of separate caches, so ``reserved_memory`` makes the parameters of different caches unequal.
+    TorchRec looks up all tables with equal parameters in one call with one cache. That cache's rows are as wide as the
+    widest table, and its load factor is the mean over whole tables, even if a rank has few of their rows. That can need
+    more memory than separate caches, so ``reserved_memory`` makes the parameters of different caches unequal.
     """
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
     from torchrec.distributed.types import CacheParams
@@ -229,13 +229,13 @@ def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
 
 
 def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) -> Placement:
-    """Return the rank of each table in a plan of whole tables; several parts on the same rank count as whole.
+    """Return the rank of each table in a plan; all parts of a table must be on the same rank.
 
-    ``tables`` are all tables of the plan, with the names of ``tables_of``. A plan does not have the number of ranks,
-    since ranks may be empty.
+    ``tables`` must list all tables of the plan, with the names of ``tables_of``. ``num_devices`` is needed because a
+    plan does not list ranks without tables.
 
     Raises:
-        BadConfig: if the plan cuts or replicates a table, or has other tables.
+        BadConfig: if a table is on several ranks, or the plan has other tables.
     """
     _check_names(tables)
     device_of_table = []
@@ -291,18 +291,18 @@ def _entries(plan: ShardingPlan, tables: Sequence[Table]) -> list[tuple[Table, P
         keys = keys_of.get(table.name, [])
         if len(keys) != 1 or keys[0] not in entries:
             problem = "not in the plan" if len(keys) < 2 else f"in the plan {len(keys)} times"
-            raise BadConfig(f"table {brief(table.name)} is {problem}. Use the table names of `tables_of`.")
+            raise BadConfig(f"table {brief(table.name)} is {problem}. Use the table names that `tables_of` returns.")
         found.append((table, entries.pop(keys[0])))
     if entries:
         left = cut(", ".join(repr(qualify_name(*key)) for key in entries))
-        raise BadConfig(f"the plan also shards {left}. Give all of its tables.")
+        raise BadConfig(f"the plan also shards {left}. Give all tables of the plan.")
     return found
 
 
 def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding]]:
     if not isinstance(module, Mapping):
         raise BadConfig(
-            f"the plan has a {type(module).__name__} for {path or 'the model'}, not a plan by tables. Leave it out."
+            f"the plan has a {type(module).__name__} for {path or 'the model'}, which does not list tables. Remove it."
         )
     return list(module.items())
 

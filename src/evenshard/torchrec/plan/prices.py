@@ -76,10 +76,10 @@ def predicted(
 ) -> PredictedParts:
     """Predict the step time of a plan, even if it violates memory limits or rules.
 
-    Modules that evenshard does not place are not counted. Tables with unsupported kernels are logged.
+    Modules that evenshard does not place are left out. Tables with unsupported kernels are logged.
 
     Args:
-        plan: TorchRec's or evenshard's, with any sharding types.
+        plan: a plan of TorchRec or evenshard, with any sharding types.
         asked: an answer for the same tables and devices, or its request, with the table names of ``tables_of``.
         model: the answer's model, as in ``evenshard.place``; None for the device model of simulated hardware.
 
@@ -91,7 +91,9 @@ def predicted(
     plan = _keep_placed_modules(plan, request)
     for name, kernel in find_unsupported_kernels(plan, request.tables).items():
         log.warning(
-            "table %s uses kernel %s in the plan; its time is predicted as for fused, in device memory.", name, kernel
+            "table %s uses kernel %s in the plan; its time is predicted for the fused kernel in device memory.",
+            name,
+            kernel,
         )
     return part_costs(request, loaded).predict(shards_of(plan, request.tables))
 
@@ -119,7 +121,7 @@ class EvenshardPerfModel:
 
     Args:
         topology: the planner's topology, for its ranks and nodes.
-        hardware: simulated:<profile>, whose device model predicts times; with ``model``, the hardware of its training.
+        hardware: simulated:<profile>, whose device model predicts times; with ``model``, the hardware that it is for.
         model: cost model, as in ``evenshard.place``.
         intra: link within a node; by default, the hardware's own.
         inter: link between nodes.
@@ -172,7 +174,7 @@ class EvenshardPerfModel:
         return self._predict(plan).predicted_ms
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """Return the busy time of each rank in a step, ms: kernels and communication that is not hidden, no waits."""
+        """Return each rank's busy time in a step, ms: kernels and communication that is not hidden, without waits."""
         return [one.predicted_total_ms for one in self._predict(plan).devices]
 
     def _predict(self, plan: list[ShardingOption]) -> PredictedParts:

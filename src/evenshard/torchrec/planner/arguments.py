@@ -1,4 +1,4 @@
-"""Arguments of TorchRec's own planner, which plans the modules that evenshard does not place in the memory left."""
+"""Arguments of TorchRec's own planner, and its plan of the modules that evenshard does not place."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ OF_MODEL_AND_TOPOLOGY = {
 }
 # Help of knobs whose meaning or default differs from ``evenshard.place``.
 OWN_MEANINGS = {
-    "memory_cap_gb": "memory of each rank, GB of 1024**3 bytes; one number, or one per rank (default: the topology's. "
-    "Without a topology: for a GPU rank the driver's, else the named hardware's, else TorchRec's 32 GB with a warning; "
-    "for a CPU rank its share of this machine's memory)",
+    "memory_cap_gb": "memory of each rank, GB of 1024**3 bytes; one number, or one per rank (default: that of the "
+    "topology. Without a topology, a GPU rank has the memory of this machine's GPU, else of the named hardware, else "
+    "TorchRec's 32 GB with a warning; a CPU rank has its share of this machine's memory)",
     "host_memory_gb": "GB of each node's memory available to tables (default: that of the topology's ranks. Without a "
     "topology: 85 % of this machine's memory if it has a GPU, else TorchRec's 128 GB per rank with a warning if tables "
     "are stored there)",
     "ssd_gb": "GB of each node's SSDs available to tables (default: those of the topology's ranks. Without a topology: "
     "TorchRec's 2 TB per rank, with a warning if tables are stored there)",
-    "pooling_factors": "pooling factors by table or feature, as in tables_of; per pooling, if constraints set "
-    "num_poolings",
+    "pooling_factors": "pooling factors by table or feature, as in tables_of; if constraints set num_poolings, "
+    "lookups per pooling",
     "inter": "link between nodes, see `evenshard hardware` (default: the topology's bandwidth, with a warning if that "
     "is TorchRec's constant)",
     "hardware": "hardware to place for; h200 is short for simulated:h200 (default: the model's, else this process's "
@@ -70,7 +70,7 @@ MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
 
 
 def planner_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place`` that the planner accepts, with their help for it."""
+    """Return the knobs of ``evenshard.place`` that ``EvenshardPlanner`` accepts, with its own help texts."""
     return tuple(
         replace(
             one,
@@ -140,7 +140,7 @@ class PlannerArguments:
     ) -> TorchRecMachine:
         """Return the machine with the memory that the storage reservation leaves for tables.
 
-        Host memory stays as it is with ``keeps_host``.
+        With ``keeps_host``, host memory is unchanged.
 
         Raises:
             PlannerError: TorchRec's, if the reservation leaves nothing.
@@ -188,7 +188,7 @@ def reservation_of(given: StorageReservation | None, percentage: float | None) -
 
 
 def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
-    """Return TorchRec's ``HeuristicalStorageReservation``; without ``dense_bytes``, it estimates the dense model."""
+    """Return a ``HeuristicalStorageReservation``; without ``dense_bytes``, TorchRec estimates the dense model."""
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
     if problem := Range(0, 1).problem(percentage):
@@ -246,7 +246,7 @@ def plan_other_modules(
 
 
 def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Return a model of these modules alone, at their paths."""
+    """Return a model that contains only these modules, at their paths."""
     from torch import nn
 
     if "" in modules:

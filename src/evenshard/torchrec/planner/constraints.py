@@ -1,4 +1,4 @@
-"""TorchRec's ``ParameterConstraints`` as rules and tables."""
+"""Conversion of TorchRec's ``ParameterConstraints`` to evenshard's rules and tables."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def apply_constraints(
         replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
         found_lookups,
-        (f"The model does not have these tables of constraints: {unknown}.",) if unknown else (),
+        (f"constraints names tables that the model does not have: {unknown}.",) if unknown else (),
     )
 
 
@@ -171,7 +171,7 @@ def keep_narrow_tables_whole(rules: Rules, known: TableSet, types: Sequence[str]
 def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    remedy = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
+    remedy = "Give TorchRec's constraints by table, such as {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
     if not isinstance(constraints, Mapping):
         raise BadConfig(f"constraints is {brief(constraints)}. {remedy}")
     for name, own in constraints.items():
@@ -216,7 +216,7 @@ def _lookups(
 
 
 def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
-    """Return bags per sample of each feature: its ``num_poolings``, times its batch size over ``batch_size``."""
+    """Return each feature's bags per sample: its ``num_poolings``, times its batch size divided by ``batch_size``."""
     bags = (1.0,) * len(features)
     if own.num_poolings:
         bags = _of_features(name, own, features, "num_poolings")
@@ -227,7 +227,7 @@ def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_s
 
 
 def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
-    """Return the column's values, finite and at least 0, in the order of the table's features."""
+    """Return the values of a constraint in the order of the table's features; raise BadConfig for invalid values."""
     values = getattr(own, column)
     if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
         raise BadConfig(
@@ -259,7 +259,7 @@ def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return allowed types and kernels, empty for no limit; the dense kernel stands for data_parallel."""
+    """Return the allowed types and kernels; no kernels mean no limit, and the dense kernel means data_parallel."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()
@@ -274,7 +274,7 @@ def _types_and_kernels(
     if not of_parts and own.sharding_types is None:
         return (DATA_PARALLEL,), ()
     cut_types = tuple(name for name in asked if name != DATA_PARALLEL) if of_parts else ()
-    # Replicas are in device memory, so kernels of host memory or SSDs alone exclude them next to other types.
+    # Replicas are in device memory. Next to other types, they are allowed only if these may use device memory, too.
     may_be_replicated = DENSE_KERNEL in named and (FUSED in of_parts or not cut_types)
     left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:

@@ -1,6 +1,6 @@
 """Machine to plan for: ranks, nodes and memory, from the arguments or as TorchRec's own planner detects them.
 
-By default, memory is the topology's, else this machine's, else TorchRec's constants.
+By default, the memory is that of the topology, else of this machine, else TorchRec's constants.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TorchRecMachine:
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
     def devices(self, asked: Machine, is_one_node: bool) -> MachineAndMemory:
-        """Return the ranks as devices with these links and hardware, on one node with ``is_one_node``."""
+        """Return the ranks as devices with these links and hardware; ``is_one_node`` puts all on one node."""
         nodes = replace(self.nodes, intra=asked.intra, inter="" if self.nodes.num_domains == 1 else asked.inter)
         nodes = Nodes.one_node(self.nodes.num_devices) if is_one_node else nodes
         reserve = (self.reserved_bytes, self.reserved_share)
@@ -151,7 +151,7 @@ def machine_of(
 
 
 def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
-    """Return the memory of each node, bytes: ``asked_gb``, or the sum over its ranks; empty if all are 0."""
+    """Return the memory of each node, bytes: ``asked_gb``, or the sum of its ranks' memory; empty if all are 0."""
     firsts = range(0, len(of_ranks), local_world_size)
     own = (sum(of_ranks[first : first + local_world_size]) for first in firsts)
     found = tuple(own) if asked_gb is None else (gb_to_bytes(asked_gb),) * len(firsts)
@@ -197,7 +197,7 @@ def _constants(world_size: int) -> _RankMemory:
 
     hbm, ddr, ssd = constants.HBM_CAP, constants.DDR_CAP, constants.SSD_CAP
     note = (
-        f"GPU memory is assumed: {size_text(hbm)} is TorchRec's constant, because this machine has no GPU. "
+        f"GPU memory is assumed to be TorchRec's constant, {size_text(hbm)}, because this machine has no GPU. "
         f"{GIVE_MEMORY}"
     )
     hosts = _constant_note("in host memory", ddr, "host_memory_gb", "ddr_cap")
@@ -234,7 +234,7 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
 
 def _constant_note(where: str, size: int, knob: str, field: str) -> str:
     return (
-        f"Tables are stored {where}, whose size is assumed: {size_text(size)} per rank is TorchRec's constant. Give "
+        f"Tables are stored {where}, whose size is assumed to be TorchRec's constant, {size_text(size)} per rank. Give "
         f"{knob}, or a Topology with its own {field}."
     )
 
@@ -265,9 +265,9 @@ def topology_of(machine: TorchRecMachine) -> Topology:
 
 
 def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Sequence[int]) -> Topology:
-    """Return the topology with the given device memory of each rank, and host memory of each rank by node.
+    """Return the topology with this device memory of each rank; ``host_bytes`` is a rank's host memory, by node.
 
-    ``CustomTopologyData`` would make TorchRec cut rows unevenly, which trains wrongly.
+    ``CustomTopologyData`` is not used: TorchRec would then cut rows unevenly, which it trains incorrectly.
     """
     own = copy.deepcopy(topology)
     for rank, (device, left) in enumerate(zip(own.devices, device_bytes, strict=True)):
@@ -286,14 +286,14 @@ def note_assumed_link(topology: Topology | None) -> str:
     if topology is None or topology.comms_bandwidths.inter_host_bw != CROSS_NODE_BANDWIDTH:
         return ""
     return (
-        f"The link between nodes is assumed: {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} GB/s is TorchRec's constant. "
-        f"Give inter, such as inter='ib_400g' (`evenshard hardware` lists the links), or a Topology with its own "
+        f"The link between nodes is assumed to have TorchRec's constant, {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} "
+        f"GB/s. Give inter, such as inter='ib_400g' (`evenshard hardware` lists the links), or a Topology with its own "
         f"inter_host_bw."
     )
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:
-    """Return the links within and between nodes from a topology's bandwidths; "" for TorchRec's default within."""
+    """Return a topology's links within and between nodes; "" if the one within has TorchRec's default bandwidth."""
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
     links = topology.comms_bandwidths

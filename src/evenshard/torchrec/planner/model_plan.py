@@ -1,4 +1,4 @@
-"""evenshard's planning of a TorchRec model, from the request to the finished plan."""
+"""Steps of ``EvenshardPlanner`` for a model, from the placement request to the finished plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from evenshard.torchrec.planner.report import ModelPlan, PlanReport
 log = logging.getLogger(__name__)
 
 # Seconds for TorchRec's default plan, and their largest fraction of ``timeout_seconds``; the plan is only an additional
-# start of the search.
+# starting point of the search.
 DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 
@@ -140,7 +140,7 @@ class ModelPlanner:
         search = self.knobs.search
         model, hardware = choose_model(search.model, self.knobs.machine.hardware, on)
         config = PlaceConfig.of(search)
-        better_ms: set[float] = set()  # each better placement has another time
+        better_ms: set[float] = set()  # one per better placement
 
         def count(predicted_ms: float, done: float) -> None:
             better_ms.add(predicted_ms)
@@ -158,7 +158,7 @@ class ModelPlanner:
         if limit_s is not None and time.monotonic() - started >= limit_s:
             result.say(f"The search stopped after timeout_seconds={limit_s} with the best plan found so far.")
         if HardwareName.parse(hardware).kind.compute_device != on:
-            result.say(f"The plan is for {on} ranks, but times are predicted for {hardware}: another may be faster.")
+            result.say(f"The plan is for {on} ranks, but its times are for {hardware}; another plan may be faster.")
         return result.answer.parts
 
     def _say_changed(self, result: ModelPlan) -> None:
@@ -171,8 +171,8 @@ class ModelPlanner:
         except EvenshardError as error:
             now = f"its time cannot be predicted ({reason_of(error)})"
         result.say(
-            f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is still for the "
-            f"plan before."
+            f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer still describes "
+            f"the previous plan."
         )
 
 
@@ -203,7 +203,7 @@ def _check_dense(machine: TorchRecMachine, dense: int) -> None:
 
 
 def _minimize_reserve(request: PlacementRequest) -> PlacementRequest:
-    """Return the request with the memory for own samples taken from the reserve, as in TorchRec's 15 %."""
+    """Return the request with a reserve that includes the memory for a rank's samples, as TorchRec's 15 % does."""
     left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
     return replace(request, reserved_share=max(left, 0.0))
 

@@ -50,7 +50,7 @@ def check_kernels(knobs: Knobs, compute_device: str) -> None:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Placement request for a model. Keys of mappings are module path and table name."""
+    """Placement request for a model. The mappings' keys are (module path, table name)."""
 
     request: PlacementRequest
     lookups: Mapping[tuple[str, str], tuple[float, ...]]  # per bag, of each feature
@@ -72,7 +72,7 @@ def request_of(
 
     Args:
         dense: bytes of the dense model on each device.
-        knobs: for all ranks together, with the batch and the links of the topology.
+        knobs: knobs of ``evenshard.place``, with the batch size over all ranks and the topology's links.
         is_whole: True if a sharder places whole tables in device memory.
         enumerator: its search space limits sharding types and kernels.
 
@@ -118,7 +118,7 @@ def request_of(
 def _left_out(
     request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[AllowedOptions]
 ) -> tuple[str, ...]:
-    """Return the tables that are not replicated because of their optimizer; data_parallel may be the only type left."""
+    """Return the tables that are not replicated because of their optimizer, unless data_parallel is their only type."""
     forced = {
         table.name
         for table in located
@@ -150,7 +150,7 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
 def _types_on_cpu(
     known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
 ) -> dict[str, tuple[str, ...]]:
-    """Return types without those that FBGEMM cannot train on the CPU: replicated sequences, and empty ranks."""
+    """Return, by table, the types that FBGEMM can train on the CPU; tables without a limit are left out."""
     table_types: dict[str, tuple[str, ...]] = {}
     if machine.compute_device != "cpu":
         return table_types
@@ -241,7 +241,7 @@ def _words(pairs: Iterable[tuple[str, str]]) -> str:
     return cut(", ".join(sorted(f"{name} on {kernel}" for name, kernel in pairs)))
 
 
-# Operations of TorchRec's codec registry, for pooled tables and for sequences; the first sets the data types of all.
+# Operations of TorchRec's codec registry, for pooled tables and for sequences; the first one's data types apply to all.
 _OPERATIONS = {
     True: ("POOLED_EMBEDDINGS_ALL_TO_ALL", "POOLED_EMBEDDINGS_REDUCE_SCATTER"),
     False: ("SEQUENCE_EMBEDDINGS_ALL_TO_ALL",),

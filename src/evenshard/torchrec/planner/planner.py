@@ -103,8 +103,8 @@ class EvenshardPlanner:
                 bandwidths, only those of the links are used.
             batch_size: samples per rank and step; 512 by default.
             enumerator: its search space limits the sharding types; its estimates are used only in the statistics.
-            storage_reservation: decides the memory for tables. Nothing else is reserved, and dense_gb defaults to 0. By
-                default, see reserved_gb and dense_gb.
+            storage_reservation: determines the memory for tables; nothing else is reserved, and dense_gb defaults to 0.
+                If omitted, reserved_gb and dense_gb apply.
             proposer, partitioner, performance_model: used only by TorchRec's planner, for modules that evenshard does
                 not place; listed in the log at DEBUG.
             stats: TorchRec's statistics, or several; ``EmbeddingStats`` by default. Their times and memory are
@@ -124,7 +124,7 @@ class EvenshardPlanner:
             compute_device: cuda or cpu. By default, cpu for a process group with gloo, cuda with NCCL, else cuda if
                 there is a GPU.
             knobs: knobs of ``evenshard.place`` that model and topology do not determine (``planner_knobs``), by name,
-                or in the dataclasses of ``evenshard.planner.knobs``; ``OWN_MEANINGS`` has the help of some for ranks.
+                or in the dataclasses of ``evenshard.planner.knobs``; ``OWN_MEANINGS`` lists knobs that differ from it.
                 Arguments of newer TorchRec releases are passed to TorchRec's planner, and listed in the log at DEBUG.
 
         Raises:
@@ -223,7 +223,7 @@ class EvenshardPlanner:
         self.answer, self.notes, self._best_plan, self._planned = None, (), None, (module, given)
         loader = self._arguments.plan_loader
         if loader is not None and loader.load() is not None:
-            self._say("plan_loader has a stored plan: TorchRec's planner loads it, evenshard does not plan.")
+            self._say("plan_loader has a stored plan. TorchRec's planner loads it; evenshard makes no plan.")
             return self._plan_of_theirs(module, given)
         try:
             if self._failure is not None:
@@ -276,11 +276,11 @@ class EvenshardPlanner:
         return plan
 
     def hash_planner_context_inputs(self) -> int:
-        """Return TorchRec's hash of a plan's inputs; like TorchRec's planner, this needs an earlier plan."""
+        """Return TorchRec's hash of the planner's inputs; as in TorchRec, it needs an earlier plan."""
         return int(self._with_context().hash_planner_context_inputs())
 
     def hash_planner_context_inputs_str(self) -> str:
-        """Return TorchRec's hash of the planner's inputs, as text."""
+        """Return ``hash_planner_context_inputs`` as text."""
         return str(self._with_context().hash_planner_context_inputs_str())
 
     def _say(self, note: str) -> None:

@@ -132,7 +132,7 @@ class PlanReport:
         return kept
 
     def _options(self, result: ModelPlan) -> list[ShardingOption]:
-        """Return the plan as options, without times and memory."""
+        """Return the plan as ``ShardingOption``s, without times and memory."""
         sharder_of = {one.module_type: one for one in self.sharders}
         found = []
         constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
@@ -165,7 +165,7 @@ class PlanReport:
         return found
 
     def _fill_estimates(self, options: list[ShardingOption]) -> Enumerator:
-        """Fill in TorchRec's times and memory, and return the enumerator that estimated them."""
+        """Fill in TorchRec's estimates of time and memory, and return the enumerator that made them."""
         given = self.arguments
         enumerator = given.enumerator
         if enumerator is None:

@@ -1,9 +1,8 @@
-"""Delta file: the tables whose shards change ranks between two placements, for a running job.
+"""Delta file: the tables that a running job reshards to get from one placement to another.
 
-``evenshard diff old.json new.json --reshard-delta -o delta.json`` writes it. The model is
-given when it is loaded::
+``evenshard diff old.json new.json --reshard-delta -o delta.json`` writes it. Loading it needs the running model::
 
-    delta = load_delta("delta.json", model)        # of the running DistributedModelParallel
+    delta = load_delta("delta.json", model)        # a DistributedModelParallel
     reshard(model, delta)
 """
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
     Delta = dict[str, tuple[float, EmbeddingModuleShardingPlan]]
-"""Moves by the path of a collection: MB that go to other ranks, and the new entries of its tables."""
+"""For each collection path, the MB that go to other ranks and the new entries of the collection's tables."""
 
 # For messages on files.
 _WHAT = "a delta file"
@@ -58,7 +57,7 @@ RESTART = "save a checkpoint and restart from it with the new plan (see docs/run
 
 
 class TableDelta(BaseModel):
-    """A table that moves."""
+    """A table that is resharded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,12 +66,12 @@ class TableDelta(BaseModel):
     weight_bytes: int = Field(ge=0, description="weights that move to another rank")
     state_bytes: int = Field(ge=0, description="optimizer state that moves with the weights")
     state_is_exact: bool = Field(
-        description="false if a shard is cut by columns whose optimizer state is one value per row"
+        description="false if a shard whose optimizer state is one value per row is cut by columns"
     )
 
 
 class DeltaFile(BaseModel):
-    """Tables that move between two placements while the job runs, and tables that cannot."""
+    """Tables to reshard while the job runs, and tables that differ but cannot be resharded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -95,7 +94,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
         partial: True to leave out tables that cannot move while the job runs, and list them in ``left``.
 
     Raises:
-        BadConfig: if machines or optimizers differ; without ``partial``, if a table cannot move. The message has all of
+        BadConfig: if machines or optimizers differ; without ``partial``, if a table cannot move. The message lists
             these tables with their reasons.
     """
     machine = new.request.nodes
@@ -181,7 +180,7 @@ def save_delta(delta: DeltaFile, path: str | Path) -> None:
 
 @blame_file
 def read_delta(path: str | Path) -> DeltaFile:
-    """Load a delta file of ``save_delta``.
+    """Load a delta file that ``save_delta`` wrote.
 
     Raises:
         BadFile: if the file is missing, incomplete, or contradicts itself.
@@ -212,7 +211,7 @@ def _find_obstacle(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str
 
 
 def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
-    """Return True if the change splits the columns of an old part, which share a row-wise state."""
+    """Return True if the change splits an old part by columns, which share their row-wise optimizer state."""
     edges = {edge for part in old.parts_of_table[name] for edge in part.columns}
     return any(edge not in edges for part in new.parts_of_table[name] for edge in part.columns)
 
@@ -297,7 +296,7 @@ def _table_after(
 
 
 def _choose_type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
-    """Return the type to write: the running type if it includes the table's, so that the kernel call stays the same."""
+    """Return the type to write: the running type if it includes the new one, so that the kernel call stays the same."""
     if table.pooling != SEQUENCE and TYPES[table.sharding_type].with_more_columns == running:
         return running
     return choose_written_type(table, together)

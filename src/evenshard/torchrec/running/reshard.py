@@ -1,13 +1,13 @@
-"""Resharding of a running training job: TorchRec rebuilds a collection, and rows and columns move to its ranks.
+"""Resharding of a running training job: TorchRec rebuilds a collection, and weights and states move to new ranks.
 
 ``DistributedModelParallel.reshard`` of TorchRec 1.8 does this for tables of an ``EmbeddingBagCollection`` that stay
 table_wise or column_wise; docs/running_jobs.md lists what it does not preserve. This module moves tables of both kinds
 of collections between all types except data_parallel, with the whole optimizer state.
 
-A state has as many values as the weights (Adagrad, Adam), or one value per row of a shard (row-wise Adagrad): the sum
-over steps of the mean squared gradient of its columns. A shard merged from old shards gets the mean of their states,
-weighted by columns, which is exact. If a shard is split, the contribution of each column is unknown, and every new
-shard gets the whole state.
+An optimizer state has as many values as the weights (Adagrad, Adam), or one per row of a shard (row-wise Adagrad): the
+sum over steps of the mean squared gradient of the shard's columns. A shard merged from old shards gets the mean of
+their states, weighted by columns, which is exact. If a shard is split, the contribution of each column is unknown, and
+every new shard gets the whole state.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _rebuild(model: DistributedModelParallel, path: str, old: Any, changed: Embe
 def _warn_if_reordered(path: str, old: Any, new: Any) -> None:
     before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (old, new))
     if before != now:
-        warn_of_order([OrderChange(path, before, now)], "Dense layers that use its values() get other columns.")
+        warn_of_order([OrderChange(path, before, now)], "Layers that use the output's values() get other columns.")
 
 
 def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
@@ -269,7 +269,7 @@ def find_overlaps(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[in
 
 
 def slice_block(values: torch.Tensor, block: Rectangle, overlap: Rectangle) -> torch.Tensor:
-    """Return a view of a block's weights or state for an overlap: [rows, columns], or [rows]."""
+    """Return the part of a block's weights or state that is in an overlap, as a view: [rows, columns], or [rows]."""
     rows = slice(overlap.rows.start - block.rows.start, overlap.rows.stop - block.rows.start)
     if values.dim() == 1:
         return values[rows]
