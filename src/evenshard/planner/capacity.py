@@ -1,4 +1,4 @@
-"""Errors for infeasible requests, with memory, devices or sharding types that would suffice."""
+"""Errors for infeasible requests, which suggest sufficient memory, more devices or other sharding types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANY_LINK = "infiniband_ndr"
 
 
 def explain_infeasibility(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """Convert a search's error to an error that says what would make the request feasible."""
+    """Add remedies that would make the request feasible to a search's error."""
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the task's internal name means nothing to the user
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)

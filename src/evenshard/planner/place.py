@@ -126,7 +126,7 @@ class PlaceConfig:
 
 @one_thread()
 def place_request(request: PlacementRequest, model: Model, config: PlaceConfig | None = None) -> PlacementAnswer:
-    """Answer a request, on one thread because the matrices are small. Deterministic.
+    """Answer a request; the answer is deterministic. Runs on one thread, because the matrices are small.
 
     Raises:
         InfeasibleTask: if no legal placement exists or was found; the message says which, and what would help.
@@ -254,7 +254,7 @@ def _check_dims(tables: Sequence[Table]) -> None:
 def _starts(
     request: PlacementRequest, model: Model, seed: int, task: ShardingTask, known: Sequence[Sequence[TablePart]]
 ) -> list[tuple[TablePart, ...]]:
-    """Return the legal known placements, and a learned policy's placement if all tables may be whole."""
+    """Return starting placements: the legal known ones, and a learned policy's if all tables may be whole."""
     on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
     are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
     placements = roll_out(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
@@ -271,7 +271,7 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
     in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
     for table in task.tables:
         if table.name in in_rows and table.row_shares is None:
-            yield Assumption(table.name, "row_shares", "lookups spread evenly over the rows of its shards")
+            yield Assumption(table.name, "row_shares", "lookups are spread evenly over its rows")
 
 
 def _notes(

@@ -141,7 +141,7 @@ _Words = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Written:
-    """Rules in the form of user input."""
+    """Rules as the user writes them."""
 
     pinned: dict[str, _Ids] | None = None
     forbidden: dict[str, _Ids] | None = None
