@@ -210,11 +210,7 @@ class PlacementAnswer(PricedParts):
 
     @property
     def device_of_table(self) -> tuple[int, ...]:
-        """Return the device of each table, if all tables are whole.
-
-        Raises:
-            BadConfig: if a table is cut or replicated.
-        """
+        """Return the device of each table; raise BadConfig if a table is cut or replicated."""
         cut = next((name for name, own_type in self.type_of_table.items() if own_type != TABLE_WISE), None)
         if cut is not None:
             raise BadConfig(

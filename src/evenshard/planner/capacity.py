@@ -157,7 +157,6 @@ def _find_machine(request: PlacementRequest) -> Nodes | None:
 
 
 def _list_larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
-    """Yield growing machines: a larger node first, then more nodes, then more domains."""
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
     widest = max(_domain_nodes(request), per_domain) if machine.num_domains == 1 else per_domain
@@ -199,7 +198,6 @@ def _shape_text(machine: Nodes, larger: Nodes) -> str:
 
 
 def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Extend the sizes of a machine with copies of the largest; empty stays empty."""
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 

@@ -223,7 +223,6 @@ def payback(
 def _transfer(
     difference: Difference, new: PlacementAnswer, model: Model | None, link_gb_s: float | None
 ) -> tuple[float, str]:
-    """Return the seconds of the transfer and the name of its link."""
     traffic = difference.traffic
     if link_gb_s is not None:
         return traffic.seconds or 0.0, f"{link_gb_s:.3g} GB/s"

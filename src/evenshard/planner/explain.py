@@ -208,7 +208,6 @@ class _TableChanges:
         return changes
 
     def _swap_candidates(self, number: int) -> list[int]:
-        """Return parts on other devices to swap with, sorted by the time of the slower device after the swap."""
         own, ms_D = self._answer.parts[number], self._changed.now.ms_D
 
         def then_ms(other: int) -> float:

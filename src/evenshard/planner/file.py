@@ -214,11 +214,7 @@ def json_text(answer: PlacementAnswer) -> str:
 @check_arguments()
 @blame_file
 def load_answer(path: str | Path) -> PlacementAnswer:
-    """Read placement.json of the current version.
-
-    Raises:
-        BadFile: if it is missing, incomplete, or contradicts itself.
-    """
+    """Read placement.json of the current version; raise BadFile if it is missing, incomplete or inconsistent."""
     try:
         content = read_json(path, _WHAT, _REMEDY)
         if isinstance(content, dict) and "world_size" in content:

@@ -248,7 +248,6 @@ def own_link(hardware: str) -> str:
 
 
 def _check_machine(machine: Nodes) -> Nodes:
-    """Return the machine, without a link between domains if there is only one domain."""
     if problem := machine.problem():
         raise BadConfig(problem)
     return replace(machine, inter="") if machine.num_domains == 1 else machine

@@ -323,7 +323,6 @@ def _list_fixed_limits(
 
 
 def _keep_table(own_type: str, parts: Sequence[TablePart]) -> _Limits:
-    """Return limits that keep a table's type, and its devices unless it is on all of them."""
     is_on_all = TYPES[own_type].is_replicated or own_type in ROWS_OF_ALL
     return _Limits(frozenset({own_type}), None if is_on_all else frozenset(part.device for part in parts))
 
@@ -393,7 +392,6 @@ def _devices_in_order(
 
 
 def _correct_work(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
-    """Scale each table's work by the times of its devices relative to the mean."""
     total_ms = [device.predicted_total_ms for device in answer.devices]
     mean_ms = sum(total_ms) / len(total_ms) or 1.0
     factor_of: dict[str, list[float]] = {}

@@ -82,7 +82,6 @@ def load_learned_model(where: str | Path | None, hardware: str | None = None) ->
 
 
 def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel | None:
-    """Return the requested device model; None if a learned model is requested."""
     named = str(where or "")
     if named.startswith(SIMULATED):
         found = DeviceModel(named)

@@ -44,13 +44,9 @@ class PlacementRequest:
     Attributes:
         tables: whole tables with distinct names.
         caps_bytes: memory of each device, by device id.
-        batch_size: global batch size, samples.
         reserved_bytes: memory of each device to keep free for allocations that are not counted.
-        rules: placement rules by table name.
         sharding_types: allowed sharding types; empty for all.
         machine: nodes and links; None for one node with all devices.
-        communication: data types of embeddings and gradients in communication.
-        assumptions: assumptions about the tables.
         reserved_share: fraction of each device's memory to reserve in addition to ``reserved_bytes``.
         dense_bytes: memory of the dense model with gradients and optimizer state on each device.
         training_pipeline: one of ``PIPELINES``; empty, as in the oldest files, to count only weights and optimizer
@@ -235,11 +231,7 @@ def check_batch(batch_size: int, num_devices: int) -> None:
 
 
 def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
-    """Return the sharding types that the knobs name; empty for all.
-
-    Raises:
-        BadConfig: if ``allow_column_split`` and other types are both given.
-    """
+    """Return the sharding types that the knobs name, empty for all; raise BadConfig if the knobs contradict."""
     if not sharding.allow_column_split:
         return tuple(sharding.sharding_types)
     if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):

@@ -212,7 +212,6 @@ def _records_of(tables: Any) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy numbers and arrays to Python's."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -292,7 +291,7 @@ def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[s
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
-    """Raise BadFile, before the whole file is read, if a Parquet file has no column of a table file."""
+    """Raise BadFile, before the whole file is read, if a Parquet file has none of a table file's columns."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -136,7 +136,6 @@ def _machines(asked: WhatIf) -> Iterator[tuple[str, Nodes]]:
 
 
 def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | None) -> Iterator[WhatIfOption]:
-    """Yield the options on a machine, without placements."""
     batch_size = asked.batch_size or (asked.batch_per_device or 0) * machine.num_devices
     scale = 1.0 if asked.dense_batch is None else batch_size / machine.num_devices / asked.dense_batch
     price, caps = None if prices is None else prices.price_of(hardware), asked.memory_cap_gb
@@ -156,7 +155,6 @@ def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | N
 
 
 def _in_groups(option: WhatIfOption, place_on: PlaceOn, sync_every: int) -> WhatIfOption:
-    """Return the option with its tables placed, in the faster layout of its groups."""
     found = [
         _in_layout(replace(option, layout=layout), group, place_on, sync_every)
         for layout, group in layouts_of(option.machine, option.group_size)

@@ -115,7 +115,7 @@ def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """Return the machine that each set of devices forms; None if machines differ, or nodes have unequal numbers."""
+    """Return the machine that each set of devices forms; None if these differ, or nodes hold unequal numbers."""
     found = {_machine_of_ranks(machine, group) for group in ranks}
     return found.pop() if len(found) == 1 else None
 
@@ -135,11 +135,7 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """Return the distinct layouts of groups of a size, each with the machine of one group.
-
-    Raises:
-        BadConfig: if the machine cannot be divided into such groups.
-    """
+    """Return the distinct layouts of groups of a size, with the machine of a group; raise BadConfig if none exists."""
     devices = machine.num_devices
     if group_size == devices:
         return (("", machine),)
@@ -217,7 +213,6 @@ def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
 
 
 def _all_reduce(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
-    """Return the bytes that a device sends in all-reduces of ``held`` bytes, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
     moved = all_reduce_bytes(machine, np.full(machine.num_devices, float(held)))
     latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)

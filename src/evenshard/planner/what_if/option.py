@@ -42,7 +42,7 @@ class Sync:
     Attributes:
         every: number of steps from one all-reduce to the next.
         bytes_per_device: most bytes that a device averages.
-        bytes_of_all: bytes that all devices of a group average.
+        bytes_of_all: bytes that all devices of the machine average.
         sent_bytes: bytes that the device with the most bytes sends.
         once_ms: time of one all-reduce, without overlap.
     """
