@@ -332,10 +332,10 @@ class WhatIf:
     )
     overlap: float = knob(
         0.0,
-        "share of the shorter of embeddings and dense_ms that overlaps the longer, 0 to 1; 0 adds them up",
+        "overlap of embeddings and dense_ms, as a fraction of the shorter of these times, 0 to 1; 0 adds them up",
     )
     max_step_ms: float | None = knob(
-        None, "step time limit: the cheapest machine that is predicted to stay within it is reported, too"
+        None, "step time limit: the answer names the cheapest machine that is predicted to stay within it, too"
     )
     devices_per_node: int | Mapping[str, int] | None = knob(
         None, "devices per host (default: as many as its link connects, at most 8)"
@@ -357,7 +357,7 @@ class WhatIf:
         "devices that share one copy of the tables in 2D parallelism (TorchRec's DMPCollection); all tries every "
         "divisor of the number of devices (default: all devices share one copy)",
     )
-    sync_every: int = knob(1, "number of steps after which the weights are averaged over the groups")
+    sync_every: int = knob(1, "number of steps from one averaging of the weights over the groups to the next")
 
 
 def groups() -> tuple[Group, ...]:

@@ -72,7 +72,7 @@ def test_fewer_samples_than_a_batch_are_used_and_said_to_be_assumed(tmp_path: Pa
     many = table("ads", rows=10**6)
     found = tables_from_traffic(source, 4, [many])
     assert found.tables[0].reuse_bins == pytest.approx(bins(0.5, 0.5))
-    text = "those of 3 samples; larger batches repeat rows more"
+    text = "counted over 3 samples; larger batches repeat rows more often"
     assert found.assumptions == (Assumption("ads", "reuse_bins", text),)
     # 1024 lookups cannot be of rows that are read once or twice when there are only two rows.
     (few,) = tables_from_traffic(source, 1024, [table("ads", rows=2)]).tables
