@@ -312,11 +312,11 @@ class PlacementAnswer(PricedParts):
 
 @dataclass(frozen=True)
 class Near:
-    """The current placement, and a limit on the bytes that may move from it."""
+    """The current placement and its file, and a limit on the bytes that may move from it (None for no limit)."""
 
     old: PlacementAnswer
-    source: str  # its file
-    max_move_bytes: int | None = None  # None for no limit
+    source: str
+    max_move_bytes: int | None = None
 
     @property
     def most_bytes(self) -> float:

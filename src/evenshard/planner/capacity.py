@@ -120,7 +120,7 @@ def _most_bytes(task: ShardingTask, position: int) -> int:
 
 
 def _find_host_gb(request: PlacementRequest) -> int | None:
-    """Return a sufficient memory of each host, GB; None if devices are CPUs that share their host's memory."""
+    """Return the memory of each host, GB, with which the tables fit; None for CPU devices, which use host memory."""
     if HardwareName.parse(request.hardware).kind.is_host:
         return None
 

@@ -154,8 +154,7 @@ def tables_from(
         embedding_dim: dim of all tables; required if ``source`` is traffic, allowed for a public set with one dim.
         weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
         default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
-        columns: field of ``Table`` or feature for each renamed column of the table file and the traffic; "" ignores
-            the column.
+        columns: column name in the table file or the traffic -> field of ``Table`` or feature; "" ignores the column.
 
     Raises:
         BadConfig: if there is no such source, or settings contradict it.

@@ -85,7 +85,7 @@ def test_a_table_that_only_the_last_window_reads_gets_that_ones_histogram(tmp_pa
     assert found.tables[0].reuse_bins == pytest.approx(bins(1)) and found.tables[0].pooling_factor == 2 / 3
     assert found.tables[1].reuse_bins == bins(0, 1)
     assert [(one.table, one.column) for one in found.assumptions] == [("ads", "reuse_bins")]
-    assert "those of 1 samples" in found.assumptions[0].text
+    assert "counted over 1 sample;" in found.assumptions[0].text
 
 
 def test_a_table_that_is_never_read(tmp_path: Path) -> None:

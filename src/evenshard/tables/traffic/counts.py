@@ -160,7 +160,7 @@ class ReuseIntervals:
 
 
 def rows_to_remember(num_tables: int) -> int:
-    """Return how many rows per table are tracked, for this number of tables."""
+    """Return the number of rows to track per table."""
     return min(max(REMEMBERED_ROWS // max(num_tables, 1), MIN_REMEMBERED), MAX_REMEMBERED)
 
 

@@ -22,7 +22,7 @@ from evenshard.base.documents import unpack_file
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
-from evenshard.base.messages import brief, names_text
+from evenshard.base.messages import brief, count_text, names_text
 from evenshard.tables.assumptions import Assumption, TableSet, assume_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table, duplicate_name
@@ -55,7 +55,7 @@ def tables_from_traffic(
         source: a folder of Parquet files or of ``.pt`` files, sorted by name, or a single file.
         tables: tables to complete; tables without traffic stay unchanged, traffic without a table is ignored. None
             creates a table for each feature, with rows up to its largest index, 32 bits and ``embedding_dim``.
-        columns: feature of each renamed column; "" ignores a column. A column in this mapping is always a feature.
+        columns: column name -> feature; "" ignores a column. A column in this mapping is always a feature.
 
     Raises:
         BadConfig: if settings are invalid or contradict each other.
@@ -218,7 +218,7 @@ def _fill_figures(
     # whole batch to fit into the rows.
     rest_K = tuple((counts.rest_K / np.sum(counts.rest_K)).tolist())
     reuse_bins = feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size, base=rest_K)
-    text = f"counted over {num_samples % batch_size} samples; larger batches repeat rows more often"
+    text = f"counted over {count_text(num_samples % batch_size, 'sample')}; larger batches repeat rows more often"
     assumptions.append(Assumption(table.name, "reuse_bins", text))
     return replace(table, reuse_bins=reuse_bins)
 
