@@ -1,8 +1,8 @@
 """Device and host memory: defaults, components in an answer, and the cost of parts outside of device memory.
 
 A placement is legal if the table parts on each device fit its available memory (``rooms_bytes`` of the request): its
-memory without the reserve, the dense model and its own samples. Memory is counted during the output dist; a higher peak
-at another moment of the step may use some of the reserve.
+memory minus the reserve, the dense model and the device's own samples. Memory is counted during the output dist; a
+higher peak at another moment of the step may use some of the reserve.
 """
 
 from __future__ import annotations

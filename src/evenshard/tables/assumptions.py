@@ -90,7 +90,8 @@ def apply_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float |
         known: the tables and their assumptions.
         pooling_factors: mean lookups per sample, by table or by feature. For a table, a number is the total of its
             features, divided evenly, and a list (TorchRec's form) has one number per feature, in order. Any other name
-            is a feature. The name of a table and its feature means the feature if others of its features are given.
+            is a feature. A name that a table shares with one of its features means the feature if other features of
+            the table are given.
 
     Raises:
         BadConfig: if a name is unknown, or a value is neither a number nor a list with one number per feature.

@@ -61,7 +61,7 @@ class GeneratorConfig:
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:
     """Generate a pool that follows the DLRM 2021 statistics; the same seed gives the same tables.
 
-    The reuse histograms are for ``batch_size``. Each has a random tilt (see ``reuse``) that its rows and lookups allow.
+    The reuse histograms are for ``batch_size``. Each is tilted at random and feasible for the table (see ``reuse``).
     Their mean over the pool, weighted by numbers of unique indices, is the published histogram, to about 1e-4 per bin.
     If a limit leaves too few rows for that, each histogram is as close to the published one as possible.
     """

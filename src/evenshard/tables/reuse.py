@@ -158,7 +158,7 @@ def _cap_means(num_lookups_T: FloatArray) -> FloatArray:
 
 
 def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> ReuseBins:
-    """Return the expected histogram if each lookup reads the row of rank r with probability ~ ``r**-alpha``.
+    """Return the expected histogram if rows are read with probabilities proportional to ``rank**-alpha``.
 
     The count of a row is Poisson. Ranks above 1000 are grouped in blocks of about 1 % width, so that two billion rows
     take milliseconds. Without lookups, all the mass is in bin 0.
