@@ -18,7 +18,7 @@ from support.traffic_builders import TRAFFIC, write_parquet
 
 APPROXIMATED = Table("clicks", 1000, 16, 4.0, data_type="bf16", weight_bits=16, pooling="mean", is_weighted=True)
 TEXTS = {
-    "data_type": "BF16 is timed by its number of bits only",
+    "data_type": "BF16 is timed like another type with the same number of bits",
     "pooling": "MEAN is timed like SUM",
     "is_weighted": "the input dist includes the lookup weights; the kernel is timed without them",
 }
@@ -57,7 +57,7 @@ def test_of_a_model() -> None:
 
 def test_of_traffic_and_of_a_public_set(tmp_path: Path) -> None:
     folder = write_parquet(tmp_path / "sample", TRAFFIC)
-    eighths = {"data_type": "8-bit data is timed by its number of bits only"}
+    eighths = {"data_type": "8-bit data is timed like another type with the same number of bits"}
     assert named(folder, embedding_dim=16, batch_size=4) == {}
     assert named(folder, embedding_dim=16, batch_size=4, weight_bits=8) == eighths
     assert named("mlperf_dlrm_v2", weight_bits=8) == eighths
@@ -67,7 +67,11 @@ def test_of_traffic_and_of_a_public_set(tmp_path: Path) -> None:
 def test_data_types(data_type: str) -> None:
     found = named([Table("a", 1000, 16, 4.0, data_type=data_type, weight_bits=DATA_TYPES[data_type])])
     is_timed = data_type in ("fp32", "fp16")
-    assert found == ({} if is_timed else {"data_type": f"{data_type.upper()} is timed by its number of bits only"})
+    assert found == (
+        {}
+        if is_timed
+        else {"data_type": f"{data_type.upper()} is timed like another type with the same number of bits"}
+    )
 
 
 def test_of_an_answer_that_is_placed_again() -> None:

@@ -234,7 +234,7 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
         ({"hosts": [{"devices": 0}]}, "hosts, entry 1: devices is 0, not a whole number from 1"),
         ({"hosts": [{"devices": 4, "count": -1}]}, "hosts, entry 1: count is -1, not a whole number from 1"),
         ({"hosts": [{"devices": 4, "memory_gb": 0}]}, "hosts, entry 1: memory_gb is 0.0, not a number above 0"),
-        ({**MIXED, "hosts": [{"devices": 4}, {"devices": 8}]}, "hosts, entry 2: devices is 8, but 4 in entry 1"),
+        ({**MIXED, "hosts": [{"devices": 4}, {"devices": 8}]}, "hosts, entry 2: devices is 8, but entry 1 has 4"),
         ({**MIXED, "hosts": [{"devices": 4, "memory_gb": 9}, {"devices": 4}]}, "memory_gb is given for some hosts,"),
         ({**MIXED, "hosts": [{"devices": 4, "ssd_gb": 9}, {"devices": 4}]}, "ssd_gb is given for some hosts,"),
         (

@@ -45,7 +45,10 @@ def known(together: bool) -> tuple[Table, ...]:
 def test_the_interval_of_unknown_tables_holds_both() -> None:
     found = answer(UNKNOWN)
     (note,) = [one for one in found.notes if "hot rows" in one]
-    assert "unknown if hot rows are adjacent in memory for 5 tables (no row_shares): the interval covers both" in note
+    assert (
+        "unknown if hot rows are adjacent in memory for 5 tables (no row_shares): the interval covers both cases"
+        in note
+    )
     of_known = [answer(known(together)) for together in (False, True)]
     times = [reprice_answer(one, found.parts, SEES).predicted_ms for one in of_known]
     assert max(times) > 1.2 * min(times)

@@ -133,8 +133,8 @@ def test_the_brim_is_lower_where_nothing_is_reserved(weights: int, reserved: int
 def test_brimful_devices_and_hosts_are_named() -> None:
     full = DeviceMemory(0, 97, reserved=100, cap=200)
     assert tuple(warn_of_full_memory([full, replace(full, device=1, weights=5)], [])) == (
-        "Device 0 is filled to 97 % of the memory without the reserve. A batch with more lookups than usual may not "
-        "fit: use more memory or devices.",
+        "Device 0 is filled to 97 % of its memory minus the reserve. A batch with more lookups than usual may not "
+        "fit: use more memory or more devices.",
     )
     (line,) = warn_of_full_memory([DeviceMemory(0, 90, cap=100), DeviceMemory(1, 99, cap=100)], [])
     assert line.startswith("Device 1 is filled to 99 % (2 are almost full), and no memory is reserved:")

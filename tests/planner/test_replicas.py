@@ -74,8 +74,8 @@ NOTES: list[tuple[dict[str, Any], list[str]]] = [
     (
         {**ALL, **OWN, "dense_optimizer": "sgd"},
         [
-            "Your dense optimizer updates 1 data_parallel table (a), not the fused optimizer (adagrad). "
-            "The request allows this by name.",
+            "Your dense optimizer updates 1 data_parallel table (a), not the fused optimizer (adagrad), "
+            "because the request names data_parallel.",
             "Your dense optimizer updates 1 data_parallel table (b). Give sgd",
         ],
     ),

@@ -247,7 +247,7 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
 
 def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(offloaded(reserved_share=0.21), monkeypatch, 200)
-    assert "Warning: Device 0 is filled to 95 % of the memory without the reserve. A batch with more lookups" in text
+    assert "Warning: Device 0 is filled to 95 % of its memory minus the reserve. A batch with more lookups" in text
     assert "Warning: Device" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
 
 

@@ -269,7 +269,7 @@ def test_fewer_samples_than_a_batch_are_said_to_be_assumed(tmp_path: Path) -> No
     traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
     found = tables_from(write_records(tmp_path, ADS), 64, traffic=traffic)
     assert [(one.column, one.text[:18]) for one in found.assumptions] == [
-        ("reuse_bins", "those of 4 samples"),
+        ("reuse_bins", "counted over 4 sam"),
         ("weight_bits", "32, the default"),
     ]
 

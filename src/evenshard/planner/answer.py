@@ -37,9 +37,9 @@ if TYPE_CHECKING:  # it needs SciPy
 
 @dataclass(frozen=True)
 class DifferenceInterval:
-    """Step time saved by one placement relative to another, ms, negative if it is slower, with its 90 % interval.
+    """Step time that one placement saves relative to another, ms, with its 90 % interval; negative if it is slower.
 
-    Errors of the cost model that are common to both placements cancel and are not included.
+    Errors of the cost model that both placements share cancel and are not included.
     """
 
     ms: float
@@ -53,51 +53,84 @@ DEFAULT_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "be
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another sharder's placement of the same tables, with its step time predicted by the same cost model."""
+    """Another sharder's placement of the same tables, with its step time predicted by the same cost model.
+
+    Attributes:
+        sharder: name of the sharder.
+        predicted_ms: predicted step time; None if the sharder found no placement.
+        measured_ms: step time on the hardware; None if not measured.
+        note: reason that there is no placement, or the rules that it violates.
+        setting: options of the sharder.
+        chosen: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL`` if the sharder made several plans.
+        saves: step time that the answer saves relative to this placement.
+    """
 
     sharder: str
-    predicted_ms: float | None  # None if there is no placement
-    measured_ms: float | None = None  # time on the hardware
-    note: str = ""  # reason that there is no placement, or the rules that it breaks
-    setting: str = ""  # options of the sharder
-    chosen: str = ""  # which of several plans: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL``
-    saves: DifferenceInterval | None = None  # time saved by the answer against this placement
+    predicted_ms: float | None
+    measured_ms: float | None = None
+    note: str = ""
+    setting: str = ""
+    chosen: str = ""
+    saves: DifferenceInterval | None = None
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """Comparison of an answer with the current placement; bytes are counted as in ``evenshard diff``."""
+    """Comparison of an answer with the current placement; bytes are counted as in ``evenshard diff``.
 
-    source: str  # file of the current placement
-    max_move_bytes: int | None  # None for no limit
-    moved_bytes: int  # weights and optimizer state that a device must newly receive
+    Attributes:
+        source: file of the current placement.
+        max_move_bytes: limit on the bytes that may move; None for no limit.
+        moved_bytes: weights and optimizer state that devices must newly receive.
+        moved_tables: tables of which a part moves.
+        new_tables: tables that the current placement lacks or has with another shape; they move no bytes.
+        gone_tables: tables that only the current placement has.
+        stay_ms: predicted step time of the placement that moves the fewest bytes.
+        stay_bytes: bytes that this placement moves, 0 unless a table cannot stay.
+        free_ms: predicted step time of the best placement without a limit.
+        free_bytes: bytes that this placement moves, with devices numbered to move the fewest.
+        stay_saves: step time that the answer saves relative to staying; None in older files.
+    """
+
+    source: str
+    max_move_bytes: int | None
+    moved_bytes: int
     moved_tables: tuple[str, ...]
-    new_tables: tuple[str, ...]  # missing in the current placement, or with another shape; they move nothing
+    new_tables: tuple[str, ...]
     gone_tables: tuple[str, ...]
-    stay_ms: float  # predicted time of the placement that moves the fewest bytes
-    stay_bytes: int  # bytes that it moves: 0 unless a table cannot stay
-    free_ms: float  # predicted time of the best placement without a limit
-    free_bytes: int  # bytes that it moves, with devices numbered to move the fewest
-    stay_saves: DifferenceInterval | None = None  # time saved by the answer against staying; missing in older files
+    stay_ms: float
+    stay_bytes: int
+    free_ms: float
+    free_bytes: int
+    stay_saves: DifferenceInterval | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedParts:
-    """Parts of tables with their predicted times, ms."""
+    """Table parts (shards) with their predicted times, ms.
 
-    parts: tuple[TablePart, ...]  # in the order of the tables, each by columns, then rows
-    alone_ms: tuple[float, ...]  # time of each part alone on its device
-    adds_ms: tuple[float, ...]  # time that the device would save without the part
-    devices: tuple[PredictedDevice, ...]  # by device id
-    predicted_ms: float  # step time
-    # The 90 % interval by the cost model alone, wider outside of the training range. Other errors are common to two
-    # placements on the same hardware.
+    Attributes:
+        parts: table parts, in the order of the tables, each table's by columns, then rows.
+        alone_ms: time of each part alone on its device.
+        adds_ms: time that the device would save without the part.
+        devices: predicted times of each device, by device id.
+        predicted_ms: step time.
+        model_low_ms: lower end of the 90 % interval for the cost model's error alone, to compare placements on the
+            same hardware, which share all other errors.
+        model_high_ms: upper end of this interval.
+    """
+
+    parts: tuple[TablePart, ...]
+    alone_ms: tuple[float, ...]
+    adds_ms: tuple[float, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
     model_low_ms: float
     model_high_ms: float
 
 
 def model_interval_ms(priced: PricedParts) -> tuple[float, float, float]:
-    """Return the predicted time, and the low and high end of its interval for the cost model's own error."""
+    """Return the predicted time, and the ends of its 90 % interval for the cost model's error alone."""
     return priced.predicted_ms, priced.model_low_ms, priced.model_high_ms
 
 
@@ -110,20 +143,35 @@ def interval_ms(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementAnswer(PricedParts):
-    """A placement of table parts, with its prediction and provenance. Times are milliseconds of one training step."""
+    """A placement of table parts, with its prediction and provenance. Times are milliseconds of one training step.
+
+    Attributes:
+        request: request that this placement answers.
+        lower_bound_ms: no placement that the request allows has a lower predicted step time.
+        warnings: values in an unlikely unit, then values outside the training range, as clauses.
+        comparison: baselines.
+        measured: cost of a step on the hardware; None if not measured.
+        lineage: model, tables and code that made the answer, as JSON values.
+        link: link of the model's training data; empty if unknown.
+        notes: notes on the accuracy of times, one or two sentences each.
+        device_error: error of the simulated device; None for real hardware.
+        link_error: error of modelled communication; None without communication, or in older files.
+        nearness: comparison with the current placement; None if none was given.
+        measured_ms: step time on the hardware; None if not measured.
+    """
 
     request: PlacementRequest
-    lower_bound_ms: float  # no placement that the request allows has a lower predicted time
-    warnings: tuple[str, ...]  # clauses: values in an unlikely unit, then values outside the training range
+    lower_bound_ms: float
+    warnings: tuple[str, ...]
     comparison: tuple[Baseline, ...]
-    measured: PlacementCost | None  # cost of a step on the hardware; None if not measured
-    lineage: Mapping[str, Any]  # model, tables and code that made the answer; JSON
-    link: str = ""  # link of the model's training data; empty if the file does not have it
-    notes: tuple[str, ...] = ()  # on the accuracy of times; a sentence or two each
-    device_error: DeviceError | None = None  # of the simulated device; None for real hardware
-    link_error: DeviceError | None = None  # of modelled communication; None without communication, or in older files
-    nearness: Nearness | None = None  # moves from the current placement; None if none was given
-    measured_ms: float | None = None  # step time on the hardware
+    measured: PlacementCost | None
+    lineage: Mapping[str, Any]
+    link: str = ""
+    notes: tuple[str, ...] = ()
+    device_error: DeviceError | None = None
+    link_error: DeviceError | None = None
+    nearness: Nearness | None = None
+    measured_ms: float | None = None
 
     def __post_init__(self) -> None:
         """Sort the parts by table, columns and rows."""
@@ -143,7 +191,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def task(self) -> ShardingTask:
-        """Return the sharding task; collections with row-wise MEAN tables must stay cut by rows."""
+        """Return the sharding task, in which collections with row-wise MEAN tables stay cut by rows."""
         task = self.request.task()
         return require_row_wise_means(task, parts_by_table(task, self.parts))
 
@@ -162,11 +210,7 @@ class PlacementAnswer(PricedParts):
 
     @property
     def device_of_table(self) -> tuple[int, ...]:
-        """Return the device of each table, if all tables are whole.
-
-        Raises:
-            BadConfig: if a table is cut or replicated.
-        """
+        """Return the device of each table; raise BadConfig if a table is cut or replicated."""
         cut = next((name for name, own_type in self.type_of_table.items() if own_type != TABLE_WISE), None)
         if cut is not None:
             raise BadConfig(
@@ -227,7 +271,7 @@ class PlacementAnswer(PricedParts):
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Return the assumptions of the request, and those about caches."""
+        """Return the assumptions about tables and about caches."""
         sources = {one.part.table: one.source for one in self.offloaded if one.source not in ("", COUNTED)}
         return (*self.request.assumptions, *(assume_miss_ratios(*one) for one in sources.items()))
 
@@ -268,11 +312,11 @@ class PlacementAnswer(PricedParts):
 
 @dataclass(frozen=True)
 class Near:
-    """The current placement, and a limit on the bytes that may move from it."""
+    """The current placement and its file, and a limit on the bytes that may move from it (None for no limit)."""
 
     old: PlacementAnswer
-    source: str  # its file
-    max_move_bytes: int | None = None  # None for no limit
+    source: str
+    max_move_bytes: int | None = None
 
     @property
     def most_bytes(self) -> float:
@@ -282,7 +326,7 @@ class Near:
     def add_to(
         self, answer: PlacementAnswer, found: NearResult, free_ms: float, stay_saves: DifferenceInterval
     ) -> PlacementAnswer:
-        """Return the answer with its ``nearness``, next to staying in place and to moving without a limit."""
+        """Add ``nearness`` to an answer: its moves, and the alternatives of staying and of moving without a limit."""
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
         earlier = match_earlier_placement(self.old, answer.request)
@@ -309,7 +353,7 @@ class Near:
 
 
 def match_earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> EarlierPlacement:
-    """Return the placement of an old answer's tables that have the same shape in a request."""
+    """Return the old placement of the tables that have the same shape in the request."""
     of_old = {table.name: table for table in old.request.tables}
     usable = {
         table.name: old.parts_of_table[table.name]
@@ -320,15 +364,15 @@ def match_earlier_placement(old: PlacementAnswer, request: PlacementRequest) -> 
 
 
 def slowest_device(devices: Sequence[PredictedDevice]) -> int:
-    """Return the device with the largest predicted busy time; the first of ties."""
+    """Return the device with the largest predicted busy time, the first if several are equal."""
     return max(range(len(devices)), key=lambda device: devices[device].predicted_total_ms)
 
 
 def fullest_device(answer: PlacementAnswer) -> DeviceMemory:
-    """Return the memory of the fullest device; the first of ties."""
+    """Return the memory of the fullest device, the first if several are equal."""
     return max(answer.memory, key=lambda one: one.full)
 
 
 def model_lineage(answer: PlacementAnswer) -> Mapping[str, Any]:
-    """Return the lineage of the model that made the answer; empty if it is not recorded."""
+    """Return the recorded lineage of the answer's cost model; empty if there is none."""
     return answer.lineage.get("model") or {}

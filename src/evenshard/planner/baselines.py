@@ -1,8 +1,8 @@
 """Baselines: placements by other sharders, to compare an answer with.
 
-Most heuristics place whole tables. If the request allows other sharding types, a baseline is the best heuristic that
-replicates small tables and cuts the costliest. ``torchrec.baseline`` has TorchRec's planner. A baseline that violates
-a placement rule is marked.
+Most baselines place whole tables. If the request allows other sharding types, one of them (``RULE``) also replicates
+small tables and cuts the costliest. ``torchrec.baseline`` runs TorchRec's planner. A note marks a baseline that
+violates a placement rule.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def allows_full_space(request: PlacementRequest) -> bool:
 
 
 def place_by_heuristic(costs: PartCosts) -> Candidate:
-    """Return the best placement of the search's heuristics, without annealing; raise InfeasibleTask if none fits."""
+    """Return the best placement of the search's heuristics, before annealing; raise InfeasibleTask if none fits."""
     space = SearchSpace(costs)
     starts = GreedyStarts(GreedyPlacer(space))
     best = next((found for found in starts.make_rules() if not found.overflow), None)
@@ -111,5 +111,5 @@ def place_by_heuristic(costs: PartCosts) -> Candidate:
 
 
 def find_violation(costs: PartCosts, parts: Sequence[TablePart]) -> str:
-    """Return the placement rule that a placement violates, as a clause; empty if it violates none."""
+    """Return a clause that names the placement rule that is violated; empty if none is."""
     return find_broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

@@ -1,4 +1,4 @@
-"""Errors for infeasible requests, with memory, devices or sharding types that would suffice."""
+"""Errors for infeasible requests, which suggest sufficient memory, more devices or other sharding types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANY_LINK = "infiniband_ndr"
 
 
 def explain_infeasibility(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """Convert a search's error to an error that says what would make the request feasible."""
+    """Add remedies that would make the request feasible to a search's error."""
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the task's internal name means nothing to the user
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
@@ -120,7 +120,7 @@ def _most_bytes(task: ShardingTask, position: int) -> int:
 
 
 def _find_host_gb(request: PlacementRequest) -> int | None:
-    """Return a sufficient memory of each host, GB; None if devices are CPUs that share their host's memory."""
+    """Return the memory of each host, GB, with which the tables fit; None for CPU devices, which use host memory."""
     if HardwareName.parse(request.hardware).kind.is_host:
         return None
 
@@ -157,7 +157,6 @@ def _find_machine(request: PlacementRequest) -> Nodes | None:
 
 
 def _list_larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
-    """Yield growing machines: a larger node first, then more nodes, then more domains."""
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
     widest = max(_domain_nodes(request), per_domain) if machine.num_domains == 1 else per_domain
@@ -199,7 +198,6 @@ def _shape_text(machine: Nodes, larger: Nodes) -> str:
 
 
 def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Extend the sizes of a machine with copies of the largest; empty stays empty."""
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 

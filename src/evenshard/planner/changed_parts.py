@@ -1,9 +1,9 @@
-"""Hypothetical changes of a placement: their predicted step time, and the rules that they must keep.
+"""Predicted step time of hypothetical changes of a placement, and the placement rules that apply to them.
 
-Changes are priced without rules, so that forbidden changes have a price, too. Each table is a group of its own, whose
-index is the table's position in the request.
+Times are predicted without the rules, so that forbidden changes have a time, too. A table is identified by its position
+in the request.
 
-Legend: D devices, W windows of a step.
+Legend: D devices, W windows (phases of a step after which the devices wait for each other).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Changes = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """Outcome of changes: device times in each window of a step, ms, and the memory of tables on each device, bytes."""
+    """Outcome of a change: device times by window, ms, and the memory that tables use on each device, bytes."""
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class ChangeOutcome:
 
 
 class ChangedPlacement:
-    """The placement of an answer, priced by a model.
+    """An answer's placement, and predictions of changes to single tables.
 
     Raises:
         BadConfig: if the search never produces a table's sharding, or the answer separates tables that its own rules
@@ -77,7 +77,7 @@ class ChangedPlacement:
         choices = choices_of(self.space, answer.parts)
         if choices is None:
             raise BadConfig(
-                "a table has a sharding that the search never produces. Explain a placement of `evenshard place`."
+                "a table is sharded in a form that evenshard never produces. Give a placement of `evenshard place`."
             )
         self.choices = choices
         self._chains = chains_of(self.space, [choices])
@@ -98,7 +98,7 @@ class ChangedPlacement:
             raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
-        """Return a table's distinct sharding types; node-local column types only if no other column type is allowed."""
+        """Return the sharding types to try for a table: of column types, only the least restricted that is allowed."""
         allowed = self.task.limits_of(position).types
         by_columns = least_limited_column_type(allowed, self.task.machine, COLUMN_WISE)
         return tuple(name for name in SHARDING_TYPES if name == by_columns or name not in COLUMNS_ALONE)
@@ -106,7 +106,7 @@ class ChangedPlacement:
     # Prices -----------------------------------------------------------------------------------------------------------
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
-        """Return the sharding option of a choice, by default the current choice."""
+        """Return the sharding option that a choice selects, by default the current option."""
         return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
@@ -116,14 +116,14 @@ class ChangedPlacement:
         return tuple(place * span + offset for place in choice.places for offset in range(span))
 
     def try_each(self, changes: Sequence[Changes]) -> list[ChangeOutcome]:
-        """Return the outcome of each change separately."""
+        """Return the outcome of each change, made alone."""
         if not changes:
             return []
         only_M = np.zeros(len(changes), dtype=np.int64)
         return self._outcomes(only_M, self._chains.list_changed_shards(only_M, edits_of(self._chains.table, changes)))
 
     def without(self, position: int) -> ChangeOutcome:
-        """Return the outcome of the placement without a table."""
+        """Return the outcome of removing a table."""
         chains, only_M = self._chains, np.zeros(1, dtype=np.int64)
         gone, _, _ = chains.list_shards(only_M, chains.option_NG[:, position], chains.place_NGS[:, position], -1)
         return self._outcomes(only_M, gone)[0]
@@ -134,7 +134,7 @@ class ChangedPlacement:
         return [ChangeOutcome(*one) for one in zip(windows_MWD, found.used_3MD[0], strict=True)]
 
     def parts_after(self, changes: Changes) -> list[TablePart]:
-        """Return the parts of the placement with other choices of some tables."""
+        """Return all table parts after the changes."""
         tables = self.task.tables
         choices = [changes.get(position, now) for position, now in enumerate(self.choices)]
         names = {tables[position].name for position in changes}
@@ -144,7 +144,7 @@ class ChangedPlacement:
     def add_storage_options(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """Add the given options with another storage to the search space; yield the index and option of each."""
+        """Add copies of options with another storage to the search space; yield the index and option of each."""
         shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])
@@ -154,12 +154,12 @@ class ChangedPlacement:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def list_kept_together(self, position: int) -> tuple[int, ...]:
-        """Return the tables that a rule keeps together with a table, including itself."""
+        """Return the tables that a rule keeps together with this table, including this table."""
         groups = merge_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
 
     def allowed_devices(self, position: int) -> npt.NDArray[np.bool_]:
-        """Return True for the devices that the rules allow for a table, regardless of memory, [D]."""
+        """Return a mask of the devices that the rules allow for a table, regardless of memory, [D]."""
         may_D = device_mask(self.task.num_devices, self.task.limits_of(position).devices).copy()
         for group in self.task.apart:
             if position in group:

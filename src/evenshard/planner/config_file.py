@@ -31,11 +31,7 @@ _REMEDY = "Its keys are tables and the arguments of evenshard.place (`evenshard 
 
 
 def request_record(left_out: Collection[str]) -> type:
-    """Return a dataclass of the knobs of a placement with their types and ranges, for ``settings_of``.
-
-    Args:
-        left_out: names of the knobs that a request does not take.
-    """
+    """Return a dataclass of the knobs of a placement, except ``left_out``, for ``settings_of``."""
     kinds = [
         # Rules.of validates rules; the type of a model is not known here
         (one.name, _type_of(one.name, one.type), field(default=one.default, metadata={"range": one.range}))

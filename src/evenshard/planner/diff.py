@@ -1,8 +1,8 @@
 """Diff of two answers: the rows and columns that move, in bytes, and the step time that the move saves.
 
-``placement.moves`` computes the moves of a table. Device ids are only names: if answers differ in nothing else,
-renaming devices avoids the whole move. One model predicts both times on the new request, or both answers' own times
-are used.
+``placement.moves`` computes the moves of one table. If two placements differ only in device ids, renaming the devices
+avoids all moves. One model predicts both step times for the new request; without a model, the answers' own times are
+compared.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
 """
@@ -53,8 +53,8 @@ def diff(
 ) -> Difference:
     """Compare two answers: the moves, and the step time that they save.
 
-    If both have the same tables, ``model`` predicts both placements on the new answer's request; if not, the answers'
-    own times are used. A device sends and receives at ``link_gb_s`` in each direction.
+    If both have the same tables, ``model`` predicts both placements for the new answer's request; otherwise, the
+    answers' own times are used. A device sends and receives at ``link_gb_s`` in each direction.
     """
     of_old = {table.name: table for table in old.request.tables}
     of_new = {table.name: table for table in new.request.tables}
@@ -129,7 +129,7 @@ def _list_storage_changes(
 
 
 def _list_moves(overlaps: Sequence[PartOverlap], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
-    """Return the moves of parts that devices lack; replicas of the old placement take turns as the source."""
+    """Return the copies of parts to devices that lack them; replicas of the old placement take turns as the source."""
     return tuple(
         PartMove(
             table=overlap.table,
@@ -173,7 +173,7 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 def _best_renaming(
     overlaps: Sequence[PartOverlap], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """Return the renaming of devices that moves the fewest bytes; None if the current ids already do."""
+    """Return the renaming of devices that moves the fewest bytes; None if the current ids move no more."""
     names = match_devices(
         overlaps, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)
     ).tolist()
@@ -221,7 +221,7 @@ def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[
 
 @one_thread()
 def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) -> tuple[StepTimes, tuple[str, ...]]:
-    """Return the step times of two answers, predicted by one model or else each answer's own, with notes."""
+    """Return the step times of two answers, with notes: predicted by ``model``, or as recorded if it is None."""
     if model is None:
         unlike = tuple(_list_unlike_inputs(old, new))
         alike = [] if unlike else _list_equal_tables(old, new)
@@ -259,8 +259,7 @@ def _list_equal_tables(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 
 def _note_device_error(device: str) -> Iterator[str]:
-    """Yield a note on a simulated device's error. Both times have it, so the difference in per cent holds."""
-    if device:
+    if device:  # both times have this error, so it does not change the difference in per cent
         yield f"{device}, the same for both placements"
 
 

@@ -55,7 +55,7 @@ class DeviceTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Total bytes of all moves, weights and optimizer state, by pair of devices and by device.
+    """Weights and optimizer state that all moves send, bytes: in total, by pair of devices, and by device.
 
     ``busiest_bytes`` is the most that any device sends or receives; ``seconds`` is None if no bandwidth is known.
     """
@@ -69,7 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Renaming:
-    """Ids for the devices of the new placement that reduce the moved bytes, with the remaining traffic."""
+    """New ids for the devices of the new placement that reduce the moved bytes, and the traffic that then remains."""
 
     new_names: tuple[int, ...]
     traffic: Traffic
@@ -110,8 +110,8 @@ class StorageChange:
 class StepTimes:
     """Predicted step times of both placements, by one model or as each answer recorded them (``OWN_FIGURES``).
 
-    ``saves_ms`` is negative if the new placement is slower; low and high are its 90 % interval, including the error of
-    a simulated device. No placement that the new request allows is predicted to be faster than the lower bound.
+    ``saves_ms`` is negative if the new placement is slower; ``saves_low_ms`` and ``saves_high_ms`` are the ends of its
+    90 % interval. No placement that the new request allows is predicted to be faster than the lower bound.
     """
 
     predicted_by: str
@@ -164,8 +164,8 @@ class Difference:
 class Payback:
     """Break-even of a move: the number of steps whose saved time equals the transfer and the restart.
 
-    Each step saves ``saves_ms``, negative if the new placement is slower. The ends of its 90 % interval give soonest
-    and latest break-even, and low and high gain. Numbers of steps are None if the move never pays back.
+    Each step saves ``saves_ms``, negative if the new placement is slower. The ends of its 90 % interval give the
+    earliest and latest break-even and the lowest and highest gain. Steps are None if the move never pays back.
     """
 
     steps: int
@@ -193,8 +193,8 @@ def payback(
 ) -> Payback | None:
     """Return the gain of a move after a number of steps; None if the placements are equal.
 
-    The link is that of the new answer's machine, else of the model that predicted it; ``link_gb_s`` overrides both.
-    Training stops during the transfer and for ``restart_minutes``.
+    Data moves over the link of the new answer's machine, else of its model's training data; ``link_gb_s`` overrides
+    both. Training stops during the transfer and for ``restart_minutes``.
 
     Raises:
         BadConfig: if no link is known, or the saving is unknown because the two answers have different tables.
@@ -223,12 +223,11 @@ def payback(
 def _transfer(
     difference: Difference, new: PlacementAnswer, model: Model | None, link_gb_s: float | None
 ) -> tuple[float, str]:
-    """Return the seconds of the transfer and the name of its link."""
     traffic = difference.traffic
     if link_gb_s is not None:
         return traffic.seconds or 0.0, f"{link_gb_s:.3g} GB/s"
     if model is None:
-        raise BadConfig("the link of the move is unknown without a model. Give its bandwidth: --link-gb-s 50.")
+        raise BadConfig("the link for the move is unknown without a model. Give its bandwidth, such as --link-gb-s 50.")
     machine, links = new.request.nodes, links_of_request(new.request, model)
     # Each device has its own link between hosts. All bytes are assumed to use this link, because it is slower.
     between = links.inter

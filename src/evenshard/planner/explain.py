@@ -33,7 +33,7 @@ from evenshard.sharders.model import Model
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """A time of the slowest device, such as ``backward``, and its mean over all devices."""
+    """Time of a phase, such as ``backward``, on the slowest device, and the mean over all devices."""
 
     name: str
     time_ms: float
@@ -44,8 +44,8 @@ class DeviceTime:
 class TableChange:
     """A legal change of a table: another device, a swap, another sharding type or another compute kernel.
 
-    ``step_ms`` is the step time after it; ``change_ms`` is negative if that is faster; ``helps`` is True if the step
-    time drops by more than rounding error.
+    ``step_ms`` is the step time after the change; ``change_ms`` is negative if it is faster than before; ``helps`` is
+    True if the step time drops by more than rounding error.
     """
 
     table: str
@@ -57,7 +57,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The slowest device, and the best changes: one per kind of change for a named table, else one per table."""
+    """The slowest device, and the best changes: for a named table, one of each kind; otherwise, one per table."""
 
     model: str
     device: str  # evidence for the simulated device; empty for real hardware
@@ -158,7 +158,7 @@ class _TableChanges:
         ]
 
     def best(self, name: str, numbers: Iterable[int]) -> Iterator[TableChange]:
-        """Yield the legal change of each kind with the fastest step."""
+        """Yield, for each kind of change, the legal change with the fastest step."""
         changed, position = self._changed, self._position[name]
         grain_ms = ROUNDING * changed.now.step_ms
         moves = [one for number in numbers if number in self._movable for one in self._moves(number)]
@@ -208,7 +208,6 @@ class _TableChanges:
         return changes
 
     def _swap_candidates(self, number: int) -> list[int]:
-        """Return parts on other devices to swap with, sorted by the slower of the two devices after the swap."""
         own, ms_D = self._answer.parts[number], self._changed.now.ms_D
 
         def then_ms(other: int) -> float:
@@ -279,7 +278,10 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
 def _places(
     what_if: ChangedPlacement, option: ShardingOption, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield every place for a single shard, and the least busy places for several shards."""
+    """Yield placements of an option's shards: a single shard on every allowed place, several on the least busy.
+
+    A place is a run of ``option.span`` devices.
+    """
     load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, option.span).max(axis=1)
     size = option.home_span // option.span if len(option.shards) > 1 else len(load)
     for group in (range(first, first + size) for first in range(0, len(load), size)):

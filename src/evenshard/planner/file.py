@@ -34,7 +34,7 @@ FILE_VERSION: Literal[4] = 4
 
 
 class FileRecord(BaseModel):
-    """Base of the file's records; unknown fields are errors."""
+    """Base class of the records in placement.json, which reject unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -118,7 +118,7 @@ class PlacementFile(FileRecord):
 
     schema_version: Literal[4]
     num_devices: int = Field(ge=1)
-    type_of_table: dict[str, str] = Field(description="sharding type of each table, as its shards show")
+    type_of_table: dict[str, str] = Field(description="sharding type of each table, derived from its shards")
     shards: list[Shard]
     predicted: Predicted
     memory: MemoryRecord
@@ -139,7 +139,7 @@ class PlacementFile(FileRecord):
     link_error: DeviceError | None = Field(
         None, description="error of modelled communication against real links; null if none is modelled"
     )
-    nearness: Nearness | None = Field(None, description="data that moves from the placement in use; left out if none")
+    nearness: Nearness | None = Field(None, description="comparison with the current placement; left out if none")
     request: PlacementRequest
     lineage: dict[str, Any]
 
@@ -214,11 +214,7 @@ def json_text(answer: PlacementAnswer) -> str:
 @check_arguments()
 @blame_file
 def load_answer(path: str | Path) -> PlacementAnswer:
-    """Read placement.json of the current version.
-
-    Raises:
-        BadFile: if it is missing, incomplete, or contradicts itself.
-    """
+    """Read placement.json of the current version; raise BadFile if it is missing, incomplete or inconsistent."""
     try:
         content = read_json(path, _WHAT, _REMEDY)
         if isinstance(content, dict) and "world_size" in content:

@@ -70,7 +70,7 @@ class HostsFile:
             if problem := next(range_problems(one), None):
                 return f"hosts, entry {number}: {problem}"
             if one.devices != self.hosts[0].devices:
-                return f"hosts, entry {number}: devices is {one.devices}, but {self.hosts[0].devices} in entry 1"
+                return f"hosts, entry {number}: devices is {one.devices}, but entry 1 has {self.hosts[0].devices}"
         if problem := next(range_problems(self), None):
             return problem
         for what in ("hardware", "memory_gb", "host_memory_gb", "ssd_gb"):
@@ -83,7 +83,7 @@ class HostsFile:
 def load_hosts_file(path: str | Path) -> HostsFile:
     """Load a hosts file; raise BadFile if it is missing, not YAML, or invalid."""
     keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (HostsFile, Hosts))
-    remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
+    remedy = f"Its keys are {keys}. Each entry of hosts has the keys {of_hosts}."
     content = read_yaml(Path(path), remedy)
     if isinstance(content, dict) and "stages" in content:
         other = "is a pipeline's cluster file, for `evenshard pipeline --cluster`"
@@ -242,13 +242,12 @@ def _spans(hardware: str, intra: str) -> float:
 
 
 def own_link(hardware: str) -> str:
-    """Return the link between devices of a profile; empty for real hardware."""
+    """Return the link between devices in a hardware profile; empty for real hardware."""
     profile = profile_of(HardwareName.parse(hardware))
     return "" if profile is None else profile.link
 
 
 def _check_machine(machine: Nodes) -> Nodes:
-    """Return the machine, without a link between domains if there is only one domain."""
     if problem := machine.problem():
         raise BadConfig(problem)
     return replace(machine, inter="") if machine.num_domains == 1 else machine

@@ -1,10 +1,9 @@
 """90 % interval of the step time that one placement saves relative to another.
 
-Two kinds of error count. A learned model's error of a step is mostly the error of the slowest device. If that device
-does the same work in both placements, the error cancels in the difference; for different work it does not
-(benchmarks/measured_once_202611.md). Errors of a simulated device and its links are in their constants, which are the
-same for all placements, so they scale the savings in kernels and in communication. Different work adds an error, and
-so do effects that the device model lacks; docs/decisions/0042 has both from timed kernels of plans.
+The error of a learned model is mostly its error for the slowest device. It cancels in the difference as far as that
+device does the same work in both placements (benchmarks/measured_once_202611.md). Errors of a simulated device and its
+links are errors of their constants, so they scale the saved kernel and communication times. Different work and effects
+that the device model lacks add errors; docs/decisions/0042 estimates them from timed kernels of plans.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def predict_saving(
 
 
 def measure_common_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:
-    """Return the common share, 0 to 1, of the work on the slowest devices; ``tables`` have equal lookups in both."""
+    """Return the share, 0 to 1, of the slowest devices' work that is the same; ``tables`` have equal lookups."""
     before, after = _work(old), _work(new)
     both_ms = sum(min(before[name], after[name]) for name in tables)
     all_ms = math.sqrt(sum(before.values()) * sum(after.values()))  # geometric mean: symmetric in both
@@ -89,7 +88,7 @@ def measure_common_work(old: PricedParts, new: PricedParts, tables: Collection[s
 
 
 def compute_difference_error(one: float, other: float, correlation: float) -> float:
-    """Return the error of a difference of two values with these errors and correlation."""
+    """Return the error of the difference of two values, given their errors and the correlation."""
     return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 

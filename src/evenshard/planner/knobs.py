@@ -5,8 +5,8 @@
     evenshard.place("tables.yaml", 8, host_memory_gb=400, seed=1)
     evenshard.place("tables.yaml", 8, memory=Memory(host_memory_gb=400), search=Search(seed=1))
 
-The flags of the command with their help, the keywords of ``EvenshardPlanner`` and ``evenshard.what_if``, the keys of a
-pipeline's request, the parameters of a served model, and the schema of placement.json are generated from them.
+These declarations generate the flags of ``evenshard place`` with their help, the keywords of ``EvenshardPlanner`` and
+``evenshard.what_if``, the keys of a pipeline's request, the parameters of a served model, and placement.json's schema.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,14 +40,14 @@ class Machine:
         "hardware to place for: cpu, cuda, or a simulated GPU such as simulated:h100, h100 for short (default: the "
         "hardware that the model was trained on, else simulated:h100)",
     )
-    nodes: int | None = knob(None, "number of hosts (default: as many as the devices fill)")
+    nodes: int | None = knob(None, "number of hosts (default: as many as the devices need)")
     devices_per_node: int | None = knob(
         None,
         "devices per host (default: all devices, up to the number that the link within a host connects)",
         torchrec="Topology.local_world_size",
     )
     nodes_per_domain: int = knob(
-        1, "hosts per domain: all devices of a domain communicate over intra, as with NVLink across hosts"
+        1, "hosts per domain, whose devices all communicate over the link intra, such as NVLink across hosts"
     )
     intra: str = knob(
         "",
@@ -76,7 +76,7 @@ class Memory:
     )
     reserved_gb: float | None = knob(
         None,
-        "GB of each device to keep free for memory that is not counted, such as fragmentation (default: 15 % of the "
+        "GB of each device to keep free for allocations that are not counted, and fragmentation (default: 15 % of the "
         "device's memory, as in TorchRec's planner)",
         torchrec="EmbeddingShardingPlanner.storage_reservation",
     )
@@ -156,13 +156,13 @@ class Sharding:
     )
     keep_output_order: bool = knob(
         False,
-        "keep the order of pooled outputs, for models that slice values() of a collection's output: the order of near "
-        "if given, else of the unsharded model, which is that of its tables",
+        "keep the order of pooled outputs, for models that slice values() of a collection's output: the order in the "
+        "placement near if given, otherwise the order of the unsharded model's tables",
     )
     constraints: "Mapping[str, ParameterConstraints] | None" = knob(
         None,
-        "TorchRec's ParameterConstraints by table of a model: they limit sharding types, kernels and shard widths, "
-        "and set pooling factors that pooling_factors does not",
+        "TorchRec's ParameterConstraints for tables of a model, by name: they limit sharding types, kernels and shard "
+        "widths, and set the pooling factors of tables that pooling_factors does not name",
         torchrec="EmbeddingShardingPlanner.constraints",
         flag=None,
     )
@@ -170,12 +170,12 @@ class Sharding:
 
 @dataclass(frozen=True)
 class TableSources:
-    """Sources that complete or replace values of the tables' file."""
+    """Sources of table properties that complete or replace the values of a table file."""
 
     columns: Mapping[str, str] | None = knob(
         None,
-        "columns to rename: of a table file to evenshard's names (hash_size=num_rows), of traffic to feature names; "
-        "an empty name (ts=) drops the column",
+        "columns to rename, as OLD=NEW: in a table file to evenshard's names (hash_size=num_rows), in traffic to "
+        "feature names; an empty new name (ts=) drops the column",
     )
     weight_bits: int | None = knob(None, "bits per weight of all tables: 4, 8, 16 or 32 (default: each table's own)")
     embedding_dim: int | None = knob(None, "embedding dimension of all tables that come from a traffic sample")
@@ -195,7 +195,7 @@ class TableSources:
 
 @dataclass(frozen=True)
 class TableRules:
-    """Rules for single tables, by name, in the form of user input; ``evenshard.planner.rules`` parses them."""
+    """Rules for single tables, by name, as the user writes them; ``evenshard.planner.rules`` parses them."""
 
     pinned: Mapping[str, int | Sequence[int]] | None = knob(None, "device or devices allowed for a table", flag="--pin")
     forbidden: Mapping[str, int | Sequence[int]] | None = knob(
@@ -203,7 +203,7 @@ class TableRules:
     )
     forbidden_devices: Sequence[int] = knob((), "devices not allowed for any table", flag="--forbid-device")
     together: Sequence[Sequence[str]] = knob((), "groups of tables to keep on one device")
-    apart: Sequence[Sequence[str]] = knob((), "groups of tables of which each device takes at most one")
+    apart: Sequence[Sequence[str]] = knob((), "groups of tables to separate: at most one table of a group per device")
     pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(
         None, "node or nodes allowed for a table", flag="--pin-node"
     )
@@ -332,16 +332,16 @@ class WhatIf:
     )
     overlap: float = knob(
         0.0,
-        "share of the shorter of embeddings and dense_ms that overlaps the longer, 0 to 1; 0 adds them up",
+        "overlap of embeddings and dense_ms, as a fraction of the shorter of these times, 0 to 1; 0 adds them up",
     )
     max_step_ms: float | None = knob(
-        None, "step time limit: the cheapest machine that is predicted to stay within it is reported, too"
+        None, "step time limit: the answer names the cheapest machine that is predicted to stay within it, too"
     )
     devices_per_node: int | Mapping[str, int] | None = knob(
         None, "devices per host (default: as many as its link connects, at most 8)"
     )
     nodes_per_domain: int | Mapping[str, int] = knob(
-        1, "hosts per domain: all devices of a domain communicate over intra"
+        1, "hosts per domain, whose devices all communicate over the link intra"
     )
     intra: str | Mapping[str, str] = knob("", "link within a host (default: the hardware's own)")
     inter: str | Mapping[str, str] = knob(
@@ -357,7 +357,7 @@ class WhatIf:
         "devices that share one copy of the tables in 2D parallelism (TorchRec's DMPCollection); all tries every "
         "divisor of the number of devices (default: all devices share one copy)",
     )
-    sync_every: int = knob(1, "steps between two averages of the weights over groups")
+    sync_every: int = knob(1, "number of steps from one averaging of the weights over the groups to the next")
 
 
 def groups() -> tuple[Group, ...]:
@@ -376,7 +376,7 @@ def place_knob(name: str) -> Knob:
 
 
 def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """Return the keywords that accept a whole group of knobs, for a function that accepts these knobs."""
+    """Return one keyword for each group of these knobs, whose value is the group's dataclass, such as ``Memory``."""
     names = {one.name for one in knobs}
     return tuple(
         Knob(one.name, one.kind | None, None, f"several of the arguments above, as a {one.kind.__name__}")

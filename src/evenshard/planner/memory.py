@@ -1,8 +1,8 @@
 """Device and host memory: defaults, components in an answer, and the cost of parts outside of device memory.
 
-A placement is legal if the table parts on each device fit its available memory (``rooms_bytes`` of the request): all
-counted memory must fit the device without its reserve. The output dist is the moment that counts; a higher peak at
-another moment of the step may use some of the reserve.
+A placement is legal if the table parts on each device fit its available memory (``rooms_bytes`` of the request): its
+memory minus the reserve, the dense model and the device's own samples. Memory is counted during the output dist; a
+higher peak at another moment of the step may use some of the reserve.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class DeviceMemory:
 
     @property
     def limit_bytes(self) -> int:
-        """Return the memory of the device without the reserve."""
+        """Return the memory of the device minus the reserve."""
         return max(self.cap - self.reserved, 0)
 
     @property
@@ -134,7 +134,7 @@ class DeviceMemory:
 
     @property
     def full(self) -> float:
-        """Return the used fraction of the memory without the reserve."""
+        """Return ``most_bytes`` as a fraction of ``limit_bytes``."""
         return self.most_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     @property
@@ -161,12 +161,12 @@ class NodeMemory:
 
     @property
     def full(self) -> float:
-        """Return the used fraction of its memory."""
+        """Return the used fraction of the host memory available to tables."""
         return self.used_bytes / self.room if self.room else 0.0
 
     @property
     def ssd_full(self) -> float:
-        """Return the used fraction of its SSDs."""
+        """Return the used fraction of the SSD space available to tables."""
         return self.ssd / self.ssd_room if self.ssd_room else 0.0
 
 
@@ -234,13 +234,13 @@ def warn_of_full_memory(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMem
     almost_full = [memory for memory in devices if memory.is_almost_full]
     if with_reserve := {memory.device: memory.full for memory in almost_full if memory.reserved}:
         yield (
-            f"{_full_text('device', with_reserve)} of the memory without the reserve. A batch with more lookups than "
-            f"usual may not fit: use more memory or devices."
+            f"{_full_text('device', with_reserve)} of its memory minus the reserve. A batch with more lookups than "
+            f"usual may not fit: use more memory or more devices."
         )
     if without := {memory.device: memory.full for memory in almost_full if not memory.reserved}:
         yield (
             f"{_full_text('device', without)}, and no memory is reserved: training may run out of memory. Reserve some "
-            f"(reserved_gb), or use more memory or devices."
+            f"(reserved_gb), or use more memory or more devices."
         )
     if full_hosts := {host.node: host.full for host in hosts if host.full > ALMOST_FULL}:
         yield f"{_full_text('host', full_hosts)} of the memory available to tables. Raise host_memory_gb."

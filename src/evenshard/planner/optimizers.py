@@ -38,7 +38,7 @@ def note_replicas(request: PlacementRequest, replicated: Sequence[str]) -> Itera
     if leaving:
         yield (
             f"Your dense optimizer updates {_tables(leaving, 'data_parallel table')}, not the fused optimizer "
-            f"({_optimizers(request.optimizer_of(name) for name in leaving)}). The request allows this by name."
+            f"({_optimizers(request.optimizer_of(name) for name in leaving)}), because the request names data_parallel."
         )
     if staying:
         yield _of_same_optimizer(request, staying)
@@ -59,7 +59,7 @@ def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
 
 
 def list_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
-    """Return the tables that could be replicated if the dense optimizer were their own."""
+    """Return the tables that are not replicated only because the dense optimizer differs from theirs."""
     if request.num_devices == 1 or request.sharding_types:
         return ()
     task = request.task()

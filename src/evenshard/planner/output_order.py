@@ -1,28 +1,28 @@
-"""Order of a pooled collection's output, which TorchRec derives from the plan, and placements that keep it.
+"""Order of a pooled collection's output, which depends on the sharding plan, and placements that keep this order.
 
-``ShardedEmbeddingBagCollection`` orders the keys and ``values()`` of its output by group, with the features of each
-table together:
+``ShardedEmbeddingBagCollection`` orders its output, keys and ``values()``, by these criteria:
 
-1. sharding types, in the order in which the collection's tables first have them;
-2. within a type, ranks: a table cut by columns counts on its first rank; ``row_wise`` and ``data_parallel`` tables are
-   not ordered by ranks, because each rank has all of them;
-3. on a rank, kernel calls, in the order of their first tables: tables share a call if data type, pooling, optimizer and
+1. sharding types, in the order in which they first occur among the collection's tables;
+2. ranks; a table cut by columns belongs to its first rank. ``row_wise`` and ``data_parallel`` tables skip this
+   criterion, because all ranks have them;
+3. kernel calls of a rank, in the order of their first tables; tables share a call if data type, pooling, optimizer and
    cache are equal;
-4. the tables of a call, in the order of the collection.
+4. the tables of a call, in the order of the collection, each with all its features.
 
-An ``EmbeddingCollection`` has no such order: its output is a dict.
+The output of an ``EmbeddingCollection`` is a dict, so this order does not apply to it.
 
-Most single changes of a search break the order. So ``place_in_order`` gives each table limits under which every
-placement has the order of the current placement, or of the unsharded model:
+Most single changes of a placement change the order. ``place_in_order`` therefore restricts the sharding types and
+devices of each table such that every allowed placement has the order of the current placement, or of the unsharded
+model. It tries these restrictions:
 
-- all tables row_wise, or all data_parallel: the order is that of the tables on any ranks;
-- all tables whole or cut by columns, which TorchRec then counts as one type: they are laid out in order over the
+- all tables are row_wise, or all are data_parallel, which keeps the order of the tables;
+- all tables are whole or cut by columns, which TorchRec then treats as one type; they are laid out in order over the
   devices, and neighboring tables share at most one device;
-- near the current placement: each table keeps its type, tables cut by columns are laid out by type, and tables whose
-  rows are on a node stay on it.
+- near the current placement, tables keep their types, tables of a column type are laid out as above, and tables whose
+  rows are on one node stay on that node.
 
-The layout starts from the work of the tables and is corrected by predicted times of the devices. The fastest answer
-with the right order wins. Faster placements with the same order may exist, which a note mentions.
+The layout is balanced by the work of the tables, then by predicted device times. The fastest answer with the right
+order wins. A note says that faster placements with this order may exist.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
     """Return the fastest placement found whose pooled outputs keep the order of ``old``, or of the tables.
 
     Args:
-        place: function that answers a request without that rule.
+        place: function that answers a request without ``keep_output_order``.
 
     Raises:
         BadConfig: if there is no order to keep, or the old placement has other pooled tables.
@@ -323,7 +323,6 @@ def _list_fixed_limits(
 
 
 def _keep_table(own_type: str, parts: Sequence[TablePart]) -> _Limits:
-    """Return limits that keep a table's type, and its devices unless it is on all of them."""
     is_on_all = TYPES[own_type].is_replicated or own_type in ROWS_OF_ALL
     return _Limits(frozenset({own_type}), None if is_on_all else frozenset(part.device for part in parts))
 
@@ -393,7 +392,6 @@ def _devices_in_order(
 
 
 def _correct_work(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
-    """Scale each table's work by the times of its devices relative to the mean."""
     total_ms = [device.predicted_total_ms for device in answer.devices]
     mean_ms = sum(total_ms) / len(total_ms) or 1.0
     factor_of: dict[str, list[float]] = {}

@@ -66,9 +66,6 @@ def build_request(
 ) -> PlacementRequest:
     """Build the request for tables on a machine from the user's knobs; no other function builds requests.
 
-    Args:
-        dense_bytes: memory of the dense model on each device.
-
     Raises:
         BadConfig: if a knob is invalid for these tables or this machine.
     """
@@ -126,7 +123,7 @@ class PlaceConfig:
 
 @one_thread()
 def place_request(request: PlacementRequest, model: Model, config: PlaceConfig | None = None) -> PlacementAnswer:
-    """Answer a request, on one thread because the matrices are small. Deterministic.
+    """Answer a request; the answer is deterministic. Runs on one thread, because the matrices are small.
 
     Raises:
         InfeasibleTask: if no legal placement exists or was found; the message says which, and what would help.
@@ -216,7 +213,6 @@ def _search(
 def _measure_candidates(
     costs: PartCosts, config: PlaceConfig, candidates: Sequence[tuple[TablePart, ...]]
 ) -> tuple[PredictedParts, PlacementCost]:
-    """Return the fastest of the first ``num_measured`` candidates with its measured cost."""
     assert config.measure is not None, "measuring needs hardware"
     candidates = candidates[: config.num_measured]
     measured = config.measure(costs.task, candidates)
@@ -254,7 +250,6 @@ def _check_dims(tables: Sequence[Table]) -> None:
 def _starts(
     request: PlacementRequest, model: Model, seed: int, task: ShardingTask, known: Sequence[Sequence[TablePart]]
 ) -> list[tuple[TablePart, ...]]:
-    """Return the legal known placements, and a learned policy's placement if all tables may be whole."""
     on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
     are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
     placements = roll_out(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
@@ -271,7 +266,7 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
     in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
     for table in task.tables:
         if table.name in in_rows and table.row_shares is None:
-            yield Assumption(table.name, "row_shares", "lookups spread evenly over the rows of its shards")
+            yield Assumption(table.name, "row_shares", "lookups are spread evenly over its rows")
 
 
 def _notes(
@@ -321,7 +316,6 @@ def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> Predicte
 
 
 def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts:
-    """Place whole tables one by one on the device with the least work."""
     names = {table.name for table in tables}
     parts, own = [], dict[str, TablePart]()
     for part in found.parts:

@@ -82,7 +82,6 @@ def load_learned_model(where: str | Path | None, hardware: str | None = None) ->
 
 
 def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel | None:
-    """Return the requested device model; None if a learned model is requested."""
     named = str(where or "")
     if named.startswith(SIMULATED):
         found = DeviceModel(named)
@@ -170,7 +169,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
-    """Return a predictor of placements; devices of other hardware than the model's use their device models."""
+    """Return a predictor of placements; devices of other hardware than the model's use that hardware's device model."""
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:
@@ -267,7 +266,7 @@ def compute_hot_rows_factors(
 ) -> tuple[float, float]:
     """Return the factors that widen an interval's ends (divisor, factor) for tables without ``row_shares``.
 
-    They bound the prediction between all hot rows of these tables adjacent in memory, and no hot rows adjacent.
+    One end assumes that all hot rows of these tables are adjacent in memory, the other end that none are.
     """
     if not _unknown_hot_rows(request) or not any(price.sees_hot_rows for price in costs.prices):
         return 1.0, 1.0
@@ -288,7 +287,7 @@ def note_hot_rows(request: PlacementRequest, faster: float, slower: float) -> st
     unknown = _unknown_hot_rows(request)
     return (
         f"It is unknown if hot rows are adjacent in memory for {unknown} table{'s' * (unknown != 1)} (no row_shares): "
-        "the interval covers both."
+        "the interval covers both cases."
     )
 
 

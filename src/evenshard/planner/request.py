@@ -1,6 +1,6 @@
-"""Placement request: tables, devices with their memory, and rules, validated once, here.
+"""Placement request: tables, devices with their memory, and rules, all validated here.
 
-``list_unit_warnings`` lists values so far from all known machines that another unit is likely.
+``list_unit_warnings`` lists values so far from all known machines that their unit is probably wrong.
 """
 
 from __future__ import annotations
@@ -44,16 +44,12 @@ class PlacementRequest:
     Attributes:
         tables: whole tables with distinct names.
         caps_bytes: memory of each device, by device id.
-        batch_size: global batch size, samples.
-        reserved_bytes: memory of each device reserved for memory that is not counted.
-        rules: placement rules by table name.
+        reserved_bytes: memory of each device to keep free for allocations that are not counted.
         sharding_types: allowed sharding types; empty for all.
         machine: nodes and links; None for one node with all devices.
-        communication: data types of embeddings and gradients in communication.
-        assumptions: assumptions about the tables.
         reserved_share: fraction of each device's memory to reserve in addition to ``reserved_bytes``.
         dense_bytes: memory of the dense model with gradients and optimizer state on each device.
-        training_pipeline: one of ``PIPELINES``; empty, as in the first files, to count only weights and optimizer
+        training_pipeline: one of ``PIPELINES``; empty, as in the oldest files, to count only weights and optimizer
             state of tables, with the step times of the default pipeline.
         compute_kernels: allowed compute kernels; empty for the defaults that the machine has memory for.
         table_optimizers: fused optimizers by table name, for tables that have their own.
@@ -175,19 +171,16 @@ class PlacementRequest:
         return self.table_optimizers.get(name, self.optimizer)
 
     def leaves_optimizer(self, name: str) -> bool:
-        """Return True if the dense optimizer, which updates replicas, is known to differ from the table's.
-
-        If ``dense_optimizer`` is given, the request's optimizer counts as the table's own.
-        """
+        """Return True if replication would change the optimizer of a table, because the dense optimizer differs."""
         has_own = name in self.table_optimizers or bool(self.dense_optimizer)
         return has_own and self.optimizer_of(name) != self.dense_optimizer
 
     def names_replicas_of(self, name: str) -> bool:
-        """Return True if the request names data_parallel for a table."""
+        """Return True if the request explicitly allows data_parallel for a table."""
         return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
-        """Return the rules of a table; replicas that would change its optimizer are left out unless named."""
+        """Return the rules of a table, without replicas if they would change its optimizer and are not named."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits
@@ -219,7 +212,7 @@ class PlacementRequest:
 
 
 def match_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
-    """Return the optimizer of each table that has the same in both requests, so that its state stays valid."""
+    """Return the optimizers of tables that have the same optimizer in both requests and so keep its state."""
     names = {table.name for table in old.tables}
     both = ((table.name, new.optimizer_of(table.name)) for table in new.tables if table.name in names)
     return {name: optimizer for name, optimizer in both if old.optimizer_of(name) == optimizer}
@@ -238,11 +231,7 @@ def check_batch(batch_size: int, num_devices: int) -> None:
 
 
 def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
-    """Return the sharding types that the knobs name; empty for all.
-
-    Raises:
-        BadConfig: if ``allow_column_split`` and other types are both given.
-    """
+    """Return the sharding types that the knobs name, empty for all; raise BadConfig if the knobs contradict."""
     if not sharding.allow_column_split:
         return tuple(sharding.sharding_types)
     if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):

@@ -141,8 +141,6 @@ _Words = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Written:
-    """Rules in the form of user input."""
-
     pinned: dict[str, _Ids] | None = None
     forbidden: dict[str, _Ids] | None = None
     forbidden_devices: _Ids | None = None

@@ -34,7 +34,7 @@ class TableSet:
     """Tables from a file, a data frame, a sample of traffic or a public set, with distinct names.
 
     Attributes:
-        assumptions: missing values, in the order of the tables. A missing histogram stays None in its table.
+        assumptions: defaults of missing values, in the order of the tables; a missing histogram stays None.
         notes: unused parts of the source, one or two sentences each.
         missed: columns that the user maps but the source lacks.
     """
@@ -46,7 +46,7 @@ class TableSet:
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:
-        """Wrap ``Table`` objects, which lack at most the reuse histogram."""
+        """Wrap ``Table`` objects; only their reuse histograms may be missing."""
         return TableSet(tuple(tables), tuple(assume_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
 
 
@@ -67,14 +67,14 @@ def assume_weight_bits(table_name: str, weight_bits: int) -> Assumption:
 
 def assume_miss_ratios(table_name: str, source: str) -> Assumption:
     """Return the assumption for the cache misses of a table without traffic; see ``locality.miss_source``."""
-    return Assumption(table_name, "miss_ratios", f"{source}: an LRU cache is expected not to miss more often")
+    return Assumption(table_name, "miss_ratios", f"{source}: an LRU cache is expected to miss at most this often")
 
 
 def list_approximations(table: Table) -> Iterator[Assumption]:
     """Yield the properties of a table that the measured kernels only approximate."""
     if table.dtype not in TIMED_TYPES:
         what = table.data_type.upper() or f"{table.weight_bits}-bit data"
-        yield Assumption(table.name, "data_type", f"{what} is timed by its number of bits only")
+        yield Assumption(table.name, "data_type", f"{what} is timed like another type with the same number of bits")
     if table.pooling == MEAN:
         yield Assumption(table.name, "pooling", "MEAN is timed like SUM")
     if table.is_weighted:
@@ -90,7 +90,8 @@ def apply_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float |
         known: the tables and their assumptions.
         pooling_factors: mean lookups per sample, by table or by feature. For a table, a number is the total of its
             features, divided evenly, and a list (TorchRec's form) has one number per feature, in order. Any other name
-            is a feature. A name of both a table and its feature is the feature if other features of it are given.
+            is a feature. A name that a table shares with one of its features means the feature if other features of
+            the table are given.
 
     Raises:
         BadConfig: if a name is unknown, or a value is neither a number nor a list with one number per feature.
@@ -125,7 +126,6 @@ Named = float | tuple[float | None, ...] | None
 
 
 def _features(table: Table) -> tuple[str, ...]:
-    """Return the names of a table's features; empty if several features are unnamed."""
     return table.feature_names or ((table.name,) if table.num_features == 1 else ())
 
 
@@ -179,7 +179,6 @@ def _with_lookups(table: Table, named: Named) -> Table:
 
 
 def _drop_if_named(old: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
-    """Yield the assumption unless the given pooling factors replace its value."""
     is_partial = named is None or (isinstance(named, tuple) and None in named)
     if old.column not in _LOOKUPS or is_partial or (is_even and old.column == _LOOKUPS[1]):
         yield old

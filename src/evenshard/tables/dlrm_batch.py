@@ -1,4 +1,4 @@
-"""Recorded batch of lookups in a ``.pt`` file of ``torch.save``, ordered by table, then sample.
+"""Recorded batch of lookups, ordered by table, then sample, in a ``.pt`` file written by ``torch.save``.
 
 The file contains the tuple (indices, offsets, lengths) of facebookresearch/dlrm_datasets, whose tables are named t000,
 t001 and so on, or the content of a TorchRec KeyedJaggedTensor as a dict ``{"keys": names, "values": [L], "lengths":
@@ -103,7 +103,7 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
 
 
 def map_batch(path: Path, source: Path) -> DlrmBatch:
-    """Memory-map the batch in ``source``, and check types and sizes of its tensors; errors name it ``path``.
+    """Memory-map the batch in ``source``, and check types and sizes of its tensors; errors call the file ``path``.
 
     Only the used parts are loaded, except from files that torch cannot map.
 

@@ -4,8 +4,8 @@ The file has one record per table, with the columns ``name, num_rows, embedding_
 other field of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (default 32). ``records.py`` parses
 values and renames columns, ``formats.py`` reads the formats, ``base/knobs.py`` has the ranges of numbers.
 
-The loop trains on its tables, so ``load_tables`` requires every pooling factor. To place tables, a default is enough:
-``load_tables_with_assumptions``.
+``load_tables`` requires every pooling factor, because the loop trains cost models on the tables. To place tables,
+``load_tables_with_assumptions`` replaces missing pooling factors by a default.
 """
 
 from __future__ import annotations
@@ -53,18 +53,17 @@ def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = N
     """Read the tables of a file, in its order, and check every value; the log lists unused columns.
 
     Args:
-        columns: evenshard's name of each renamed column of the file.
+        columns: column name in the file -> evenshard's name.
 
     Raises:
         BadConfig: if the file lacks one of ``columns``.
-        BadFile: if a value is missing or invalid; a ``BadRecords`` for several.
+        BadFile: if a value is missing or invalid; ``BadRecords`` if several are.
     """
     path, names = Path(path), ColumnNames(columns or {})
     return _check_columns(path, names, _tables(path, _records(path), names))
 
 
 def _check_columns(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """Raise BadConfig if mapped columns are missing, and log unused columns."""
     if missed := names.absent_columns():
         raise missing_columns_error(str(path), missed)
     if note := names.note(str(path)):
@@ -82,12 +81,7 @@ def missing_columns_error(where: str, missed: Sequence[str]) -> BadConfig:
 def load_tables_with_assumptions(
     path: str | PathLike[str], default_pooling_factor: float, columns: Mapping[str, str] | None = None
 ) -> TableSet:
-    """Read a table file like ``load_tables``, but with a default for a missing or blank pooling factor.
-
-    Raises:
-        BadConfig: if the default is not a valid pooling factor.
-        BadFile: see ``load_tables``.
-    """
+    """Read a table file like ``load_tables``, but with a default for a missing or blank pooling factor."""
     check_ranges(default_pooling_factor=default_pooling_factor)
     path = Path(path)
     return tables_of_records(_records(path), default_pooling_factor, columns, path)
@@ -117,7 +111,7 @@ def load_numbered_tables(
     histogram, for a table without lookups.
 
     Args:
-        dims_known: True if the caller replaces the dims; the file may then lack them, and they are read as 1.
+        dims_known: True if the caller replaces the dims; the file may then lack dims, which are read as 1.
 
     Raises:
         BadConfig, BadFile: see ``load_tables``.
@@ -129,7 +123,6 @@ def load_numbered_tables(
 
 
 def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[str, str]) -> Any:
-    """Name the record by its number if it has no name, and fill missing columns with defaults."""
     if not isinstance(record, dict):
         return record
     plain = {column.removeprefix("reuse_"): column for column in REUSE_COLUMNS}

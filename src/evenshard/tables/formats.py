@@ -125,7 +125,6 @@ def _read_parquet(path: Path) -> list[Any]:
 
 
 def _write_parquet(records: list[RawTable], path: Path) -> None:
-    """Write records as Parquet, with the columns that occur in at least one record."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -42,15 +42,15 @@ class GeneratorConfig:
 
     num_tables: int = knob(REQUIRED, "number of tables in the pool", range=COUNT)
     embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
-    max_rows: int | None = knob(None, "cap on row counts; None for the published ones, up to 12.5 million", range=COUNT)
+    max_rows: int | None = knob(None, "maximum row count; None for up to 12.5 million, as published", range=COUNT)
     weight_bits: int = 32
     reuse_spread: float = knob(
         0.3,
-        "standard deviation of the tilts of the tables' reuse histograms; 0 makes them as equal as row counts allow",
+        "differences in index reuse: standard deviation of histogram tilts; 0 for histograms as equal as possible",
         range=SHARE,
     )
     hot_rows_together: float | None = knob(None, "share of the tables whose hot rows are contiguous", range=SHARE)
-    max_table_gb: float | None = knob(None, "limit of a table's weights in GB, by fewer rows", range=POSITIVE)
+    max_table_gb: float | None = knob(None, "maximum GB of a table, which gets fewer rows if necessary", range=POSITIVE)
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -61,9 +61,9 @@ class GeneratorConfig:
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:
     """Generate a pool that follows the DLRM 2021 statistics; the same seed gives the same tables.
 
-    The reuse histograms are for ``batch_size``. Each is tilted at random and feasible for the table's rows and lookups.
+    The reuse histograms are for ``batch_size``. Each is tilted at random and feasible for the table (see ``reuse``).
     Their mean over the pool, weighted by numbers of unique indices, is the published histogram, to about 1e-4 per bin.
-    If a limit leaves too few rows for so little reuse, each histogram is as close to the published one as possible.
+    If a limit leaves too few rows for that, each histogram is as close to the published one as possible.
     """
     check_ranges(batch_size=batch_size, seed=seed)
     rng = np.random.default_rng(seed)
@@ -87,7 +87,6 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
 
 
 def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """Draw row counts and pooling factors with the published marginals and correlation, [T] each."""
     score_T = rng.standard_normal(num_tables)
     rows_T = np.floor(_quantile(_spread_quantiles(score_T, rng), ROW_COUNTS, ROW_EDGES))
     noise_T = rng.standard_normal(num_tables)

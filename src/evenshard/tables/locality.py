@@ -2,10 +2,10 @@
 
 A miss ratio is the share of a batch's distinct rows that the cache does not contain.
 
-Weights are in host memory, and a cache in device memory has a share of each table's rows, the load factor (TorchRec:
+Weights are in host memory, and a cache in device memory holds a share of each table's rows, the load factor (TorchRec:
 ``fused_uvm_caching``). A batch's missing rows are fetched before its lookups and replace the least recently used rows
-(LRU). A table's curve, miss ratio by load factor, is counted in traffic (``Table.miss_ratios``); without traffic, it is
-an upper bound from the table's reuse histogram, or from the default histogram.
+(LRU). A table's *curve* is its miss ratio as a function of the load factor. It is counted in traffic
+(``Table.miss_ratios``), or else it is an upper bound from the table's reuse histogram or from the default histogram.
 
 The bound. Lookups are independent: a batch looks row r up Poisson(l_r) times, with constant l_r. Of R rows, a batch is
 expected to read U distinct rows, n_c of them c times, and M = sum of exp(-l) (1 - exp(-l)) rows that the previous batch
@@ -22,10 +22,10 @@ did not read. A sum over all rows weighted by exp(-l) is a sum over the R - U ro
   is tangent to 1 - exp(-l) at l = 0 and l = x. As p has the larger fourth derivative, p(l) >= 1 - exp(-l) everywhere.
   Rows that are read 2 to 4 times show how many of the rows that are read once are frequent.
 
-Sets. FBGEMM's caches hash rows to sets of 32 rows. A row is evicted after 32 other rows of its set were read; their
-number is Poisson, with a mean that grows with the table's distinct rows. The misses are therefore the mean over fully
-associative caches of C times a gamma variable with shape 32 and mean 1, and even a cache for all rows misses some. The
-model ignores that the frequency of rows changes over time.
+Sets. FBGEMM's caches hash rows to sets of 32 rows. A row is evicted after 32 other rows of its set were read; the
+number of rows read per set is Poisson. So the expected misses are a mean over fully associative caches whose size is C
+times a gamma variable with shape 32 and mean 1; even a cache for all rows misses some. The model ignores that the
+frequency of rows changes over time.
 
 Hot rows. A row is hot if a batch reads it more than once. Hashed indices scatter hot rows. Indices in the order of
 frequency, or of first use, make them contiguous, so that they share pages and cache lines of a CPU. Traffic shows which
@@ -116,7 +116,7 @@ def mean_miss_ratio(table: Table, batch_size: int) -> float:
 
 
 def max_new_rows(rows_K: FloatArray, num_rows: int) -> float:
-    """Return the bound on M, the distinct rows of a batch that the previous batch did not read; see the module.
+    """Return the bound on M, the distinct rows of a batch that the previous batch did not read.
 
     ``rows_K`` are the expected distinct rows of a batch in each reuse bin, [K].
     """
@@ -184,7 +184,7 @@ class _HotRows:
 def contiguous_share(table: Table, batch_size: int) -> float | None:
     """Estimate the share of a table's hot rows that are contiguous; None without counted traffic.
 
-    Contiguous hot rows give the busiest runs that could contain all of them more lookups than scattered hot rows do.
+    The busiest runs that could hold all hot rows get more lookups if hot rows are contiguous than if scattered.
     The share is 0 if that difference is too small. The table's ``reuse_bins`` must be for the batch size.
     """
     if table.row_shares is None:

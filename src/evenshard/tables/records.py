@@ -1,11 +1,10 @@
 """Records of table files: the mapping of their columns to fields of ``Table``, and parsing and checks of values.
 
-A written record has columns beyond ``PLAIN_COLUMNS`` only if they are not the default. Texts are parsed to numbers,
-true and false, and lists (as JSON), because CSV has only texts.
+A written record has columns beyond ``PLAIN_COLUMNS`` only if their values are not the default. Strings are parsed to
+numbers, booleans and lists (JSON), because all values in CSV are strings.
 
 A record may also be a configuration of TorchRec: the ``dataclasses.asdict`` of an ``EmbeddingBagConfig`` or an
-``EmbeddingConfig``, or its JSON, where data types and poolings are texts such as "DataType.FP16" and
-"PoolingType.MEAN".
+``EmbeddingConfig``, or its JSON, with strings such as "DataType.FP16" and "PoolingType.MEAN".
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ UNUSED_FIELDS = {
     "init_fn": _NO_TIME,
     "num_embeddings_post_pruning": "all rows are placed, as in training",
     "need_pos": "position weights are not timed",
-    "input_dim": "the table's rows and lookups apply",
+    "input_dim": "num_rows and pooling_factor are used instead",
     "total_num_buckets": "row-wise shards have equal blocks of rows, whatever the buckets",
     "use_virtual_table": "all rows count as device memory",
     "virtual_table_eviction_policy": "rows are never evicted",
@@ -97,7 +96,7 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None, extr
     Args:
         record: values by field of ``Table``; ``ColumnNames`` translates other names.
         default_pooling_factor: lookups per sample of each feature if the record has none; None makes that an error.
-        extra: unused columns, which may include a missing column under another name.
+        extra: unused columns, among which errors look for a missing column under another name.
 
     Raises:
         BadRecord: for all values that are missing or invalid.
@@ -132,12 +131,11 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None, extr
 
 
 def is_blank(value: Any) -> bool:
-    """Return True for an empty cell."""
+    """Return True for an empty value."""
     return value is None or value == ""
 
 
 def _is_nan(value: Any) -> bool:
-    """Return True for NaN, which pandas writes into empty cells."""
     return isinstance(value, float) and math.isnan(value)
 
 
@@ -197,7 +195,7 @@ def _flag(value: Any, column: str) -> bool:
 
 
 def _number(value: Any, column: str) -> float:
-    """Parse a number, also from a text, because CSV has only texts and YAML reads 1e6 as text."""
+    """Parse a number, also from a string, because CSV has only strings and YAML reads 1e6 as a string."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)
@@ -255,7 +253,6 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _bins_by_column(record: RawTable) -> tuple[float, ...]:
-    """Collect the histogram from the columns reuse_bin_0 to reuse_bin_16."""
     columns = [column for column in REUSE_COLUMNS if not is_blank(record.get(column))]
     if not is_blank(record.get("reuse_bins")) and not _is_nan(record["reuse_bins"]):
         raise BadRecord(f"has both reuse_bins and {columns[0]}", "Keep only one of them.")
@@ -279,7 +276,8 @@ class ColumnNames:
 
     Attributes:
         given: the user's mapping: column of the file -> field; "" ignores the column.
-        extra, found: unused columns in order, and mapped columns that at least one record has.
+        extra: unused columns, in order.
+        found: mapped columns that at least one record has.
 
     Raises:
         BadConfig: if a column of the file is mapped to an unknown field.
@@ -290,11 +288,7 @@ class ColumnNames:
     found: set[str] = field(default_factory=set)
 
     def translate(self, record: RawTable) -> RawTable:
-        """Return a record with its columns renamed to fields of ``Table``, without unused columns.
-
-        Raises:
-            BadRecord: if two columns map to the same field with different values.
-        """
+        """Rename a record's columns to fields of ``Table``; raise BadRecord if two give one field different values."""
         known: RawTable = {}
         came_from: dict[str, str] = {}
         config = is_config(record)
@@ -319,7 +313,6 @@ class ColumnNames:
         return known
 
     def _target(self, name: str, value: Any) -> str | None:
-        """Return the field for a column of the file, or None if the column is unused."""
         if name in self.given:
             self.found.add(name)
             return _resolve_target(name, self.given[name])

@@ -1,10 +1,10 @@
-"""Index-reuse histograms: how often a batch looks up the same index; and default histograms.
+"""Index-reuse histograms (how often a batch looks up the same index), and their default.
 
 A histogram has 17 bins. Bin 0 has the indices that a batch looks up once, bin k those that it looks up more than
 2**(k-1) and at most 2**k times, and the last bin those that it looks up more than 32768 times. The values are shares of
 the UNIQUE indices of the batch and add up to 1.
 
-Legend: T tables, K = 17 bins, R blocks of ranks.
+Legend: T tables, K = 17 bins, R blocks of rows, ranked by frequency.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ BIN_MEAN_COUNTS.setflags(write=False)
 def _complete_shares(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float) -> ReuseBins:
     """Compute all shares of unique indices from published shares with three decimals.
 
-    Three decimals are too few for the last bins, which use the access share: a bin's share of the unique indices is its
-    share of the accesses times the mean lookups per unique index, divided by the mean count of the bin.
+    Three decimals are too few for the last bins. Their shares of unique indices are computed from their shares of
+    accesses: times the mean lookups per unique index, divided by the mean count of the bin.
     """
     tail = lookups_per_unique * np.array(accesses)[len(uniques) :] / BIN_MEAN_COUNTS[len(uniques) :]
     shares = np.concatenate([uniques, tail])
@@ -65,11 +65,7 @@ DLRM_2021_REUSE: ReuseBins = _complete_shares(
 
 
 def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:
-    """Build the histogram from the number of lookups of each index; indices without lookups are ignored.
-
-    Raises:
-        ValueError: if no index was looked up, or a count is negative.
-    """
+    """Build the histogram from the lookups of each index; raise ValueError if there are none, or a negative number."""
     array = counts if isinstance(counts, np.ndarray) else counts.detach().cpu().numpy()
     array = array[array != 0]
     if array.size == 0:
@@ -95,7 +91,7 @@ def feasible_reuse_bins(
 
 
 def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """Return the mean lookups per unique index, [T]; the count of a bin is at most the total number of lookups."""
+    """Return the mean lookups per unique index, [T]; the count of a bin is capped at the number of all lookups."""
     return np.asarray((shares_TK * _cap_means(num_lookups_T)).sum(axis=1))
 
 
@@ -138,7 +134,6 @@ def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_
 
 
 def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, top_T: npt.NDArray[Any]) -> FloatArray:
-    """Find the smallest tilt at which the mean count of each histogram reaches ``needed_T``, by bisection."""
     with np.errstate(divide="ignore"):
         logs_TK = np.log(shares_TK)
 
@@ -163,7 +158,7 @@ def _cap_means(num_lookups_T: FloatArray) -> FloatArray:
 
 
 def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> ReuseBins:
-    """Return the expected histogram if each lookup draws rank r with probability proportional to ``r**-alpha``.
+    """Return the expected histogram if rows are read with probabilities proportional to ``rank**-alpha``.
 
     The count of a row is Poisson. Ranks above 1000 are grouped in blocks of about 1 % width, so that two billion rows
     take milliseconds. Without lookups, all the mass is in bin 0.
@@ -194,7 +189,7 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
 
 
 def thin_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
-    """Return the histogram of a random sample, with this share above 0, of a batch's lookups."""
+    """Return the histogram of a random sample of a batch's lookups; ``share`` is the sampled fraction, above 0."""
     if share >= 1:
         return bins
     uniques_K = np.asarray(bins) @ _thinning_matrix(share)

@@ -154,8 +154,7 @@ def tables_from(
         embedding_dim: dim of all tables; required if ``source`` is traffic, allowed for a public set with one dim.
         weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
         default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
-        columns: field of ``Table`` or feature for each renamed column of the table file and the traffic; "" ignores
-            the column.
+        columns: column name in the table file or the traffic -> field of ``Table`` or feature; "" ignores the column.
 
     Raises:
         BadConfig: if there is no such source, or settings contradict it.
@@ -212,7 +211,6 @@ def _records_of(tables: Any) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy numbers and arrays to Python's."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -292,7 +290,7 @@ def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[s
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
-    """Raise BadFile, before the whole file is read, if a Parquet file has no column of a table file."""
+    """Raise BadFile, before the whole file is read, if a Parquet file has none of a table file's columns."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq

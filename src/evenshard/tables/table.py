@@ -46,9 +46,9 @@ class Table:
         data_type: one of ``DATA_TYPES``; "" for the default of this number of bits.
         pooling: one of ``POOLINGS``.
         is_weighted: True if every lookup has its own weight.
-        feature_names: the features that look the table up, columns of its traffic; empty for one with the table's name.
-        feature_pooling_factors: mean lookups per sample of each feature, adding up to ``pooling_factor``; empty for one
-            feature. Each feature has its own bag and output.
+        feature_names: the features that look the table up; empty for a single feature with the table's name.
+        feature_pooling_factors: mean lookups per sample of each feature, adding up to ``pooling_factor``; empty for a
+            single feature. Each feature has its own bag and output.
         is_deduplicated: True if a device sends each distinct index of its samples once (TorchRec: ``use_index_dedup``).
         module: path of its collection in a model; tables of different modules share no kernel call.
         row_shares: shares of the lookups, adding up to 1, of equal, successive ranges of rows, counted in traffic; None
@@ -75,7 +75,7 @@ class Table:
     miss_ratios: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
-        """Return a stable text that identifies the table's measurements; later fields appear if not the default."""
+        """Return a stable text that identifies the table in measurements; newer fields appear only if set."""
         shown = {
             each.name: getattr(self, each.name)
             for each in fields(self)

@@ -72,7 +72,7 @@ def test_fewer_samples_than_a_batch_are_used_and_said_to_be_assumed(tmp_path: Pa
     many = table("ads", rows=10**6)
     found = tables_from_traffic(source, 4, [many])
     assert found.tables[0].reuse_bins == pytest.approx(bins(0.5, 0.5))
-    text = "those of 3 samples; larger batches repeat rows more"
+    text = "counted over 3 samples; larger batches repeat rows more often"
     assert found.assumptions == (Assumption("ads", "reuse_bins", text),)
     # 1024 lookups cannot be of rows that are read once or twice when there are only two rows.
     (few,) = tables_from_traffic(source, 1024, [table("ads", rows=2)]).tables
@@ -85,7 +85,7 @@ def test_a_table_that_only_the_last_window_reads_gets_that_ones_histogram(tmp_pa
     assert found.tables[0].reuse_bins == pytest.approx(bins(1)) and found.tables[0].pooling_factor == 2 / 3
     assert found.tables[1].reuse_bins == bins(0, 1)
     assert [(one.table, one.column) for one in found.assumptions] == [("ads", "reuse_bins")]
-    assert "those of 1 samples" in found.assumptions[0].text
+    assert "counted over 1 sample;" in found.assumptions[0].text
 
 
 def test_a_table_that_is_never_read(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Comparison of machines: the what-if request, its options, the best of them, and their JSON.
 
-An option is called better than another only if the difference exceeds the uncertainty. On different hardware, both
-intervals count in full. On the same hardware, both have the device's error: the order must hold within the cost
-model's own interval, and also if that error scales all kernels, or all communication, up or down.
+An option is called better than another only if prediction errors cannot reverse the order. Options on different
+hardware have independent errors, each with its own interval. Options on the same hardware share the device's error: the
+order must hold within the cost model's own intervals, and with all kernels, or all communication, scaled by that error.
 """
 
 from __future__ import annotations
@@ -136,7 +136,6 @@ def _machines(asked: WhatIf) -> Iterator[tuple[str, Nodes]]:
 
 
 def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | None) -> Iterator[WhatIfOption]:
-    """Yield the options on a machine, without placements."""
     batch_size = asked.batch_size or (asked.batch_per_device or 0) * machine.num_devices
     scale = 1.0 if asked.dense_batch is None else batch_size / machine.num_devices / asked.dense_batch
     price, caps = None if prices is None else prices.price_of(hardware), asked.memory_cap_gb
@@ -156,7 +155,6 @@ def _options_on(asked: WhatIf, hardware: str, machine: Nodes, prices: Prices | N
 
 
 def _in_groups(option: WhatIfOption, place_on: PlaceOn, sync_every: int) -> WhatIfOption:
-    """Return the option with its tables placed, in the faster layout of its groups."""
     found = [
         _in_layout(replace(option, layout=layout), group, place_on, sync_every)
         for layout, group in layouts_of(option.machine, option.group_size)
@@ -193,15 +191,15 @@ def _with_groups(option: WhatIfOption, answer: PlacementAnswer, sync_every: int)
 
 
 def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOption]:
-    """Replace a machine's placement by the placement with less memory if that is faster.
+    """Replace a placement by that of the same machine with less memory if the latter is faster.
 
-    The options of a machine come in ascending order of memory, and legal placements stay legal with more memory.
+    Each machine's options must be in ascending order of memory; legal placements stay legal with more memory.
     """
     less: WhatIfOption | None = None
     machine_of = attrgetter("hardware", "machine", "group_size")
     for one in options:
         if less is not None and machine_of(less) == machine_of(one) and less.answer is not None:
-            assert one.memory_cap_gb is not None, "only memory that is asked for differs"
+            assert one.memory_cap_gb is not None, "options of a machine differ only in memory"
             if one.answer is None or less.step_ms.value < one.step_ms.value:
                 caps = caps_of(one.memory_cap_gb, less.answer.num_devices)
                 bound_ms = 0.0 if one.answer is None else min(one.answer.lower_bound_ms, less.answer.predicted_ms)
@@ -213,7 +211,7 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
 
 
 def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
-    """Return a memory cap per device that leaves table parts only slightly more than an even share."""
+    """Return a memory cap per device that limits its table parts to slightly more than an even share."""
     request, used = answer.request, answer.used_bytes
     not_tables = request.dense_bytes + request.sample_memory.total
     reserved = max(request.reserves_bytes)
@@ -230,7 +228,7 @@ StepWeight = Callable[[WhatIfOption], float]
 
 @dataclass(frozen=True)
 class Best:
-    """The best option by predicted value, and the options that predictions cannot tell apart from it."""
+    """The best option by its predicted value, and ``equals``, the options that may be as good within the errors."""
 
     option: WhatIfOption
     equals: tuple[WhatIfOption, ...] = ()
@@ -276,10 +274,16 @@ def _is_apart(log: float, one: PredictedInterval, other: PredictedInterval) -> b
 
 @dataclass(frozen=True)
 class WhatIfAnswer:
-    """The answer of ``evenshard.what_if``: options by hardware, number of devices, group size and memory."""
+    """The answer of ``evenshard.what_if``.
+
+    Attributes:
+        options: machines by hardware, number of devices, group size and memory.
+        question: the request, with defaults filled in.
+        prices: hourly prices; None if not given.
+    """
 
     options: tuple[WhatIfOption, ...]
-    question: WhatIf = field(repr=False)  # with defaults filled in
+    question: WhatIf = field(repr=False)
     prices: Prices | None = field(default=None, repr=False)
 
     @property

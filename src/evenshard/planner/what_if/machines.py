@@ -1,16 +1,15 @@
 """Machines of a what-if request, and groups of their devices that each hold all tables.
 
 Groups are TorchRec's 2D parallelism, ``DMPCollection``. The devices of a group shard the tables among them and train on
-their share of the batch. Every few steps ``DMPCollection.sync`` averages each device's weights, and its optimizer
-state, with the devices that hold the same parts in the other groups. It sends all rows in the data type of the weights,
-whether they were looked up or not. Replicated tables are not included: their gradients are averaged over all devices
-in every step.
+their share of the batch. Every few steps ``DMPCollection.sync`` averages weights and optimizer state over the devices
+that hold the same table parts, one in each group. It sends all rows, looked up or not, in the data type of the weights.
+Replicated tables are not included: their gradients are averaged over all devices in every step.
 
 N devices in groups of G have one of two layouts:
 
-- contiguous (TorchRec: ``use_inter_host_allreduce=True``): a group is G consecutive devices, so embeddings stay within
-  few nodes and weights are sent between nodes;
-- strided (TorchRec's default): a group is every N/G-th device, so weights stay within few nodes.
+- contiguous (TorchRec: ``use_inter_host_allreduce=True``): a group is G consecutive devices, so embeddings are sent
+  within few nodes, and weights between nodes;
+- strided (TorchRec's default): a group is every N/G-th device, so weights are sent within few nodes.
 """
 
 from __future__ import annotations
@@ -110,13 +109,13 @@ def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, 
 
 
 def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """Return the devices that hold the same parts, for each device of a group: groups of the other layout."""
+    """Return, for each device of a group, the devices of all groups that hold the same table parts."""
     other = STRIDED if layout == CONTIGUOUS else CONTIGUOUS
     return group_ranks(num_devices, num_devices // group_size, other)
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """Return the machine that each set of devices forms; None if they differ, or spread unevenly over nodes."""
+    """Return the machine that each set of devices forms; None if these differ, or nodes hold unequal numbers."""
     found = {_machine_of_ranks(machine, group) for group in ranks}
     return found.pop() if len(found) == 1 else None
 
@@ -136,11 +135,7 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """Return the distinct layouts of groups of a size, each with the machine of one group.
-
-    Raises:
-        BadConfig: if the machine cannot be divided into such groups.
-    """
+    """Return the distinct layouts of groups of a size, with the machine of a group; raise BadConfig if none exists."""
     devices = machine.num_devices
     if group_size == devices:
         return (("", machine),)
@@ -181,7 +176,7 @@ def _is_even(machine: Nodes, size: int) -> bool:
 
 
 def sum_synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
-    """Return the bytes of each device that ``DMPCollection.sync`` averages: weights and state without replicas."""
+    """Return the bytes that ``DMPCollection.sync`` averages on each device: weights and state, without replicas."""
     held = [0] * answer.num_devices
     for part, memory in zip(answer.parts, answer.part_memory, strict=True):
         if not TYPES[answer.type_of_table[part.table]].is_replicated:
@@ -202,7 +197,7 @@ def sync_of(answer: PlacementAnswer, machine: Nodes, layout: str, every: int) ->
 
 
 def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
-    """Return the additional time of the all-reduce of data_parallel gradients over all groups, not only one, ms."""
+    """Return the additional time, ms, of averaging data_parallel gradients over all groups instead of one."""
     values = sum(
         table.num_rows * table.embedding_dim
         for table in answer.request.tables
@@ -218,7 +213,6 @@ def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
 
 
 def _all_reduce(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
-    """Return the bytes that a device sends in all-reduces of ``held`` bytes, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
     moved = all_reduce_bytes(machine, np.full(machine.num_devices, float(held)))
     latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)

@@ -39,7 +39,12 @@ class PredictedInterval:
 class Sync:
     """The all-reduce of weights between groups that each hold all tables: TorchRec's ``DMPCollection.sync``.
 
-    The device with the most bytes to average sends ``sent_bytes`` in ``once_ms``, without overlap.
+    Attributes:
+        every: number of steps from one all-reduce to the next.
+        bytes_per_device: most bytes that a device averages.
+        bytes_of_all: bytes that all devices of the machine average.
+        sent_bytes: bytes that the device with the most bytes sends.
+        once_ms: time of one all-reduce, without overlap.
     """
 
     every: int
@@ -50,27 +55,43 @@ class Sync:
 
     @property
     def step_ms(self) -> float:
-        """Return its mean time per step."""
+        """Return the mean time of the all-reduce per step."""
         return self.once_ms / self.every
 
 
 @dataclass(frozen=True)
 class WhatIfOption:
-    """A machine with the times of a training step on it, ms."""
+    """A machine with the times of a training step on it, ms.
+
+    Attributes:
+        hardware: full name of the hardware, such as simulated:h100.
+        machine: nodes and links.
+        batch_size: samples of a step over all devices.
+        group_size: number of devices that the tables are sharded over; each group holds all tables.
+        layout: contiguous or strided, if there are several groups; see ``machines``.
+        problem: reason that the tables do not fit; empty if they do.
+        answer: placement on one group; None if the tables do not fit.
+        dense_ms: step time without embeddings.
+        overlap: fraction of the shorter of embeddings and ``dense_ms`` that overlaps the longer.
+        price_per_hour: price of the machine; None without prices.
+        sync: averaging of weights over groups; None for one group.
+        replicas_ms: additional time of averaging gradients of replicas over all groups instead of one.
+        memory_cap_gb: memory of each device; None for the hardware's own.
+    """
 
     hardware: str
     machine: Nodes
-    batch_size: int  # samples of a step over all devices
-    group_size: int  # devices that the tables are sharded over; each group holds all tables
-    layout: str = ""  # contiguous or strided, if there are several groups; see ``machines``
-    problem: str = ""  # reason that the tables do not fit; empty if they do
-    answer: PlacementAnswer | None = field(default=None, repr=False)  # on one group; None if the tables do not fit
+    batch_size: int
+    group_size: int
+    layout: str = ""
+    problem: str = ""
+    answer: PlacementAnswer | None = field(default=None, repr=False)
     dense_ms: float = 0.0
-    overlap: float = 0.0  # fraction of the shorter of embeddings and ``dense_ms`` that overlaps the longer
+    overlap: float = 0.0
     price_per_hour: float | None = None
-    sync: Sync | None = None  # averaging over groups; None for one group
-    replicas_ms: float = 0.0  # additional all-reduce of replicas over all groups, compared with one group
-    memory_cap_gb: float | None = None  # memory of each device; None for the hardware's own
+    sync: Sync | None = None
+    replicas_ms: float = 0.0
+    memory_cap_gb: float | None = None
 
     @property
     def num_devices(self) -> int:
@@ -95,7 +116,7 @@ class WhatIfOption:
 
     @property
     def link_factor(self) -> float:
-        """Return the factor within which 90 % of modelled communication matches real links, else the device's."""
+        """Return the factor within which 90 % of modelled communication matches real links, else ``device_factor``."""
         error = self._fitting_answer.link_error
         return error.factor if error is not None else self.device_factor
 
@@ -107,7 +128,7 @@ class WhatIfOption:
 
     @property
     def step_ms(self) -> PredictedInterval:
-        """Return the step time: embeddings, dense part, and mean time of ``sync``. The dense time counts as exact."""
+        """Return the step time: embeddings, dense part, and mean time of ``sync``. The dense time is assumed exact."""
         off, sync = self.link_factor, self.sync_ms
         own = self.embeddings_ms
         ends = ((own.value, sync), (own.low, sync / off), (own.high, sync * off))
@@ -179,7 +200,7 @@ class HardwarePrice:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by hardware, such as simulated:h100 or h100 for short, with their currency and a note."""
+    """Prices by name of the hardware (simulated:h100, or h100 for short), with their currency and a note."""
 
     hardware: dict[str, HardwarePrice]
     currency: str = ""

@@ -47,7 +47,7 @@ LAST_BATCHES = 8
 
 
 class RowRuns:
-    """Lookups of equal row ranges ("runs") of a table, which show the imbalance of row-wise shards.
+    """Lookups by row range ("run") of a table, to predict the imbalance of row-wise shards; all runs are equally long.
 
     If the number of rows is unknown (None), the counted runs have lengths of powers of two, and the shares are accurate
     to an eighth of a run.
@@ -160,12 +160,11 @@ class ReuseIntervals:
 
 
 def rows_to_remember(num_tables: int) -> int:
-    """Return how many rows per table are tracked, for this number of tables."""
+    """Return the number of rows to track per table."""
     return min(max(REMEMBERED_ROWS // max(num_tables, 1), MIN_REMEMBERED), MAX_REMEMBERED)
 
 
 def _sums_from(counts: Sequence[int] | IntArray, size: int) -> FloatArray:
-    """Sum the counts from each position on."""
     padded = np.zeros(max(size, len(counts)))
     padded[: len(counts)] = counts
     return np.asarray(np.cumsum(padded[::-1])[::-1][:size])
@@ -184,7 +183,7 @@ class TableCounts:
     """Counts of one table in a sample.
 
     Attributes:
-        columns: columns of the sample that are its features.
+        columns: columns of the sample that are features of the table.
         num_lookups: lookups of each column in the whole sample.
         largest_row: largest row that was looked up; -1 without lookups.
         unique_K: unique rows of all full windows, by reuse bin. Their shares are the mean histogram of the windows,
@@ -206,11 +205,7 @@ class TableCounts:
         self._clear()
 
     def add(self, column: str, rows_L: IntArray, path: Path) -> None:
-        """Add lookups of a column in the current window.
-
-        Raises:
-            BadFile: if a row number is negative or beyond the table.
-        """
+        """Add lookups of a column in the current window; raise BadFile for a row number outside of the table."""
         if rows_L.size == 0:
             return
         smallest, largest = int(rows_L.min()), int(rows_L.max())

@@ -30,11 +30,7 @@ _REMEDY = "A column must contain row numbers or lists of them; write it again or
 
 
 class ParquetSample:
-    """Sample in Parquet files; see ``Sample``.
-
-    Raises:
-        BadFile: if the first file is damaged or has no column.
-    """
+    """Sample in Parquet files; see ``Sample``. Raises BadFile if the first file is damaged or has no column."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
@@ -120,7 +116,6 @@ def _only_0_and_1(name: str, metadata: Any) -> bool:
 
 
 def _value_type(kind: Any) -> Any:
-    """Return the type of a column's values, or of the values in its lists."""
     return kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
 
 

@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TableLookups:
-    """Lookups of one table in a block, [L] and [B+1]; sample b reads ``rows[offsets[b] : offsets[b+1]]``."""
+    """Lookups of one table in a block; sample b reads ``rows[offsets[b] : offsets[b+1]]``; shapes [L] and [B+1]."""
 
     rows: IntArray
     offsets: IntArray
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """Samples that are read in one step of the progress bar: a row group of Parquet, or a file."""
+    """Samples that are read together: a row group of a Parquet file, or a ``.pt`` file."""
 
     path: Path
     row_group: int = 0
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """Sizes of a sample from its metadata; a null or an empty list may count as one lookup."""
+    """Numbers of samples and lookups from the files' metadata; a null or an empty list may count as one lookup."""
 
     num_samples: int
     num_lookups: dict[str, int]
@@ -63,7 +63,7 @@ class Survey:
 
 
 class Sample(Protocol):
-    """Interface of a sample of traffic: files of recorded lookups of the same tables."""
+    """Interface of a sample of traffic: files with recorded lookups in the same tables."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from evenshard.base.documents import unpack_file
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.installation import require_package
 from evenshard.base.knobs import check_ranges
-from evenshard.base.messages import brief, names_text
+from evenshard.base.messages import brief, count_text, names_text
 from evenshard.tables.assumptions import Assumption, TableSet, assume_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table, duplicate_name
@@ -55,7 +55,7 @@ def tables_from_traffic(
         source: a folder of Parquet files or of ``.pt`` files, sorted by name, or a single file.
         tables: tables to complete; tables without traffic stay unchanged, traffic without a table is ignored. None
             creates a table for each feature, with rows up to its largest index, 32 bits and ``embedding_dim``.
-        columns: feature of each renamed column; "" ignores a column. A column in this mapping is always a feature.
+        columns: column name -> feature; "" ignores a column. A column in this mapping is always a feature.
 
     Raises:
         BadConfig: if settings are invalid or contradict each other.
@@ -130,7 +130,6 @@ def _parquet_sample(paths: Sequence[Path]) -> Sample:
 
 
 def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
-    """Return the feature names of tables; None if tables are created from all columns."""
     if tables is None:
         return None
     return frozenset(name for table in tables for name in (table.name, *table.feature_names))
@@ -183,7 +182,6 @@ def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], ba
 
 
 def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> list[list[TableCounts]]:
-    """Group tables whose lookups of a mean window fit into ``GROUP_LOOKUPS``."""
     window_samples = min(batch_size, survey.num_samples)
     groups: list[list[TableCounts]] = []
     available = 0.0
@@ -200,7 +198,6 @@ def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> l
 def _fill_figures(
     table: Table, counts: TableCounts | None, num_samples: int, batch_size: int, assumptions: list[Assumption]
 ) -> Table:
-    """Add the statistics of the sample to a table, and an assumption for each missing value to ``assumptions``."""
     if counts is None:
         text = "as given, since the sample lacks the table"
         assumptions += [Assumption(table.name, column, text) for column in ("pooling_factor", "reuse_bins")]
@@ -221,7 +218,7 @@ def _fill_figures(
     # whole batch to fit into the rows.
     rest_K = tuple((counts.rest_K / np.sum(counts.rest_K)).tolist())
     reuse_bins = feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size, base=rest_K)
-    text = f"those of {num_samples % batch_size} samples; larger batches repeat rows more"
+    text = f"counted over {count_text(num_samples % batch_size, 'sample')}; larger batches repeat rows more often"
     assumptions.append(Assumption(table.name, "reuse_bins", text))
     return replace(table, reuse_bins=reuse_bins)
 
@@ -229,7 +226,6 @@ def _fill_figures(
 def _feature_lookups(
     table: Table, counts: TableCounts, num_samples: int, assumptions: list[Assumption]
 ) -> tuple[float, ...]:
-    """Return the lookups per sample of each feature: counted, or as given if the sample lacks the feature."""
     counted = {column: number / num_samples for column, number in counts.num_lookups.items()}
     if not set(counted) & set(table.feature_names):  # a single column for all features
         (together,) = counted.values()
