@@ -38,7 +38,7 @@ _PROFILES = resources.files("evenshard.price").joinpath("profiles")
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of hardware, such as cpu, cuda or simulated; its name begins every spelling."""
+    """Kind of hardware, such as cpu, cuda or simulated; every name of such hardware begins with it."""
 
     name: str
     times: Times = "measured"

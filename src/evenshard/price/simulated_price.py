@@ -1,8 +1,8 @@
 """Price of a simulated device: the device model in additive columns, for fast updates in a search.
 
-``device_model`` computes a whole call. Here each table has its own columns, most of which add up: memory waits are
-linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between tables uses a grid
-(``WindowGrid``) during a search; the final prediction (``held_parts_ms``) is exact.
+``device_model`` computes a whole call. Here each table has a row of columns (features), most of which add up over a
+call: memory waits are linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between
+tables is approximated during a search (``WindowGrid``); the final prediction (``held_parts_ms``) is exact.
 
 Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
 """

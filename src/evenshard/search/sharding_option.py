@@ -48,7 +48,7 @@ class ShardingOption:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Column cuts of a table, one per option, which share their widths.
+    """Column cuts of a table, one per option.
 
     ``widths`` are the distinct widths of all cuts; ``slots`` has, for each part of each cut, the index of its width.
     """
@@ -70,7 +70,7 @@ class Cuts:
 
     @cached_property
     def slot_A(self) -> npt.NDArray[np.int64]:
-        """Return the slots of all cuts, concatenated, [A]."""
+        """Return the index of each part's width, for all parts of all cuts in order, [A]."""
         return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
 
     @cached_property
@@ -99,11 +99,11 @@ class OptionTable:
         type_O, storage_O: indices into ``types`` and ``storages``.
         span_O, home_O: consecutive devices of each shard, and of all shards together.
         bytes_O, width_O: device memory of the largest shard, and columns of the widest.
-        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts whose
-            width is a power of two.
+        is_unusual_O: False if the columns are cut evenly into 1, 2, 4, 8, ... parts, or into equal parts whose width is
+            a power of two.
         shape_O: an id of the type and the columns of the first shard.
-        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ only in storage (``cut_O`` is an id
-            of the widths); the index of each option's first twin, and the number of its twins.
+        twin_O, first_twin_O, num_twins_O: all options, sorted so that twins, which differ only in storage, are
+            neighbors; the index of each option's first twin, and the number of its twins.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 class TableGroup:
     """Tables that are placed together (one table, or tables that stay together), by position in the task.
 
-    ``allowed_D`` marks allowed devices, None for all; ``apart`` are the indices of its rules of tables to keep apart.
+    ``allowed_D`` marks allowed devices, None for all; ``apart`` are the indices of the keep-apart rules for its tables.
     """
 
     tables: tuple[int, ...]
@@ -211,7 +211,7 @@ class Edits(Rows):
 
 
 def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
-    """Convert changes that give groups other choices to edits."""
+    """Convert changes to edits; each change maps groups to their new choices."""
     change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
     group_E = np.array([group for change in changes for group in change], dtype=np.int64)
     choices = [choice for change in changes for choice in change.values()]
