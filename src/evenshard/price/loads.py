@@ -207,7 +207,7 @@ class Loads:
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
     def _by_sum(self, one: _KindLoads, cells: CellChanges) -> CellChanges:
-        """Expand lookups to one entry per sum that they contribute to."""
+        """Expand cells to one entry for each column sum that they contribute to."""
         first_E = self._first_devices(cells)
         if one.price.is_by_call:
             return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)

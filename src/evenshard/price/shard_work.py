@@ -279,7 +279,7 @@ def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: Floa
     """Solve for the reuse window x at which the cache is full; return -log(1 - x), [N], large if everything fits.
 
     The cached bytes are concave in it, so Newton's steps from 0 never overshoot. A converged stream is not iterated
-    further, so its result does not depend on the others.
+    further, so its result does not depend on other streams.
     """
     window_N = np.zeros(len(capacity_N))
     fits_N = unique_bytes_NK.sum(axis=1) <= capacity_N

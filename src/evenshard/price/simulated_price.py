@@ -77,7 +77,7 @@ class DeviceModelPrice:
         self.lane_limits = LANE_LIMITS if self._has_lanes else ()
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> FloatArray:
-        """Return the columns of tables, [P, H]."""
+        """Return the columns (additive features) of tables, [P, H]."""
         profile = self.profile
         work_PC = work_columns(self._counter, lookups, dims_P)
         work = self._counter.work_of_sums(work_PC)

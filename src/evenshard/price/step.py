@@ -68,7 +68,7 @@ class DeviceKind:
 class PredictedDevice:
     """Predicted times of one device in one training step, ms; a device without tables only communicates.
 
-    The hidden part of the input dist overlaps the step before. ``predicted_wait_ms`` is spent waiting for other
+    The hidden part of the input dist overlaps the previous step. ``predicted_wait_ms`` is spent waiting for other
     devices; together with ``predicted_total_ms`` it is the step time.
     """
 
@@ -294,7 +294,7 @@ class PartCosts:
     def exchange_slopes(self) -> tuple[FloatArray, float]:
         """Return communication time per unit of each volume, [V], for equal devices, and per replicated weight.
 
-        It is a lower bound without latencies. An input dist that overlaps the step before counts as 0.
+        It is a lower bound without latencies. An input dist that overlaps the previous step adds 0.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0

@@ -94,7 +94,7 @@ def hidden_ms(phases: Phases, pipeline: str) -> FloatArray:
 
 
 def kernels_ms(phases: Phases, pipeline: str) -> float:
-    """Sum the kernel times of the slowest device of each window of a step; the rest is communication."""
+    """Sum the kernel times of the slowest device of each window; the rest of the step is communication."""
     found = 0.0
     for window in windows(phases, pipeline):
         slowest = int(window.total.argmax())

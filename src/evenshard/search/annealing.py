@@ -89,7 +89,7 @@ class Annealing:
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
     ) -> list[Best]:
-        """Anneal the starts, then the best placements again in each further phase; return the best of each phase.
+        """Anneal ``start``, continuing in each further phase from the best placements; return the best of each phase.
 
         Args:
             changes: number of changes over all phases.
@@ -178,7 +178,7 @@ def _energy(
 
 
 def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, shards: Shards, passes_M: Mask) -> Indices:
-    """Return the changes in ``passes_M`` that share no device and no group with an earlier one of the same chain."""
+    """Return the changes in ``passes_M`` that share no device and no group with an earlier change of their chain."""
     devices, (_, groups), count = chains.task.num_devices, chains.option_NG.shape, len(chain_M)
     each = chains.expand_to_devices(shards.select(passes_M[shards.change_F]))
     own = np.flatnonzero(passes_M[edits.change_E])

@@ -108,11 +108,11 @@ class PriceBounds:
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of sort passes and warp lanes that each table needs alone, not in any line, [2, P]."""
+        """Return the time of sort passes and warp lanes that a table alone needs, left out by ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a bound of step-like times beyond ``own_steps_ms``, for all rows divided equally over devices.
+        """Return a lower bound of ``SharedSteps`` if the rows of all tables are divided over equal devices.
 
         Args:
             columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.
@@ -121,7 +121,7 @@ class PriceBounds:
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum one-time cost of a kernel call that contains each table, not in any line, [2, P]."""
+        """Return the minimum one-time cost of a call with each table, left out by ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
@@ -222,7 +222,7 @@ class ExchangeLine:
 
     Attributes:
         at_0, slope: time of every device: constant, and per unit of the mean volume.
-        own_slope, alone_slope: further time per unit of its own volume: if all have the same volume, and if only it has
+        own_slope, alone_slope: extra time of a device per unit of its own volume, if all have the same or only it has
             any.
     """
 

@@ -240,7 +240,7 @@ class MeanCollections:
     """Collections with MEAN tables that a search shards by rows as a whole or not at all.
 
     TorchRec computes means of row shards by dividing a collection's whole output, which is correct only if all of its
-    tables are row-wise. If only some are, each group that would have to change counts as overflow of memory. If a MEAN
+    tables are row-wise. If only some are, each group that would have to change adds to the memory overflow. If a MEAN
     table is row-wise, the time of the division is added to the step.
 
     ``number_G`` is the index in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``

@@ -95,7 +95,7 @@ class SearchSpace:
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
-        """Return the widths at which a row takes more warp lanes, as far as they separate the groups."""
+        """Return the widths above which a row takes more warp lanes, if some groups are narrower and some wider."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
         widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
         return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
@@ -262,7 +262,7 @@ class SearchSpace:
         return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def represent_type(self, position: int, name: str) -> str:
-        """Return the sharding type that stands for an equivalent type among the table's options."""
+        """Return the sharding type that represents this equivalent type among the table's options."""
         return self.column_type(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
@@ -374,7 +374,7 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
 def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
     """Convert a placement to choices; None if the space lacks a matching option for some table.
 
-    Unevenly cut rows count as even.
+    Unevenly cut rows are treated as evenly cut.
     """
     by_table = parts_by_table(space.task, parts)
     found = []
