@@ -313,7 +313,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return the factors of ``volumes`` at which a link curve changes slope, ascending; all devices are alike."""
+    """Return the factors of ``volumes`` at which a link curve changes slope, ascending, for equal devices."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):

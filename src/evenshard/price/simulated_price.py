@@ -4,7 +4,7 @@
 call: memory waits are linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between
 tables is approximated during a search (``WindowGrid``); the final prediction (``held_parts_ms``) is exact.
 
-Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
+Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C work quantities.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulated annealing of several placements in parallel.
 
-The energy of a placement is its step time (the time of the slowest device, summed over the windows of a step), plus a
-small term for devices that are almost as slow, plus the average device time times a weight that falls to 0. While this
+The energy of a placement is its step time (the slowest device's time in each window between two barriers, summed), a
+small term for devices that are almost as slow, and the average device time times a weight that falls to 0. While this
 weight is high, less work on any device lowers the energy, so groups find cheaper options; at the end, only the slowest
 device matters. The penalty for memory overflow grows. Each batch has changes of all chains, which are scored in one
 call. Changes that pass the Metropolis test are applied in order, unless they touch a device or a group of an earlier

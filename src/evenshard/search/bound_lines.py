@@ -16,8 +16,9 @@ Common times follow the curves of links, with a line for each of several ranges 
 - Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
   at least the time that a device of another domain may save backward. Suppose a domain has a volume d above the mean.
   Each of its devices then receives less from other domains, which saves ``(far - near) * d``; far and near are the
-  times per byte between and within domains. But one device sends more forward, which costs ``far_forward * (domains -
-  1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
+  times per byte between and within domains. But one device sends more forward, which costs
+  ``far_forward * (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d``
+  more.
 
 A line through 0 in a device's own volume bounds its other communication times.
 
@@ -151,7 +152,7 @@ def price_bounds(price: DevicePrice) -> PriceBounds:
 class DeviceModelBounds(PriceBounds):
     """Lower bounds of the device model's times.
 
-    There is no ``SharedSteps``: each call sorts its own lookups, and the number of calls on a device is unknown.
+    ``shared_steps`` is 0: each call sorts its own lookups, and the number of calls on a device is unknown.
     """
 
     def __init__(self, price: DeviceModelPrice) -> None:
@@ -222,8 +223,8 @@ class ExchangeLine:
 
     Attributes:
         at_0, slope: time of every device: constant, and per unit of the mean volume.
-        own_slope, alone_slope: extra time of a device per unit of its own volume, if all have the same or only it has
-            any.
+        own_slope, alone_slope: extra time per unit of a device's own volume, with equal volumes, and with no other
+            volume.
     """
 
     at_0: float

@@ -17,8 +17,8 @@ mean weighted by work. So a shard's cost above the minimum of every call counts 
 
 **Column cuts** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64 half
 of a warp, so 80 columns are cheaper as 64 and 16 than as 40 and 40. So each width is priced, and for each number of
-parts the minimum total over widths that add up to the table is computed. An option represents all numbers of parts up
-to the next option's: its parts together cost at least the minimum total, and the widest part at least the time of an
+parts the minimum total over widths that add up to the table is computed. An option represents all numbers of parts
+below the next option's: its parts together cost at least the minimum total, and the widest part at least the time of an
 even share alone. If there are many tables, only those with the most lookups have this bound.
 
 Legend: G groups, O options of a group (in ``CutBounds``: its options), W options (in ``Options``: those of a group), Q

@@ -195,8 +195,7 @@ class GreedyStarts:
     def _choose_by_price(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
         """Return each group's option with the least work plus a price for its memory, offloaded options included, [G].
 
-        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None if it is
-        0.
+        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None for 0.
         """
         table, times = self.table, self.times
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)

@@ -184,7 +184,7 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return the earlier placement with new tables as in ``free``, and also with all else that moves nothing."""
+        """Return two starts: the earlier placement with new tables as in ``free``, and also with its costless moves."""
         is_new_G = self._moves.home_G < 0
         is_free_NG = (is_new_G, is_new_G | (self._moves.count_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
@@ -275,7 +275,7 @@ def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
 
 
 def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield pairs of an option and the places of its shards that the rules of the group allow."""
+    """Yield pairs of an option and places for its shards, as far as the rules of the group allow them."""
     table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
     first = int(table.first_option_G[group])
     for option in range(first, first + int(table.num_options_G[group])):
@@ -293,7 +293,7 @@ def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _nearest(moves: Moves, option: int, shards: int, count: int) -> tuple[int, ...]:
-    """Return the place of each shard that moves the fewest bytes, chosen shard by shard, each at another place."""
+    """Return a different place for each shard, where it moves the fewest bytes, chosen shard by shard."""
     slot_SQ, place_SQ = np.indices((shards, count))
     bytes_SQ = moves.shard_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
     places: list[int] = []

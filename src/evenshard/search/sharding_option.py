@@ -1,8 +1,9 @@
 """Sharding options of the search: groups of tables, and the options of each.
 
-The search places shards: columns of a table on one device, rows on all devices of a node or of the machine, or a
-replica on each. For row-wise and replicated tables, one entry represents the equal shards of all these devices. Tables
-that stay together are one group with one shard. Collections with MEAN tables are row-wise as a whole.
+A group is one table, or tables that stay together in one shard. An option is a sharding type, the widths of the shards
+and a storage. A choice is an option of a group, and a place for each of its shards: a device for columns of a table, a
+node or the machine for rows, or all devices for replicas. For rows and replicas, one entry represents the equal shards
+of all these devices. Collections with MEAN tables are row-wise as a whole.
 
 Legend: D devices, G groups, O options of all groups or cuts, A shards of all options or parts of all cuts, K
 collections, P shards, M placements.

@@ -184,7 +184,7 @@ class SearchSpace:
         return range(first, _num_options(own.runs))
 
     def find_or_add_option(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
-        """Return the index of a group's option of this type, storage and widths, in this order.
+        """Return the index of a group's option with this type, this storage and these widths, in this order.
 
         A missing option is added, unless it is row-wise or replicated in device memory; then return None.
         """
