@@ -297,6 +297,6 @@ def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:
     found = sorted({one.provenance.optimizer for one in measured}) or [SGD]
     if len(found) > 1:
         raise BadInput(
-            f"The costs mix several optimizers ({', '.join(found)}), whose backward passes differ. Use a single one."
+            f"The costs mix optimizers ({', '.join(found)}), whose backward passes differ. Use a single optimizer."
         )
     return found[0]
