@@ -226,7 +226,7 @@ def test_costs_of_two_optimizers_are_refused_before_a_training(stage: Stage) -> 
     adam = replace(PROVENANCE, optimizer="adam")
     later = [replace(one, provenance=adam) for one in placements(round_number=2)]
     with pytest.raises(
-        BadInput, match=r"several optimizers \(adam, sgd\), whose backward passes differ. Use costs of one"
+        BadInput, match=r"mix optimizers \(adam, sgd\), whose backward passes differ. Use a single optimizer"
     ):
         stage.run("both", placements(), later)
     assert not (stage.folder / "both").exists()

@@ -189,7 +189,7 @@ def test_more_devices_than_a_link_connects_are_told() -> None:
     said = warn_beyond_span("nvlink_h200", 16)
     assert said is not None
     assert said.startswith("16 devices are priced as one node, with 309 GB/s per device and direction, ")
-    assert "but nvlink_h200 connects only 8. Communication between nodes is slower" in said
+    assert "but nvlink_h200 connects only 8 devices. Communication between nodes is slower" in said
     assert warn_beyond_span("nvlink_h200", 8) is None and warn_beyond_span("nvlink_h200", 9) is not None
 
 
@@ -230,7 +230,7 @@ def test_a_link_that_carries_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="bandwidth_gb_s is 0"):
         link(str(path))
     path.write_text("latency_us: {value: 10, source: by hand}\nsource: by hand\n")
-    with pytest.raises(BadFile, match="sets none of bandwidth_gb_s, slowest_gb_s, shared_gb_s"):
+    with pytest.raises(BadFile, match="sets none of the bandwidths bandwidth_gb_s, slowest_gb_s, shared_gb_s"):
         link(str(path))
 
 

@@ -160,7 +160,7 @@ def test_a_file_may_have_curves(tmp_path: Path) -> None:
         ("[0, 40]", "[1, 40]", "kb must begin at 0"),
         ("[0, 40]", "[0, 0]", "kb must increase"),
         ("[0, 40]", "[0, .nan]", "curves[0]: kb[1] is nan, not a finite number"),
-        ("[0, 40]", "[0]", "us be as long"),
+        ("[0, 40]", "[0]", "have as many values as us"),
         ("[10, 30]", "[10, 3]", "us must not decrease"),
         ("gb_s: 100}", "gb_s: 0}", "gb_s must be above 0"),
         ("gb_s: 100}", "mb_s: 0}", "curves[0]: 'mb_s' is unknown"),

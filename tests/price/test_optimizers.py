@@ -68,7 +68,7 @@ def test_a_calibration_knows_the_optimizer_and_takes_one_alone() -> None:
         for hardware in [SimulatedHardware(MeasureConfig("simulated:h200", optimizer=name))]
     )
     assert extract_shards(start, [adam]).optimizer == "adam"
-    with pytest.raises(BadInput, match=r"several optimizers \(adam, sgd\), whose backward passes differ"):
+    with pytest.raises(BadInput, match=r"mix optimizers \(adam, sgd\), whose backward passes differ"):
         extract_shards(start, [sgd, adam])
 
 

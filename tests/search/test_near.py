@@ -195,7 +195,9 @@ def test_where_tables_do_not_fit_any_more_the_fewest_bytes_move() -> None:
         costs = costs_of(tables, 2, WHOLE, room_bytes=(4 * GB, 3 * GB), pipeline="")
         before, fits = earlier(placed(tables[:3], (0, 0, 1)), 2), placed(tables, devices)
         if moved_gb:
-            with pytest.raises(BadConfig, match=r"max_move_gb is 0, .* any more: 'c' must move. Raise .* to 0\.4"):
+            with pytest.raises(
+                BadConfig, match=r"max_move_gb is 0, .* no longer legal: 'c' must move. Raise .* to 0\.4"
+            ):
                 near(costs, before, 0, fits)
         _, found = near(costs, before, moved_gb * GB, fits)
         assert found.moved_bytes == found.stay_bytes == pytest.approx(moved_gb * GB, rel=1e-6)

@@ -7,6 +7,6 @@
     gpu_profile, shard_work, device_model    kernels of a simulated GPU; offload: tables outside of device memory
     link, link_model, collectives            communication between devices
     kernel_calls        fused kernel calls of a placement, and the interface of prices
-    loads, simulated_price                   compute times of changing placements
+    loads, simulated_price                   compute times, updated for each change of a search
     step                the predicted step of a placement
 """

@@ -211,7 +211,7 @@ def all_reduce_bytes(machine: Nodes, buffers: FloatArray) -> TierBytes:
 def node_reduce_scatter_bytes(machine: Nodes, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
     """Return the bytes of a reduce-scatter within each node and of the following all-to-all between nodes.
 
-    A device without rows takes part with a buffer of the same size as others in its node.
+    A device without rows takes part with a buffer as large as those of the other devices of its node.
     """
     size = machine.devices_per_node
     longest = _of_each(buffers, size, np.maximum)
@@ -313,7 +313,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return, ascending, the factors on ``volumes`` at which a link curve changes slope (equal devices)."""
+    """Return the factors of ``volumes`` at which a link curve changes slope, ascending, for equal devices."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):

@@ -91,7 +91,7 @@ class DeviceCost:
             return None if self.total_ms == math.inf else f"status is {OUT_OF_MEMORY}, but times are given"
         if self.fwd_bwd_compute_ms is not None:
             if self.fwd_compute_ms is not None or self.bwd_compute_ms is not None:
-                return f"{_TOTAL} is given together with its parts"
+                return f"{_TOTAL} is given together with fwd_compute_ms or bwd_compute_ms"
             rest = self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.fwd_wait_ms
             return time_problem(_TOTAL, self.fwd_bwd_compute_ms) or (
                 f"{_TOTAL} is given together with communication or wait times" if any(rest) else None
@@ -105,7 +105,7 @@ class DeviceCost:
     def compute_ms(self) -> float:
         """Return forward plus backward compute time, without communication; infinite if out of memory."""
         if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
-            assert self.fwd_bwd_compute_ms is not None, "the time of a device is known in parts or as a whole"
+            assert self.fwd_bwd_compute_ms is not None, "a device has forward and backward times, or their sum"
             return self.fwd_bwd_compute_ms
         return self.fwd_compute_ms + self.bwd_compute_ms
 
@@ -203,9 +203,9 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 
 def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
-    """Combine repeated measurements of a placement into medians.
+    """Combine repeated measurements (visits) of a placement into medians.
 
-    A device that ran out of memory in one visit counts as out of memory.
+    A device that ran out of memory in any visit is out of memory in the result.
     """
 
     def over_visits(device: int) -> DeviceCost:
@@ -297,6 +297,6 @@ def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:
     found = sorted({one.provenance.optimizer for one in measured}) or [SGD]
     if len(found) > 1:
         raise BadInput(
-            f"The costs mix several optimizers ({', '.join(found)}), whose backward passes differ. Use costs of one."
+            f"The costs mix optimizers ({', '.join(found)}), whose backward passes differ. Use a single optimizer."
         )
     return found[0]

@@ -1,14 +1,14 @@
 """Model of a shard's compute time on a GPU: FBGEMM's fused embedding kernels, one after the other.
 
-Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
-runs of equal indices, with the radix sort of indices and bags between the two, then the kernels that sum the gradients
-of each distinct row and apply the optimizer. Without lookups there is no backward pass.
+Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: kernels that compute
+linear indices, radix-sort (index, bag) pairs and find runs of equal indices, then the kernels that sum the gradients of
+each distinct row and apply the optimizer. Without lookups there is no backward pass.
 
 A kernel takes a minimum time, and time for each bag, lookup and distinct row. Kernels that read rows also wait for the
-L2 and for device memory, which overlaps in part with the instructions: see ``overlap``. In profiles whose kernels were
-measured separately, instructions add to these waits, and every row of a call uses as many lanes of a warp as the widest
-row: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is never shorter than the
-time that the host needs to launch its kernels.
+L2 and for device memory; these waits overlap in part with the instructions (``overlap``). In profiles whose kernels
+were measured separately, instructions add to these waits, and every row of a call uses as many lanes of a warp as the
+widest row: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is never shorter
+than the time that the host needs to launch its kernels.
 
 The terms come from traces and measurements of FBGEMM's kernels. A profile's ``evidence`` lists the data for its
 constants and its error.
@@ -147,7 +147,7 @@ def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
-    """Return the fraction of warp lanes per row, raised to ``power``, [N], set by the call's largest dim."""
+    """Return the fraction of a warp's lanes that a row takes in a call with this largest dim, to the ``power``, [N]."""
     few, half, _ = LANE_LIMITS
     needed = np.where(widest <= few, 0.25, np.where(widest <= half, 0.5, 1.0))
     return np.asarray(needed**power)
@@ -239,7 +239,7 @@ def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
 
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
-    """Return the waits of the backward kernels; ``chain`` is the hottest row, a lower bound on an idle GPU."""
+    """Return the waits of the backward kernels; ``chain`` is the time to sum the gradients of the hottest row."""
     requests = work.row_requests + state_update_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + state_update_bytes(work, optimizer)
@@ -266,8 +266,8 @@ def state_update_requests(work: ShardWork, optimizer: str) -> FloatArray:
 def overlap(parts_ns: FloatArray) -> FloatArray:
     """Combine the waits of a kernel, [parts, ...], to a time between the longest and the sum, [...].
 
-    The cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter wait,
-    but two equal waits take about a quarter longer than one wait.
+    It is the cube root of the sum of cubes: in the public measurements a wait hides most of a much shorter wait, but
+    two equal waits take about a quarter longer than one wait.
     """
     longest = np.maximum(parts_ns.max(axis=0), 1e-9)
     ratios = parts_ns / longest

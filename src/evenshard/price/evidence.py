@@ -1,6 +1,6 @@
 """Evidence for a simulated device: the measurements that its profile was fitted to or compared with.
 
-The error on held-out measurements widens every interval of a time on simulated hardware.
+The error on held-out measurements widens the interval of every simulated time.
 """
 
 from __future__ import annotations

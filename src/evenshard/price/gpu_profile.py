@@ -1,9 +1,9 @@
-"""YAML profiles with the sourced constants of simulated GPUs and calibrated links.
+"""YAML profiles of simulated GPUs and calibrated links: their constants, each with its source.
 
-A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to the data that it was fitted to or
-compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file with a ``vendor``
-is a GPU's data sheet, which ``gpu_rules`` complete. PyYAML is only imported to read a profile, so that a minimal GPU
-machine can measure without it.
+A profile maps each constant to ``{value: ..., source: "..."}``. Its ``evidence`` lists the measurements that it was
+fitted to or compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file with a
+``vendor`` is a GPU's data sheet: ``gpu_rules`` derive the other constants. PyYAML is only imported to read a profile,
+so that a minimal GPU machine can measure without it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Times per bag, lookup, row and pair are inversely proportional to the speed of a
 
     speed = SMs x clock x L1 of an SM
 
-The remaining factor of a constant is a mean over the fitted GPUs, weighted by the ratio of the slower to the faster
-speed. Floors, chains and host times are unscaled means. ``EVIDENCE`` has the error of these rules;
-docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
+The fitted GPUs' constants, scaled by speed, are averaged; the weight of a GPU is the ratio of the slower to the faster
+speed. Minimum times of kernels, times of the longest bag and host times are averaged without scaling. ``EVIDENCE`` has
+the error of these rules; docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from evenshard.base.knobs import Range
 from evenshard.price.evidence import Evidence
 
-# The required fields of a data sheet, and the range of each: a value outside has another unit.
+# The required fields of a data sheet, and the range of each: a value outside probably has another unit.
 SHEET: Mapping[str, Range] = {
     "num_sms": Range(1, 10_000),
     "clock_ghz": Range(0.1, 20),

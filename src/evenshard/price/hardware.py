@@ -38,7 +38,7 @@ _PROFILES = resources.files("evenshard.price").joinpath("profiles")
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of hardware, such as cpu, cuda or simulated; its name begins every spelling."""
+    """Kind of hardware, such as cpu, cuda or simulated; every name of such hardware begins with it."""
 
     name: str
     times: Times = "measured"
@@ -89,7 +89,7 @@ def profile_of_gpu(name: str) -> str | None:
 
 
 def profile_path(name: str) -> Path:
-    """Return the file of a profile: the name of one that ships with evenshard, or the path of a YAML file.
+    """Return the file of a profile, given the name of a shipped profile or the path of a YAML file.
 
     Raises:
         BadConfig: if it is neither.

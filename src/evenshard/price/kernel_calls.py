@@ -1,19 +1,19 @@
 """Kernel calls of table parts: which parts share a call, its lookups, and the price interface.
 
-TorchRec makes one fused call on a device per module, sharding type, weight data type, pooling and optimizer, with
-separate calls for weighted lookups; replicated tables use a dense call. Whole pooled tables are written as column_wise
-with one part, and rows on a node as a grid of one column, so that they share the call (``evenshard.torchrec``). A part
-is looked up as one table per feature that it pools. Bags are the samples of each feature, also for a sequence, where
-every lookup is an output: FBGEMM's kernels run over samples in both cases, and TorchRec's dedup of a sequence's indices
-distributes the remaining indices evenly to the same bags.
+On each device, TorchRec makes one fused call per module, sharding type, weight data type, pooling and optimizer.
+Weighted lookups have separate calls, and replicated tables use a dense call. TorchRec plans have whole pooled tables as
+column_wise with one part, and rows on a node as a grid of one column, so that they share the call
+(``evenshard.torchrec``). A part is looked up as one table per feature. Bags are the samples of each feature, also for a
+sequence, where every lookup is an output: FBGEMM's kernels run over samples in both cases, and TorchRec's dedup of a
+sequence's indices distributes the remaining indices evenly to the same bags.
 
-A price (``DevicePrice``) gives each looked-up table a row of columns. Most columns add up over the tables of a kernel
-call; for the last few, the maxima, a call has the largest. A call's times are a function of its sums, and a device's
-times of the times of all its calls. There are two prices: the device model (``simulated_price``) and a learned model
-(``sharders.cost_model``).
+A price (``DevicePrice``) describes each looked-up table by a row of features, its columns. Most columns add up over the
+tables of a kernel call; the last few, the maxima, are the largest over these tables. A call's times are a function of
+these sums, and a device's times are a function of the times of its calls. There are two prices: the device model
+(``simulated_price``) and a learned model (``sharders.cost_model``).
 
-Legend: B samples of the global batch, P tables looked up, N devices or calls asked for, D devices, G sums of a device
-(one, or one for each call), H columns, Q times of a call, M members of an ensemble.
+Legend: B samples of the global batch, P tables looked up, N devices or calls, D devices, G sums of a device (one, or
+one for each call), H columns, Q times of a call, M members of an ensemble.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ ROUNDING = 1e-5
 class Lookup(NamedTuple):
     """Lookups of one table (or part) in a kernel call, for ``bags`` samples.
 
-    ``table`` is a table or a part; each lookup of a sequence is an output. ``optimizer`` updates it in the same call;
-    for replicas it is sgd, because their dense gradients are applied later. ``is_cached`` if rows are looked up in a
-    cache.
+    Each lookup of a sequence is an output. ``optimizer`` updates the table in the same call; for replicas it is sgd,
+    because their dense gradients are applied later. ``is_cached`` if rows are looked up in a cache.
     """
 
     table: Table
@@ -112,13 +111,13 @@ def list_held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePar
 
 
 def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
-    """Return the lookups of a part on its device: those of all devices' samples."""
+    """Return the lookups of a part on its device, for the samples of all devices."""
     own = deduplicate_table(part_table(part, whole), task.num_devices)
     return split_features(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
-    """Return the lookups of a replicated table on a device: those of its own samples."""
+    """Return the lookups of a replicated table on a device, for the device's own samples."""
     own = deduplicate_table(replica_table(table, task.num_devices), 1)
     return split_features(own, max(round(task.local_batch), 1))
 
@@ -163,7 +162,7 @@ class DevicePrice(Protocol):
 
     @property
     def num_maxima(self) -> int:
-        """Return the number of columns, at the end, that are maxima."""
+        """Return the number of maxima, which are the last columns."""
         ...
 
     @property

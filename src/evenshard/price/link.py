@@ -1,6 +1,6 @@
 """Link lookup by name: fitted links, links estimated from data sheets, and plain bandwidths.
 
-The estimation rules are learned on the fitted links; decision 38 and each link's evidence state their errors.
+The estimation rules are derived from the fitted links; decision 38 and each link's evidence state their errors.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
     """Estimate an NVLink from its line rate, as the mean of fitted links with the same rate.
 
-    If no link has this rate, it is the mean over all line rates: the same latencies, with byte times scaled by line
-    rate.
+    If no link has this rate, all fitted links are averaged, with their byte times scaled by line rate.
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
@@ -79,7 +78,7 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
     gb_s = [factor * link.bandwidth_gb_s for factor, link in zip(factors, links, strict=True)]
     return Link(
         float(np.average([link.latency_us for link in links], weights=weights)),
-        f"data sheet: line rate {line_gb_s:g} GB/s per direction; the rest from {', '.join(alike)}",
+        f"data sheet: line rate {line_gb_s:g} GB/s per direction; other constants from {', '.join(alike)}",
         bandwidth_gb_s=float(np.average(gb_s, weights=weights)),
         spans=spans,
         curves=tuple(curves),
@@ -121,7 +120,7 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
     """Estimate a network with a NIC for each GPU, where an all-to-all waits for the bytes between nodes.
 
     Over N nodes, the bus bandwidth is N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue 130), times
-    the reachable share. ``line_gb_s`` is per NIC.
+    the share of it that an all-to-all reaches. ``line_gb_s`` is per NIC.
     """
     return Link(
         10.0,
@@ -167,7 +166,6 @@ def _by_fitted_links(line_gb_s: float, spans: float, evidence: Sequence[Evidence
 
 
 def _nvlink(line_gb_s: float, spans: float) -> Link:
-    """Build an NVLink from its line rate by ``nvlink_by_rule``."""
     return _by_fitted_links(line_gb_s, spans, [_SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE])
 
 
@@ -246,14 +244,14 @@ def is_modelled(name: str) -> bool:
 
 
 def warn_beyond_span(name: str, num_devices: int) -> str | None:
-    """Return a warning if ``num_devices`` exceeds what the link connects; else None."""
+    """Return a warning if ``num_devices`` exceeds the devices that the link connects; else None."""
     found = LINKS.get(name)
     if found is None or num_devices <= found.spans:
         return None
     return (
         f"{num_devices} devices are priced as one node, with {found.even_gb_s(num_devices):.3g} GB/s per device and "
-        f"direction, but {name} connects only {found.spans:g}. Communication between nodes is slower, which may change "
-        f"the ranking of placements."
+        f"direction, but {name} connects only {found.spans:g} devices. Communication between nodes is slower, which "
+        f"may change the ranking of placements."
     )
 
 
@@ -291,7 +289,7 @@ def _of_file(path: Path) -> Link:
     if zeros := [field for field, gb_s in bandwidths.items() if gb_s <= 0]:
         raise BadFile(path, f"constant {zeros[0]} is 0", remedy)
     if all(math.isinf(gb_s) for gb_s in bandwidths.values()):
-        raise BadFile(path, f"sets none of {', '.join(bandwidths)}", remedy)
+        raise BadFile(path, f"sets none of the bandwidths {', '.join(bandwidths)}", remedy)
     return found
 
 

@@ -1,14 +1,14 @@
-"""Time of a collective on a link: a latency plus terms for own, slowest and total bytes.
+"""Time of a collective on a link: a latency plus terms for three counts of bytes.
 
-The three counts: the bytes of the device in the busier of its two directions, those of the device that moves most (the
-others wait for its data), and those that all devices send together (they share the path through a host's memory). In an
-even collective of N devices, each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
-over the time, so on a switch, where only a device's own direction counts, ``bandwidth_gb_s`` is the bus bandwidth of
-long messages. For a link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device has its own
-NIC, and NVLink carries the rest of a collective (``price.collectives``).
+The counts are the bytes of the device in the busier of its two directions, those of the device that moves most (the
+other devices wait for its data), and those that all devices send together (they share the path through a host's
+memory). In an even collective of N devices, each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is
+these bytes over the time, so on a switch, where only a device's own direction counts, ``bandwidth_gb_s`` is the bus
+bandwidth of long messages. For a link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device
+has its own NIC, and NVLink carries all other bytes of a collective (``price.collectives``).
 
-A closely measured link also has curves: the time of each collective for a number of devices that all move the same
-bytes. NCCL changes protocol and channels with the message size, so bandwidth grows in steps: a curve is piecewise
+A link with detailed measurements also has curves: the time of each collective for a number of devices that all move the
+same bytes. NCCL changes protocol and channels with the message size, so bandwidth grows in steps: a curve is piecewise
 linear between a few points, and linear beyond the last. The three counts then convert an uneven collective to the bytes
 of an even collective.
 """
@@ -61,7 +61,7 @@ class Curve:
         if self.num_devices < 2:
             return "num_devices is below 2"
         if len(self.kb) != len(self.us) or not self.kb or self.kb[0] != 0:
-            return "kb must begin at 0, and us be as long"
+            return "kb must begin at 0 and have as many values as us"
         finite = all(math.isfinite(one) for one in (*self.kb, *self.us, self.gb_s))
         if not finite or any(high <= low for low, high in zip(self.kb, self.kb[1:], strict=False)):
             return "kb must increase"
@@ -140,7 +140,7 @@ class Link:
 
     @property
     def error(self) -> DeviceError:
-        """Return the error of its communication times, from its evidence."""
+        """Return the error of the link's communication times, from its evidence."""
         return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @cached_property
@@ -153,7 +153,7 @@ class Link:
         return {}
 
     def curve(self, collective: str, num_devices: int) -> Curve | None:
-        """Return the curve of a collective between ``num_devices`` devices; None if the link's own numbers apply."""
+        """Return the curve of a collective between ``num_devices`` devices; None if there is none."""
         key = collective, num_devices
         if key not in self._curve_of:
             self._curve_of[key] = curve_at(self.curves, collective, num_devices)

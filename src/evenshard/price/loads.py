@@ -1,5 +1,8 @@
 """Compute load of devices for many placements, updated incrementally for batches of changes.
 
+A cell is a row of lookups in a kernel call at a place. A place is the set of devices that do the same lookups of a
+call: a device, a node, or all devices.
+
 Legend: N placements, D devices, X devices of all placements, K kinds of devices, P lookups, C kernel calls, G groups of
 calls, H columns, L maxima among them, Q times of a call, M candidate changes, E cells, S sums, Y calls of changed
 devices, Z sums that change, T changed devices, U devices of changed sums, B cells of some sums.
@@ -79,10 +82,9 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 @dataclass(frozen=True)
 class CellChanges(Rows):
-    """Lookups added to (+1) or removed from (-1) places, for all changes or placements.
+    """Cells that are added (+1) or removed (-1), for all changes or placements.
 
-    A place is the set of devices with the same lookups in a kernel call: a device, a node, or all devices. ``device_E``
-    is one of them.
+    ``device_E`` is one device of the place of each cell.
     """
 
     change_E: Indices
@@ -95,9 +97,10 @@ class CellChanges(Rows):
 class _KindLoads:
     """Loads of all devices, as if all were of one kind.
 
-    A kind that is priced by call has a sum for each call and place, at the place's first device; any other kind has a
-    sum for each device. The index of a sum is ``group * X + device``, where the group is the call, or 0; ``span_G``
-    devices share a sum. ``next_SL`` is the second largest value of each maximum, equal to it if two cells attain it.
+    A kind that is priced by call has a column sum for each call and place, at the place's first device; any other kind
+    has a sum for each device. The index of a sum is ``group * X + device``, where the group is the call, or 0;
+    ``span_G`` devices share a sum. ``next_SL`` is the second largest value of each maximum, equal to it if two cells
+    attain it.
     """
 
     def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
@@ -204,7 +207,7 @@ class Loads:
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
     def _by_sum(self, one: _KindLoads, cells: CellChanges) -> CellChanges:
-        """Expand lookups to one entry per sum that they contribute to."""
+        """Expand cells to one entry for each column sum that they contribute to."""
         first_E = self._first_devices(cells)
         if one.price.is_by_call:
             return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)

@@ -3,17 +3,17 @@
 A device reads and writes host memory row by row while its kernels run (FBGEMM's managed tables, UVM):
 
     forward   the rows looked up. The L2 does not keep them: lookups of a row share a transfer only while it is in
-              flight, so some hundred kilobytes of rows are reused, for any batch size.
+              flight, so a few hundred kilobytes of rows are reused, for any batch size.
     backward  each distinct row, and its optimizer states per weight, read and written. Row-wise states are in device
               memory wherever the weights are.
 
-With a cache in device memory, the forward pass first finds the cached rows: a time for each lookup, and a time for the
-call, which the device model adds (``ShardWork.cached``). Each missing distinct row is then read while another row is
-evicted. The backward pass finds all weights in the cache, but no states: FBGEMM does not cache states.
+With a cache in device memory, the forward pass first finds the cached rows, which takes time for each lookup and for
+the call (``ShardWork.cached``). Then it reads each missing distinct row while another row is evicted. The backward pass
+finds all weights in the cache, but no optimizer states, because FBGEMM does not cache them.
 
 The constants are for an H100 with PCIe 5, fitted at commit 98165ba4 to public measurements of rows of 512 bytes
-(benchmarks/offload_h100_202611.md). ``key_value`` and ``host`` were not measured: their costs are bytes over rates that
-the user or an assumption gives.
+(benchmarks/offload_h100_202611.md). ``key_value`` and ``host`` were not measured: their times are bytes divided by
+bandwidths that the user gives or that are assumed.
 
 Legend: P tables looked up, K = 17 reuse bins.
 """

@@ -1,9 +1,9 @@
 """Work of a shard on a GPU: lookups, bytes and L2 misses, summed over its tables.
 
-Nothing here depends on the free constants of a profile, so calibration computes the work once. FBGEMM's kernels run
+Nothing here depends on the fitted constants of a profile, so calibration computes the work once. FBGEMM's kernels run
 over the bags table by table (bag t * B + b is sample b of table t), and over the gradients in the order of sorted rows,
 which is by table too. A table therefore competes for the L2 only with tables whose bags are in flight at the same time:
-all of the shard's at small batches, almost none at batch 65536.
+all tables of the shard at small batches, almost none at batch 65536.
 
 L2 misses follow Che's approximation on reuse histograms. The rows of a bin are looked up c times at random moments of a
 pass. A row is still in an LRU cache if it was looked up within the last fraction x of the pass, which is the same for
@@ -16,7 +16,7 @@ and a lookup after the first misses with probability (1 - x)**c. The first looku
 is flushed before a pass. Che's exp(-c * x) is the limit of many lookups; (1 - x)**c is also exact at c = 2, and at
 x = 1, where everything fits and nothing is missed twice.
 
-Legend: T tables, N shards or streams of lookups, K = 17 reuse bins, C columns of a table's work, W windows.
+Legend: T tables, N shards or streams of lookups, K = 17 reuse bins, C quantities of a table's work, W windows.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class WorkCounter:
 
         Args:
             sums_NC: [N, C] each column's sum over the shard, or its maximum in the columns ``MAXIMA``. With only the
-                first ``NUM_WORK_COLUMNS``, ``row_miss_bytes`` is slightly too low: as if tables never competed for
-                the L2.
+                first ``NUM_WORK_COLUMNS``, ``row_miss_bytes`` is slightly too low, because tables then do not compete
+                for the L2.
         """
         work_CN = np.ascontiguousarray(sums_NC[:, :NUM_WORK_COLUMNS].T)
         if sums_NC.shape[1] > NUM_WORK_COLUMNS:
@@ -279,7 +279,7 @@ def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: Floa
     """Solve for the reuse window x at which the cache is full; return -log(1 - x), [N], large if everything fits.
 
     The cached bytes are concave in it, so Newton's steps from 0 never overshoot. A converged stream is not iterated
-    further, so its result does not depend on the others.
+    further, so its result does not depend on other streams.
     """
     window_N = np.zeros(len(capacity_N))
     fits_N = unique_bytes_NK.sum(axis=1) <= capacity_N

@@ -1,10 +1,10 @@
 """Price of a simulated device: the device model in additive columns, for fast updates in a search.
 
-``device_model`` computes a whole call. Here each table has its own columns, most of which add up: memory waits are
-linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between tables uses a grid
-(``WindowGrid``) during a search; the final prediction (``held_parts_ms``) is exact.
+``device_model`` computes a whole call. Here each table has a row of columns (features), most of which add up over a
+call: memory waits are linear in them, and kernel times are a function of the waits. Only the sharing of the L2 between
+tables is approximated during a search (``WindowGrid``); the final prediction (``held_parts_ms``) is exact.
 
-Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
+Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C work quantities.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeviceModelPrice:
         self.lane_limits = LANE_LIMITS if self._has_lanes else ()
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> FloatArray:
-        """Return the columns of tables, [P, H]."""
+        """Return the columns (additive features) of tables, [P, H]."""
         profile = self.profile
         work_PC = work_columns(self._counter, lookups, dims_P)
         work = self._counter.work_of_sums(work_PC)

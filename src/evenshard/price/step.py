@@ -1,6 +1,6 @@
 """Predicted training step of a placement: compute from device prices, communication from links.
 
-``step_time`` combines the times of the devices to a step.
+``step_time`` combines the times of the devices into the step time.
 
 Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
 """
@@ -68,7 +68,7 @@ class DeviceKind:
 class PredictedDevice:
     """Predicted times of one device in one training step, ms; a device without tables only communicates.
 
-    The hidden part of the input dist overlaps the step before. ``predicted_wait_ms`` is spent waiting for other
+    The hidden part of the input dist overlaps the previous step. ``predicted_wait_ms`` is spent waiting for other
     devices; together with ``predicted_total_ms`` it is the step time.
     """
 
@@ -172,7 +172,7 @@ class PartCosts:
     def division_ms(self, collections: Collection[object]) -> float:
         """Return the time that row-wise MEAN collections need to divide their outputs by lengths, ms.
 
-        It is that of the device with the slowest memory. Predicted times do not include it.
+        The device with the slowest memory determines it. Predicted times do not include it.
         """
         tables = [table for table in self.task.tables if table.collection in collections]
         moved = (
@@ -229,7 +229,7 @@ class PartCosts:
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return each part's time alone on its device, and its marginal time there, ms.
 
-        Communication counts as if all devices had the same volumes.
+        Communication times are those of devices with equal volumes.
         """
         by_table = parts_by_table(self.task, parts)
         slopes_V, replica_ms = self.exchange_slopes
@@ -294,7 +294,7 @@ class PartCosts:
     def exchange_slopes(self) -> tuple[FloatArray, float]:
         """Return communication time per unit of each volume, [V], for equal devices, and per replicated weight.
 
-        It is a lower bound without latencies. An input dist that overlaps the step before counts as 0.
+        It is a lower bound without latencies. An input dist that overlaps the previous step adds 0.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0

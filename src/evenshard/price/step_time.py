@@ -5,8 +5,7 @@ step time is the sum over these windows:
 
 - none, base: input dist and forward kernels; output dist; backward all-to-all and backward kernels.
 - sparse_dist, prefetch: output dist; backward all-to-all, backward kernels and the forward kernels of the next step,
-  between which no device waits. The input dist overlaps these kernels: on each device, only its time beyond theirs
-  counts.
+  between which no device waits. The input dist overlaps these kernels: only the time that exceeds them counts.
 
 The dense part is between both all-to-alls and equal on all devices, so it moves no barrier. It could hide more of the
 input dist, which is ignored. Papers that learn from measured costs (DreamShard, AutoShard) have no barrier: their step
@@ -95,7 +94,7 @@ def hidden_ms(phases: Phases, pipeline: str) -> FloatArray:
 
 
 def kernels_ms(phases: Phases, pipeline: str) -> float:
-    """Sum the kernel times of the slowest device of each window of a step; the rest is communication."""
+    """Sum the kernel times of the slowest device of each window; the rest of the step is communication."""
     found = 0.0
     for window in windows(phases, pipeline):
         slowest = int(window.total.argmax())

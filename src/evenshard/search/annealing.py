@@ -1,10 +1,11 @@
 """Simulated annealing of several placements in parallel.
 
-The energy of a placement is the time of its slowest device, summed over the windows of a step, plus a small term for
-other devices that are almost as slow, plus the mean time of all devices times a weight that falls to 0. At the start,
-all work counts, so groups find cheaper options and suitable devices; at the end, only the slowest device counts. Memory
-overflow has a growing penalty. Each batch of changes of all chains is scored in one call. Changes that pass the
-Metropolis test are applied in order, unless they touch a device or a group of an earlier change.
+The energy of a placement is its step time (the slowest device's time in each window between two barriers, summed), a
+small term for devices that are almost as slow, and the average device time times a weight that falls to 0. While this
+weight is high, less work on any device lowers the energy, so groups find cheaper options; at the end, only the slowest
+device matters. The penalty for memory overflow grows. Each batch has changes of all chains, which are scored in one
+call. Changes that pass the Metropolis test are applied in order, unless they touch a device or a group of an earlier
+change.
 
 Legend: N chains, M changes, E edits, F shards, G groups, S shards of an option (padded), D devices, B windows.
 """
@@ -22,7 +23,7 @@ from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Edits, Shards
 from evenshard.tables.reuse import FloatArray
 
-# Phases: share of the changes, chains that are kept, initial weight of the mean device, highest temperature.
+# Phases: share of the changes, number of chains to keep, initial weight of the average device, highest temperature.
 Phases = Sequence[tuple[float, int | None, float, float]]
 PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 3, 0.3, 0.003))
 # Temperatures relative to the energy: at the start proportional to the changes per group, within limits; at the end.
@@ -30,7 +31,7 @@ PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 
 HEAT, COOLEST_START, END, FEW_GROUPS = 1e-5, 3e-4, 1e-4, 0.02
 # Least changes per group in each chain; fewer chains are kept in tasks with many groups.
 CHANGES_OF_GROUP = 20
-# Weight of the term for closeness: of the slowest device's share, to a power of 2 ** POWER, of the mean device.
+# Weight of devices close to the slowest: each counts with its time over the slowest time, to a power of 2 ** POWER.
 CLOSENESS, POWER = 0.02, 4
 # Weight of memory overflow at the start, and its factor from start to end.
 OVERFLOW, OVERFLOW_GROWTH = 3.0, 10.0
@@ -74,7 +75,7 @@ class Best(Rows):
 
 
 class Annealing:
-    """Annealer of placements. It calls ``is_over`` before each batch of changes, and ``note`` after it."""
+    """Simulated annealing of placements; calls ``is_over`` before each batch of changes, and ``note`` after it."""
 
     def __init__(
         self,
@@ -88,11 +89,11 @@ class Annealing:
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
     ) -> list[Best]:
-        """Anneal the starts, then the best placements again in each further phase; return the best of each phase.
+        """Anneal ``start``, continuing in each further phase from the best placements; return the best of each phase.
 
         Args:
             changes: number of changes over all phases.
-            make_chains: function from placements, which may exceed memory, to chains.
+            make_chains: function that builds chains from placements, which may exceed memory.
         """
         found = []
         for share, kept, mean, hottest in phases:
@@ -177,7 +178,7 @@ def _energy(
 
 
 def _keep_apart(chains: Chains, chain_M: Indices, edits: Edits, shards: Shards, passes_M: Mask) -> Indices:
-    """Return the passing changes that share no device and no group with an earlier change."""
+    """Return the changes in ``passes_M`` that share no device and no group with an earlier change of their chain."""
     devices, (_, groups), count = chains.task.num_devices, chains.option_NG.shape, len(chain_M)
     each = chains.expand_to_devices(shards.select(passes_M[shards.change_F]))
     own = np.flatnonzero(passes_M[edits.change_E])

@@ -1,24 +1,26 @@
 """Linear lower bounds of kernel and communication times, used by ``lower_bound``.
 
-**Kernels.** Kernel times are convex in the sums of columns (``kernel_calls.DevicePrice``), so a tangent is a lower
-bound for any sum of shards. ``PriceBounds`` has the tangents of one kind of price, and the time steps above them.
+**Kernels.** A ``kernel_calls.DevicePrice`` describes each table by features, its columns. Kernel time is convex in the
+sums of the columns, so a tangent is a lower bound for any sum of shards. ``PriceBounds`` has the tangents of a price,
+and bounds of times above them that rise in steps, such as radix-sort passes.
 
-**Communication.** A line bounds communication times by the volumes of devices, without latencies. Some times are
-common: every device, including its waits, takes at least the time that it would take if all devices had the mean
-volume. Common times follow the curves of links, with a line for each of several ranges of the mean volume:
+**Communication.** A line bounds communication times by the volumes of devices, without latencies. Part of the time is
+common to all devices: with its waits, each device takes at least the time that all would take with the mean volume.
+Common times follow the curves of links, with a line for each of several ranges of the mean volume:
 
 - Reductions over all devices take the same time on each device.
-- A single link between all devices carries the bytes that a device sends, or that all others send, whichever is more.
-- All devices wait for the longest output dist if nothing else of the step is in its window, and some device has at
-  least the mean volume. Reductions within a node are equal on all of its devices; but if a domain has several nodes,
-  that device may have no reduction, and the longest output dist takes the mean time of all, by linear bounds.
+- A single link between all devices carries the bytes that a device sends or that all others send, whichever is more.
+- If the output dist has a window of the step to itself, all devices wait for the longest, and some device has at least
+  the mean volume. Reductions within a node are equal on all of its devices. But if a domain has several nodes, that
+  device may have no reduction; the mean over devices of a linear bound is used instead.
 - Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
-  at least the time that a device of another domain may save backward. Suppose a domain has d more than the mean domain.
-  Each of its devices then receives less from the others, which saves ``(far - near) * d``, where far and near are the
-  times of a byte between domains and within a domain, per device. But one device sends more forward, ``far_forward *
-  (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
+  at least the time that a device of another domain may save backward. Suppose a domain has a volume d above the mean.
+  Each of its devices then receives less from other domains, which saves ``(far - near) * d``; far and near are the
+  times per byte between and within domains. But one device sends more forward, which costs
+  ``far_forward * (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d``
+  more.
 
-A line through 0 bounds the other times of a device by its own volume.
+A line through 0 in a device's own volume bounds its other communication times.
 
 Legend: P tables looked up, H columns.
 """
@@ -83,21 +85,21 @@ class TangentLine:
 
 
 class SharedSteps:
-    """Lower bound of the step increases (such as sort passes) that occur only when tables are combined.
+    """Lower bound of times that rise in steps (such as sort passes), beyond those that each table causes alone.
 
-    ``at_0_2`` is the forward and backward time of a mean device without a table; below 0 for increases that are saved.
+    ``at_0_2`` is the forward and backward time of the average device without a table; it may be negative.
     """
 
     def __init__(self) -> None:
         self.at_0_2: FloatArray = np.zeros(2)
 
     def compute_work(self, columns_PH: Columns) -> FloatArray:
-        """Return each table's share of the step increases, forward and backward, [2, P] ms."""
+        """Return each table's share of these times, forward and backward, [2, P] ms."""
         return np.zeros((2, len(columns_PH)))
 
 
 class PriceBounds:
-    """Lower bounds, ms, of a price whose times do not decrease when tables are added."""
+    """Lower bounds, in ms, of a price (``DevicePrice``) whose times never decrease when tables are added."""
 
     def __init__(self, price: DevicePrice) -> None:
         self.price = price
@@ -107,20 +109,20 @@ class PriceBounds:
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of the sort passes and lanes that each table needs alone, above every line, [2, P]."""
+        """Return the time of sort passes and warp lanes that a table alone needs, left out by ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the step increases, beyond ``own_steps_ms``, that equal devices need for the rows of all tables.
+        """Return a lower bound of ``SharedSteps`` if the rows of all tables are divided over equal devices.
 
         Args:
             columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.
-            total_rows: least number of rows on all devices together.
+            total_rows: minimum number of rows on all devices together.
         """
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum one-time cost, above the line, of a kernel call that contains each table, [2, P]."""
+        """Return the minimum one-time cost of a call with each table, left out by ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
@@ -143,14 +145,14 @@ class PriceBounds:
 
 @singledispatch
 def price_bounds(price: DevicePrice) -> PriceBounds:
-    """Return the bounds of a price; a single-dispatch function to register for each kind of price."""
+    """Return the bounds of a price; each kind of price registers its own function (``singledispatch``)."""
     raise TypeError(f"{type(price).__name__} has no lower bounds")
 
 
 class DeviceModelBounds(PriceBounds):
     """Lower bounds of the device model's times.
 
-    It has no shared steps: each call sorts its own lookups, and the number of calls that share rows is unknown.
+    ``shared_steps`` is 0: each call sorts its own lookups, and the number of calls on a device is unknown.
     """
 
     def __init__(self, price: DeviceModelPrice) -> None:
@@ -158,11 +160,11 @@ class DeviceModelBounds(PriceBounds):
         self._price, self._profile = price, price.profile
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return linear lower bounds from tangents to the memory wait times of a call's kernels.
+        """Return a tangent to the memory wait times of a call's kernels as a linear lower bound.
 
-        The waits of several calls are at least those of one call (Minkowski). Not included are the longest bag, the
-        hottest row, lanes that rows use because others are wider, misses of tables that share the L2, the start of
-        each sort pass, time outside of kernels, and a cache's kernels.
+        The waits of several calls are at least those of one call (Minkowski). The bound leaves out the longest bag, the
+        hottest row, lanes that a row occupies only because another row is wider, L2 misses caused by other tables, the
+        start of each sort pass, time outside of kernels, and a cache's kernels.
         """
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
@@ -180,7 +182,7 @@ class DeviceModelBounds(PriceBounds):
         return found_2P
 
     def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the time of the hottest row, the longest bag's index handling and sort startup, [2, P]."""
+        """Return the time of the hottest row, of the longest bag's index kernels and of starting the sort, [2, P]."""
         profile, columns_HP = self._profile, columns_PH.T
         starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
         once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
@@ -188,7 +190,7 @@ class DeviceModelBounds(PriceBounds):
         return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the time of each table alone, [P], without terms that other tables can hide."""
+        """Return the time of each table alone, [P], without terms that are shorter in a call with other tables."""
         is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
         times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
         times_QP[2] = 0.0
@@ -217,11 +219,12 @@ price_bounds.register(DeviceModelPrice, DeviceModelBounds)
 
 @dataclass(frozen=True)
 class ExchangeLine:
-    """Linear lower bound of communication time, ms, valid if the mean device volume is from ``least`` to ``most``.
+    """Linear lower bound of communication time, ms, valid if the mean volume over devices is ``least`` to ``most``.
 
     Attributes:
-        at_0, slope: time on every device, and per unit of the mean volume.
-        own_slope, alone_slope: time per unit of a device's own volume, if all devices have the same, or no other any.
+        at_0, slope: time of every device: constant, and per unit of the mean volume.
+        own_slope, alone_slope: extra time per unit of a device's own volume, with equal volumes, and with no other
+            volume.
     """
 
     at_0: float
@@ -232,7 +235,7 @@ class ExchangeLine:
     most: float = float("inf")
 
     def tilt_toward(self, volume: float) -> ExchangeLine:
-        """Return a line, at most this line in its range, that is steeper toward a volume outside the range."""
+        """Return a line that is not above this one in its range, but higher at a ``volume`` outside of the range."""
         if self.least <= volume <= self.most:
             return self
         end, factor = (self.least, 1 / TILT) if volume < self.least else (self.most, TILT)
@@ -242,10 +245,10 @@ class ExchangeLine:
 def exchange_lines(
     task: ShardingTask, links: Links, pipeline: str, *, beside_nodes: bool = False
 ) -> list[list[ExchangeLine]]:
-    """Return linear lower bounds for each of ``VOLUMES`` and for ``REPLICATED``, by consecutive volume ranges.
+    """Return the lines of each kind of volume (``VOLUMES``, then ``REPLICATED``), one for each range of volumes.
 
     Args:
-        beside_nodes: True if devices may also have partial sums within a node, and a domain has several nodes.
+        beside_nodes: True if devices may also have reductions within a node, and a domain has several nodes.
     """
     return [_lines_of(task, links, pipeline, name, beside_nodes) for name in (*VOLUMES, REPLICATED)]
 
@@ -290,7 +293,7 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
 
 
 def _forward_outweighs_backward(task: ShardingTask, links: Links, pipeline: str) -> bool:
-    """Return True if extra forward all-to-all time outweighs the time saved in the backward all-to-all."""
+    """Return True if a longer output dist takes at least the time that it saves in the backward all-to-all."""
     machine = task.machine
     if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:
         return False

@@ -1,10 +1,11 @@
-"""State of the parallel annealing chains: one placement per chain, with device sums, as arrays.
+"""State of the parallel annealing chains: one placement per chain, with per-device sums, as arrays.
 
-Changes of all chains are scored in one call. Changes that are applied to the same chain touch different devices.
+Changes of all chains are scored in one call. Changes that are applied to the same chain touch different devices. A
+place is a device, or the block of devices that a shard spans.
 
 Legend: N chains, D devices, G groups, O options of all groups, P shards of all options, S shards of an option (padded),
-M changes that are tried out, E edits (a group's new option and places), F shards added or removed, C kernel calls,
-V volumes, B windows of a step.
+M changes that are tried out, E edits (a group's new option and places), F shards added or removed, C kernel calls, V
+volumes, B windows of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def round_last_digits(values: FloatArray) -> FloatArray:
 
 @dataclass
 class _Sums:
-    """Per-device sums of each placement except kernel loads: volumes, memory, offload times and replicas."""
+    """Per-device sums of each placement: volumes, memory, offload times and replicas; ``Loads`` has the kernels."""
 
     volumes_VND: FloatArray
     used_3ND: Indices
@@ -73,9 +74,9 @@ class Chains:
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its shards.
-        all_shards, all_group_F, all_slot_F: the shards of all chains, their groups, and their slots in their options.
+        all_shards, all_group_F, all_slot_F: the shards of all chains, their groups, and their indices in their options.
         windows_BND: times of devices in each window of a step, ms.
-        moves, moved_N: the bytes that move from an earlier placement; zeros without it.
+        moves, moved_N: the earlier placement, if any, and the bytes that move from it.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Chains:
     def list_shards(
         self, number_E: Indices, option_E: Indices, place_ES: Indices, sign: int
     ) -> tuple[Shards, Indices, Indices]:
-        """Return the shards of the given groups, with the edit and the slot (index in its option) of each."""
+        """Return the shards of groups with these options, and for each its edit and its index in its option."""
         table = self.table
         from_F, slot_F = repeat_numbers(table.count_O[option_E])
         option_F = option_E[from_F]
@@ -180,7 +181,7 @@ class Chains:
         return Outcome(windows_BMD, sums.used_3ND, self._overflow(sums))
 
     def apply(self, chain_M: Indices, edits: Edits, shards: Shards, chosen_M: Indices) -> None:
-        """Apply the chosen changes; those of one chain touch different devices and groups."""
+        """Apply the chosen changes; changes of the same chain must not share a device or a group."""
         is_chosen = np.zeros(len(chain_M), dtype=bool)
         is_chosen[chosen_M] = True
         edits, shards = edits.select(is_chosen[edits.change_E]), shards.select(is_chosen[shards.change_F])
@@ -201,7 +202,7 @@ class Chains:
         self.recompute()
 
     def _add(self, sums: _Sums, shards: Shards, cells: CellChanges) -> None:
-        """Add or remove shards and their kernel-call entries (cells) in the sums, one placement per change."""
+        """Add or remove shards and their cells (lookups in kernel calls) in the sums, one placement per change."""
         (count, calls), arrays = sums.users_NC.shape, self.arrays
         for at in self._active_V:
             sums.volumes_VND[at] += self.sum_by_device(shards, arrays.volume_PV[:, at], count)
@@ -253,7 +254,7 @@ class Chains:
 
     @property
     def overflow_N(self) -> FloatArray:
-        """Return the memory overflow of each chain as a fraction of capacity, plus MEAN-rule violations; 0 if legal."""
+        """Return the memory overflow of each chain as a fraction of capacity, plus ``MeanCollections.overflow``."""
         return self._overflow(self._sums)
 
     def _overflow(self, sums: _Sums) -> FloatArray:

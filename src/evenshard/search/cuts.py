@@ -1,6 +1,6 @@
-"""Memory model of cut tables: equal blocks of columns or rows, grids, and fixed parts.
+"""Memory of sharded tables, for packing: equal blocks of columns or rows, grids, and fixed parts.
 
-The blocks of a table on one device form one part.
+A block is four columns of a table, or a row. The blocks of a table on one device form one part.
 
 Legend: D devices.
 """

@@ -1,29 +1,29 @@
-"""Lower bounds of device time: for the mean device, for indivisible shards and for column cuts.
+"""Lower bounds of the slowest device's time: from the average device, indivisible shards and column cuts.
 
-Each device has a time budget: the step time minus the time that every device spends in any placement (kernel calls,
-latencies, and tables that are on all devices: replicas, row-wise tables, and their collectives). All other shards have
-to fit into the budgets. Dual feasible functions decide if they can: they map each shard's share of the budget to a
-number, so that shards that fit together sum to at most 1, and all shards to at most the number of devices (Martello and
-Toth, "Lower bounds and reduction procedures for the bin packing problem", 1990; Fekete and Schepers, "New classes of
-fast lower bounds for bin packing problems", 2001).
+**Indivisible shards** (``IndivisibleShards``). Every device spends some time in any placement: on kernel calls,
+latencies and tables that are on all devices (replicas, row-wise tables, and their collectives). The rest of the step
+time is its budget, into which all other shards have to fit. Dual feasible functions can prove that they do not: such a
+function maps each shard's share of the budget to a number, so that the numbers of shards that fit on one device sum to
+at most 1. If all numbers sum to more than the number of devices, the shards do not fit (Martello and Toth, "Lower
+bounds and reduction procedures for the bin packing problem", 1990; Fekete and Schepers, "New classes of fast lower
+bounds for bin packing problems", 2001).
 
 The budget depends on the cost of tables on all devices, so ranges of this cost are examined one by one, and halved
-until no range is left in which the shards may fit. Within a range each table takes the option that minimizes its
+until the shards are proved not to fit in any of them. Within a range, each table takes the option that minimizes its
 shards' numbers plus a Lagrange price for its cost on all devices.
 
-Some costs of a call occur once, such as its hottest row: the maximum over its shards. This is at least the mean over
-its shards, weighted by their work. So the excess of a shard over the minimum of every call counts in proportion to its
-work.
+Some costs occur once in a call, such as its hottest row: they are the maximum over its shards, which is at least the
+mean weighted by work. So a shard's cost above the minimum of every call counts in proportion to its work.
 
 **Column cuts** (``CutBounds``) may be uneven: rows of up to 32 columns use a quarter of a warp, rows of up to 64 half
 of a warp, so 80 columns are cheaper as 64 and 16 than as 40 and 40. So each width is priced, and for each number of
 parts the minimum total over widths that add up to the table is computed. An option represents all numbers of parts
-below the next option's: its parts together cost at least that total, and the widest at least the time of an even share
-alone. If there are many tables, only those with the most lookups are bounded so.
+below the next option's: its parts together cost at least the minimum total, and the widest part at least the time of an
+even share alone. If there are many tables, only those with the most lookups have this bound.
 
-Legend: G groups, O options of a group (of ``CutBounds`` those bounded there), W options (in ``Options`` those of a
-group), Q shards of options, F functions (of ``CutBounds`` tables with a type that cuts them), M prices, U blocks of
-``COLUMN_STEP`` columns, E widths of all tables, P lookups, N parts, S sets of values.
+Legend: G groups, O options of a group (in ``CutBounds``: its options), W options (in ``Options``: those of a group), Q
+shards of options, F dual feasible functions (in ``CutBounds``: tables with a type that cuts columns), M prices, U
+blocks of ``COLUMN_STEP`` columns, E widths of all tables, P lookups, N parts, S sets of values.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def least_time_ms(
 
     Args:
         known: a known lower bound: if all groups fit into it, it is returned without options.
-        offset: additional time of each device.
+        offset: time of each device besides its options.
     """
     if known > 0 and _fit_options(options, known, offset, room, devices) is not None:
         return known, None
@@ -137,7 +137,7 @@ class CutBounds:
             if left < 0:
                 break
             self._cuts.append(cut)
-        # Indices of the bounded options among all options.
+        # Indices of the options of these tables among all options.
         self.options = np.array([at for cut in self._cuts for at in cut.options], dtype=np.int64)
         of_options = [(number, *parts) for number, cut in enumerate(self._cuts) for parts in cut.parts]
         self._parts_3O = np.array(of_options, dtype=np.int64).reshape(-1, 3).T
@@ -199,7 +199,7 @@ class CutBounds:
         return np.where(has_rows_O, alone_O, 0.0)
 
     def widest(self, values_FU: FloatArray) -> FloatArray:
-        """Return the minimum value over the widths that each option's widest part can have; values by blocks."""
+        """Return, for each option, the minimum of ``values_FU`` over the widths that its widest part can have."""
         least_FU = np.minimum.accumulate(values_FU[:, ::-1], axis=1)[:, ::-1]
         number_O, _, most_O = self._parts_3O
         return np.asarray(least_FU[number_O, -(-self._blocks_F[number_O] // most_O) - 1])
@@ -209,7 +209,7 @@ class CutBounds:
         return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
     def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """Return the work of a part of 1, 2, ... blocks on one device kind; infinite for invalid widths.
+        """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite for invalid widths.
 
         ``line_W`` is the index of each option's line.
         """
@@ -222,7 +222,7 @@ class CutBounds:
 
     @cached_property
     def shared_work_2FU(self) -> FloatArray:
-        """Return each part width's share of the step increases that occur only for combined parts."""
+        """Return the work of a part of 1, 2, ... blocks in the bound of ``SharedSteps``."""
         if not self._cuts:
             return np.zeros((2, 0, 0))
         return self._sum_widths_2FU(
@@ -234,7 +234,7 @@ class CutBounds:
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
     def least(self, values_SFU: FloatArray) -> FloatArray:
-        """Return the minimum total value over each option's parts, [S, options]."""
+        """Return, for each option, the minimum sum of ``values_SFU`` over its parts' possible widths, [S, options]."""
         if not self._cuts:
             return np.zeros((len(values_SFU), 0))
         number_O, least_O, most_O = self._parts_3O
@@ -342,7 +342,7 @@ class IndivisibleShards:
         return False
 
     def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
-        """Return the excess of the best dual feasible function over the number of devices; above 0, nothing fits."""
+        """Return the highest excess of a dual feasible function over the number of devices; above 0, nothing fits."""
         common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
         share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
         is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))
@@ -383,12 +383,12 @@ class IndivisibleShards:
 
 
 def _by_share(share_Q: FloatArray, least: float) -> FloatArray:
-    """Map small shards to 0, and shards that leave space only for small ones to 1."""
+    """Round shares below ``least`` down to 0, and shares above 1 - ``least`` up to 1."""
     return np.where(share_Q > 1 - least, 1.0, np.where(share_Q < least, 0.0, share_Q))
 
 
 def _by_count(share_Q: FloatArray, count: int) -> FloatArray:
-    """Round shares down to multiples of 1 / (count + 1): at most ``count`` shards of a device exceed one."""
+    """Return floor((count + 1) * share) / count; multiples of 1 / (count + 1) are unchanged."""
     times_Q = (count + 1) * share_Q
     return np.where(times_Q == np.round(times_Q), share_Q, np.floor(times_Q) / count)
 

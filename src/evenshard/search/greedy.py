@@ -1,8 +1,8 @@
-"""Initial placements for the search: an option for each group, placed greedily by ``placer``.
+"""Initial placements for the search (starts): an option for each group, placed greedily by ``placer``.
 
-There are three families of starts: rules of thumb (small tables replicated, the costliest cut, the others whole);
-limits on the work of a shard, also with the costliest tables row-wise; and separate devices for each class of widths.
-All starts are placed in parallel, as arrays.
+There are three families of starts. Rules of thumb replicate small tables, shard the costliest tables and leave the
+others whole. Other starts limit the work of a shard, some of them with the costliest tables row-wise. The third family
+puts wide and narrow shards on separate devices. All starts are placed in parallel, as arrays.
 
 Legend: N starts, G groups, O options of all groups, D devices, S shards of an option (padded), P shards of all options.
 """
@@ -30,18 +30,18 @@ from evenshard.tables.reuse import FloatArray
 LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
 # Limits on the weights of replicated tables.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
-# Numbers of tables that a rule of thumb cuts, None for all; and of tables cut by rows if all others are cut by columns.
+# Numbers of tables that a rule of thumb cuts, None for all; and that it cuts by rows if it then cuts by columns.
 NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
 # Numbers of the next tables that are then cut by columns.
 NUMBERS_BESIDE_ROWS = (1, 2, 4)
 COLUMN_PARTS = (2, 4, 8, 16)  # shards per table of the column-wise rules of thumb
-# Number of best limits on replicas that cuts are tried with, and of best rules that are tried with every limit.
+# Number of best limits on replicas to try with all cuts, and of best rules to try with all limits.
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
 # Number of best rules whose limit on replicas is also set to the sizes of tables, and the number of these sizes.
 MOST_WITH_SIZES, NUM_SIZES = 8, 24
-# Numbers of the costliest tables cut by rows, and the best limits on the work of the other shards.
+# Numbers of the costliest tables to cut by rows, and the number of starts to cut them in.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
-# Eighths of the devices for shards of each greater width.
+# Eighths of work and memory for the shards of each wider class.
 EIGHTHS = (0, 1, 2, 3, 4)
 # Shares of the devices' memory to use if memory has a price, and steps to find the price.
 SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
@@ -53,7 +53,7 @@ TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
 MOST_PLACED = 2**15
 # Penalty for relative overflow of memory, relative to the placement's cost, to rank starts.
 OVERFLOW = 3.0
-# Starts to cut collections with MEAN tables by rows in, collections that are cut alone, and best results that are kept.
+# Starts in which to cut MEAN collections by rows, most collections to cut alone, and best results to keep.
 BESIDE_MEANS, MOST_ALONE, BEST_IN_ROWS = 8, 3, 4
 _Value = TypeVar("_Value")
 # A kind of cut, and the number of costliest uncut tables that it applies to, None for all.
@@ -64,8 +64,8 @@ _Cut = tuple[str, int | None]
 class Start:
     """Initial option of every group; starts in one family differ only in their limits.
 
-    If ``by_width``, shards of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule`` is the
-    rule of thumb in words, ``cuts`` its cuts; both are empty for other starts.
+    If ``by_width``, shards of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule``
+    describes the rule of thumb, and ``cuts`` has its cuts; both are empty for other starts.
     """
 
     family: str
@@ -115,7 +115,7 @@ class GreedyStarts:
         return [values[at * len(values) // count] for at in range(count)]
 
     def _find_allowed(self) -> Mask:
-        """Mark options with enough allowed devices, and few enough shards for tables to keep apart, [O]."""
+        """Mark options with enough allowed devices, and with few enough shards for tables that must stay apart, [O]."""
         table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
         found_O = np.ones(len(table.group_O), dtype=bool)
         num_apart = Counter(rule for group in groups for rule in group.apart)
@@ -140,7 +140,7 @@ class GreedyStarts:
     ) -> Indices:
         """Return each group's option with the fewest shards, or the cheapest, within limits of work and width, [G].
 
-        Options that exceed memory, leave device memory, or break rules are used only if there are no others.
+        A group takes an option that exceeds memory, is offloaded, or breaks rules only if it has no other option.
         """
         times, table = self.times, self.table
         count_O = table.count_O * np.where(table.is_replica_O & (lane < np.inf), self.space.task.num_devices, 1)
@@ -193,10 +193,9 @@ class GreedyStarts:
         return [one for one in unique.values() if np.isfinite(one.overflow)]
 
     def _choose_by_price(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
-        """Return each group's option with the least work plus a price of memory, also outside of device memory, [G].
+        """Return each group's option with the least work plus a price for its memory, offloaded options included, [G].
 
-        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None if they
-        do without a price.
+        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None for 0.
         """
         table, times = self.table, self.times
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
@@ -215,7 +214,7 @@ class GreedyStarts:
         return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts that place wide shards on up to 4/8 of the devices, within their work and memory."""
+        """Yield starts in which wide shards take up to some eighths of the work and memory, on separate devices."""
         times, table, lanes = self.times, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
         narrow_G, *wider = (self.choose_options(types, times.even_ms, lane) for lane in lanes)
@@ -232,7 +231,7 @@ class GreedyStarts:
                 yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
 
     def _cut_by_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
-        """Yield starts that shard the costliest tables by rows, for each row-wise sharding type and width."""
+        """Yield variants of ``beside`` with the costliest tables row-wise, for each row-wise type and shard count."""
         whole_G = self.choose_options(frozenset({TABLE_WISE}))
         order = np.argsort(-self.times.total_O[whole_G], kind="stable")
         able_O = self._cuts_rows_O & self._usable_O
@@ -248,7 +247,7 @@ class GreedyStarts:
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
     def cut_means_by_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best starts with row-wise sharding of one MEAN collection, and of all of them."""
+        """Return the best starts in which one collection with MEAN tables, or every one, is row-wise."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found
@@ -287,7 +286,7 @@ class GreedyStarts:
         return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
-        """Yield variants of the best rules that replicate all tables up to each of some table sizes."""
+        """Yield variants of the best rules of thumb that replicate tables up to other sizes."""
         families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
         cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
         sizes = np.unique(self._weights_G)
@@ -308,7 +307,7 @@ class GreedyStarts:
         return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}
 
     def _rule(self, most: int, cuts: tuple[_Cut, ...]) -> Start:
-        """Replicate tables of at most ``most`` weights, then apply the cuts in order to the costliest of the others."""
+        """Replicate tables of at most ``most`` weights, then apply the cuts in order to the costliest other tables."""
         option_G = self.choose_options(frozenset({TABLE_WISE}))
         is_replicated_G = (self._weights_G <= most) & (self._replica_G >= 0)
         option_G = np.where(is_replicated_G, self._replica_G, option_G)
@@ -340,7 +339,7 @@ class GreedyStarts:
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
     def _scale(self, chains: Chains) -> FloatArray:
-        """Return the ratio of device time to summed work for the first device of each group, [N, G]."""
+        """Return device time over the summed times of its shards alone, for the first device of each group, [N, G]."""
         ms_P = np.where(self.space.shard_arrays.span_P == 1, self.times.ms_P, 0.0)
         load_ND = chains.sum_by_device(chains.all_shards, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))

@@ -1,11 +1,10 @@
 """Infeasibility checks: explain, without a search, why a task has no legal placement and what to change.
 
-A reason holds for every placement. Memory is counted as if each table could be spread as its types allow: a table that
-may be cut counts with the least memory of all its parts together. In a task of whole tables
-(``ShardingTask.is_whole``), no table may be cut.
+A reason holds for every placement. Memory is a lower bound: a table that may be sharded counts with the smallest total
+memory of any allowed sharding. In a task of whole tables (``ShardingTask.is_whole``), no table may be cut.
 
-These checks do not cover every infeasible task: tables may fit by total size but not as shards. Sharders that find no
-placement raise the other errors below, and ``legal_parts`` decides if there is another placement.
+These checks do not find every infeasible task: tables may fit by total size but not as shards. A sharder that finds no
+placement raises ``no_device_error`` or ``no_placement_error``; ``legal_parts`` searches for any legal placement.
 
 Legend: I items, D devices.
 """
@@ -53,8 +52,8 @@ def require_feasible_sharding(task: ShardingTask, items: PackedItems | None = No
 
 
 def require_feasible(task: ShardingTask) -> PackedItems:
-    """Return the unsharded tables as items to pack; raise InfeasibleTask if they provably do not fit."""
-    assert task.is_whole, "a sharder of whole tables is given task.as_whole"
+    """Return the items to pack in a task of whole tables; raise InfeasibleTask if they provably do not fit."""
+    assert task.is_whole, "pass task.as_whole to a sharder of whole tables"
     items = PackedItems.of(task)
     if (why := find_reason(task, items)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
@@ -99,8 +98,8 @@ def no_device_error(task: ShardingTask, tables: Sequence[int], used_bytes: Seque
     problem = f"no device{where} has more than {gb_text(left)} left ({caps_text(task.room_bytes)})."
     remedy = f"{MORE_CAPACITY}."
     if legal_mask(0, need, left):
-        problem = "all devices with enough memory hold tables that must stay apart from it."
-        remedy = "Raise num_devices or drop that rule."
+        problem = f"all devices with enough memory hold tables to keep apart from {'them' if len(named) > 1 else 'it'}."
+        remedy = "Raise num_devices, or keep fewer tables apart."
     return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}, but {problem}", remedy)
 
 
@@ -252,7 +251,7 @@ def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
 def _confinements(
     allowed_ID: npt.NDArray[np.bool_],
 ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
-    """Yield sets of devices, smallest first, each with the items that are allowed only there."""
+    """Yield sets of devices, smallest first, each with the items that are allowed only on these devices."""
     sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
     for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
         yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))

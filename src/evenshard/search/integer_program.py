@@ -94,7 +94,7 @@ _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 
 @dataclass
 class _Model:
-    """Integer program being built; ``taken`` lists variables and their bytes per device, host and SSD."""
+    """Integer program being built; ``taken`` has the variables that use each device, host and SSD, and their bytes."""
 
     machine: Nodes
     even_grids: bool
@@ -109,7 +109,7 @@ class _Model:
         return variable
 
     def blocks(self, cut: Cut | Grid, sharding: int) -> tuple[int, int]:
-        """Add a variable for the number of blocks on a place, and a 0/1 variable that is 1 if there are any."""
+        """Add variables for the blocks of a table on a device or node: their number, and 1 if there are any."""
         count, held = self.program.variable(cut.widest), self.program.variable()
         self.program.limit([(count, 1), (held, -cut.widest)], most=0)
         self.program.limit([(count, 1), (held, -cut.least_blocks)], least=0)

@@ -91,7 +91,7 @@ class PackedItem:
         return 1 if self.may_be_whole else 2
 
     def whole(self, device: int) -> list[TablePart]:
-        """Return its tables on a device."""
+        """Return the item's tables as whole parts on a device."""
         return [whole_part(table, (device,)) for table in self.tables]
 
     def with_storage(self, parts: Iterable[TablePart]) -> list[TablePart]:
@@ -311,7 +311,7 @@ def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | No
 
 
 def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
-    """Return a linear upper bound of the memory of row parts; with counted lookups, each has the inputs of all rows."""
+    """Return a linear upper bound of a row part's memory; with uneven lookups, it includes the inputs of all rows."""
     whole = whole_part(table, storage=storage)
     if _has_even_lookups(task, table):
         few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent whole

@@ -29,7 +29,7 @@ def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple
         time_limit_s: the solver's time; if it ends early, another run may find a placement.
 
     Raises:
-        InfeasibleTask: if there are none, or none were found in time; the message tells which.
+        InfeasibleTask: if there is no legal placement, or none was found in time; the message says which.
     """
     require_types(task)
     known: KnownItems = {}
@@ -129,16 +129,13 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
-    """Return True if the linear memory model may overestimate parts (rounding, equal input shares)."""
+    """Return True if the linear model may overestimate the memory of row parts."""
     in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
 def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield packing orders, the least flexible items first, each for best-fit and for worst-fit packing.
-
-    Each order comes once for the emptiest devices, and once for the fullest that fit; see ``pack_in_order``.
-    """
+    """Yield orders of packing, the least flexible items first, each once for worst fit and once for best fit (True)."""
     all_items = items.items
     bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
     choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
@@ -160,8 +157,8 @@ def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> l
     """Pack all items in order and return their parts; None if an item does not fit.
 
     Args:
-        tightest: True to use the fullest devices that fit, and to first_fit them with column parts; False to use the
-            emptiest devices, and even parts.
+        tightest: True for best fit: use the fullest devices that have room, and fill them with column parts; False for
+            worst fit: use the emptiest devices, and even parts.
     """
     room, found = FreeMemory(items), items.replica_parts()
     for number in order:
@@ -218,7 +215,7 @@ def _cut_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt
 
 
 def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -> tuple[Devices, Devices] | None:
-    """Return the fewest places (at least two) that can hold all columns, and the blocks on each."""
+    """Return the fewest devices or nodes (at least two) that can hold all columns, and the blocks on each."""
     roomy = (-most).argsort(kind="stable")
     enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
@@ -232,7 +229,7 @@ def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -
 
 
 def _spread(count: int, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDArray[np.int64]:
-    """Distribute blocks: fill places one after the other if ``first_fit``, else evenly within memory."""
+    """Distribute blocks: fill devices or nodes one by one if ``first_fit``, else evenly within memory."""
     if first_fit:
         before = np.concatenate([[0], most.cumsum()[:-1]])
         return np.asarray((count - before).clip(0, most))

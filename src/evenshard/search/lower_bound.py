@@ -1,22 +1,22 @@
 """Lower bounds of the predicted step time over all placements that a task allows.
 
-A bound is the minimum over cases, which are opened and tightened one by one, the lowest first:
+A bound is the minimum over cases. The case with the lowest bound is always tightened next, in these steps:
 
-1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose minimum times and latencies
+1. **Sets of sharding types in use.** Each type costs kernel calls and collectives. Their minimum times and latencies
    add to the costs of tables, as do the one-time costs of a call, such as its hottest row.
-2. **Ranges of communication volumes**, with a linear lower bound of the communication time in each (``bound_lines``).
-3. **The mean device** (``least_time_ms``). A step takes at least the time of its slowest device, which is at least the
-   mean. Kernel times are convex, so a linear lower bound holds for any sum of shards. Along this line, the work of a
-   table is one number per option, whatever the cut: column shards repeat lookups, row shards repeat bags, replicas
-   repeat rows. Each table takes the option with the least work whose shards, alone on their device, stay below the
-   time; the bound is the least time for which this work fits into all devices. Memory has the Lagrange price that
-   maximizes the bound. Lines touch the kernel times at the mean device of the tables' current options. A pass takes at
-   least the time of its launches, whatever its kernels take.
-4. **Indivisible shards** (``IndivisibleShards``). Shards cannot be divided: they have to fit into the rest of each
-   device.
+2. **Ranges of communication volumes.** Each range has a linear lower bound of communication time (``bound_lines``).
+3. **The average device** (``least_time_ms``). The slowest device takes at least the mean time over devices. Kernel
+   times are convex, so a linear lower bound holds for any sum of shards. With it, each option of a table has a fixed
+   amount of work (column shards repeat lookups, row shards repeat bags, replicas repeat rows). Each table takes the
+   option with the least work whose shards, alone on their device, stay below the time; the bound is the least time in
+   which all devices together can do this work. Memory has the Lagrange price that maximizes the bound. The linear
+   bounds are tangent at the average device's load with the tables' current options. A pass takes at least the time of
+   its launches.
+4. **Indivisible shards** (``IndivisibleShards``). Each shard has to fit on one device, as in bin packing.
 
-Included are the time steps that a table's own rows cause, those that all rows cause together on equal devices, and
-uneven column cuts (``CutBounds``; of many tables, those with the most lookups, and even cuts of the others).
+The bound includes times that rise in steps, such as sort passes, for each table's own rows and for all rows divided
+equally over devices. It is valid for uneven column cuts (``CutBounds``) of the tables with the most lookups; the column
+cuts of other tables are assumed to be even.
 
 Legend: G groups, W options of a group, A shards of options, Q classes of equal shards, D devices, P lookups, C
 looked-up rows of options, K kinds of devices, H columns, S sets, Y classes of options, X volumes, F tables that are cut
@@ -45,21 +45,21 @@ from evenshard.tables.reuse import FloatArray
 
 # Largest relative difference of float32 sums.
 _ROUNDING = 1e-4
-# Lines that are tried for each set of types, each at the mean device of the options chosen by the line before.
+# Lines that are tried for each set of types, each at the average load of the options chosen with the line before.
 LINES = 6
 # Most modules times sharding types for which each is a separate class; with more, all modules share classes.
 MOST_CLASSES = 8
 # True if the kernels count, False if their launches do, for the forward and the backward pass.
 KERNELS = (True, True)
 OTHERS = ((True, False), (False, True), (False, False))
-# With more options, shards are small, and how they fit is not checked.
+# With more options, shards are small, and the bound of indivisible shards is left out.
 MOST_OPTIONS = 4_096
 # Relative amount by which a bound may exceed ``enough_ms``.
 ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """Return a lower bound of the step time, ms, at most about ``enough_ms``; 0 if there is none."""
+    """Return a lower bound of the step time, ms; stop tightening it at ``enough_ms``. Return 0 if there is none."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
     # Ties of bounds are broken by the order of opening.
@@ -79,13 +79,13 @@ def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
     return 0.0
 
 
-# Tighter bounds of the same placements, each with a function for tighter bounds, up to a bound that is enough.
+# Function that tightens a bound up to a given value: it yields bounds, each with a function to tighten it further.
 Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Linear lower bounds of the mean device's times; ``works_2W`` is each option's total contribution."""
+    """Linear lower bounds of the average device's times; ``works_2W`` is the total work of each option."""
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
@@ -94,7 +94,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """Placements with exactly these option classes and these volume ranges; ``alone_W`` is the longest shard's time."""
+    """Placements with exactly these classes of options; ``alone_W`` is the time of each option's longest shard."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -154,7 +154,7 @@ class _Bounds:
         return bounds.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
-        """Group options that share kernel launches and output dists."""
+        """Divide options into classes that share kernel launches and output dists."""
         space, machine = self._space, self._space.task.machine
         first_W = np.full(len(self._copies_W), len(space.calls))
         np.minimum.at(first_W, self._option_C, self._call_C)
@@ -210,7 +210,7 @@ class _Bounds:
             yield [line for line in lines if least <= line.most and line.least <= most]
 
     def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """Yield lower bounds from the mean device's time, tightened with the options that it selects."""
+        """Yield the best lower bound from the average device, over lines tangent at the options chosen before."""
         lines, chosen_G = self._lines_of_wholes, None
         best, found = 0.0, (case, lines)
         for _ in range(LINES):
@@ -233,7 +233,7 @@ class _Bounds:
     def _least_ms(
         self, case: _Case, lines: _Lines, counted: tuple[bool, bool], known: float
     ) -> tuple[float, Numbers | None]:
-        """Return the mean device's least time, or ``known`` if that is more, and each group's option."""
+        """Return the average device's minimum time, or ``known`` if that is more, and each group's option."""
         slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
         works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._communication_W(slopes_X) * self._devices
         total_GW, alone_GW = (
@@ -315,7 +315,7 @@ class _Bounds:
         return float(passes_2.sum() + self._latency_Y[classes].sum())
 
     def _lines(self, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
-        """Return tangents to a mean device's kernel times at the chosen options, or at whole tables."""
+        """Return tangents to kernel times at the average device's load, for the chosen options or for whole tables."""
         found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
         at_0_2 = np.min([one.at_0_2 for one in found], axis=0) + self._shared.at_0_2
         of_kinds = tuple(one.of_kinds[0] for one in found)
@@ -362,8 +362,8 @@ def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
 def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return each option's device memory and minimum extra time when offloaded, total and longest shard, [W] each.
 
-    A cache's time is that of the next larger cache (0 for the largest), and the smallest cache counts with no memory:
-    this covers caches of any size in between.
+    To cover caches of any size, each cache has the time of the next larger cache (0 for the largest), and the smallest
+    cache takes no memory.
     """
     table, bytes_W = space.table, bytes_W.copy()
     offload_A = space.shard_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.shard_A]

@@ -1,4 +1,4 @@
-"""Bytes that must move to change from an earlier placement to each placement under search.
+"""Bytes that move when a model changes from an earlier placement to another placement.
 
 The weights of a group and their optimizer state move to every device that lacks them, as ``placement.moves`` counts.
 
@@ -29,10 +29,9 @@ from evenshard.search.space import SearchSpace, find_choice, parts_of_group
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Energy of moving all bytes, relative to a step: among placements of equal time, the placement that moves less is
-# better.
+# Energy of moving all bytes, relative to a step: of placements with equal times, fewer moved bytes are better.
 PRICE = 1e-3
-# Least counted share of all bytes for placements beyond the bound.
+# Smallest penalty for placements beyond the limit, as a share of all bytes.
 BEYOND = 0.01
 
 
@@ -40,10 +39,10 @@ class Moves:
     """Cost of moving from an earlier placement; adds that placement's options to the search space.
 
     Attributes:
-        home_G, home_GS: the option and the places of each group that move nothing; the option is -1 if there is none,
-            or it is not allowed.
-        costless_groups: groups without a home, and replicas, whose options may move nothing.
-        all_bytes: bytes of all tables that have weights.
+        home_G, home_GS: each group's option and places in the earlier placement (its home); the option is -1 if the
+            group has no legal home.
+        costless_groups: groups that may move at no cost: replicas, and groups without a home.
+        all_bytes: bytes of all tables in the earlier placement.
         most_bytes: limit of the moved bytes of a placement.
     """
 
@@ -82,27 +81,27 @@ class Moves:
         return np.asarray(PRICE * moved_M / self.all_bytes + overflow_M)
 
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
-        """Return the bytes that a placement moves, given all its parts."""
+        """Return the bytes that move if a model changes to a placement with these parts."""
         task = self.space.task
         shards = self.earlier.list_overlaps(task.tables, parts_by_table(task, parts), task.machine)
         return sum(shard.moved_bytes for shard in shards)
 
     def count_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
-        """Return the bytes that options of groups (indices into ``table``) move at their places, [E]."""
+        """Return the bytes that move if groups take these options (indices into ``table``) at these places, [E]."""
         from_F, slot_F = repeat_numbers(self.table.count_O[option_E])
         bytes_F = self.shard_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
         return np.bincount(from_F, bytes_F, len(option_E)).astype(np.int64)
 
     def shard_bytes(self, option_F: Indices, slot_F: Indices, place_F: Indices) -> FloatArray:
-        """Return the bytes that shards of options move to their places, [F]."""
+        """Return the bytes that move to each shard of an option at its place, [F]."""
         table = self.table
         column_F = np.where(table.span_O[option_F] == 1, self._column_GD[table.group_O[option_F], place_F], place_F)
         return np.asarray(self._bytes[self._first_A[table.first_O[option_F] + slot_F] + column_F])
 
     def _tabulate(self) -> None:
-        """Tabulate the bytes that each shard of each option moves to each of its places.
+        """Tabulate the bytes that move to each shard of each option, for each of its places.
 
-        Devices that hold the same weights of a group share a column.
+        Devices that have the same earlier parts of a group share an entry.
         """
         groups, devices, table = self.space.groups, self.space.task.num_devices, self.table
         columns_A = self.space.shard_arrays.columns_P[table.shard_A]
@@ -135,7 +134,7 @@ class Moves:
         self._bytes = np.concatenate(found)
 
     def _reach_DP(self, table: Table, by_host: bool) -> npt.NDArray[np.bool_]:
-        """Mark devices that have, or whose host has, an earlier part of a table."""
+        """Mark the devices that have an earlier part of a table, or if ``by_host`` whose host has it."""
         before, machine = self.earlier.parts_of_table.get(table.name, ()), self._machine
         found = np.zeros((machine.num_devices, len(before)), dtype=bool)
         for number, part in enumerate(before):
@@ -148,7 +147,7 @@ class Moves:
     def _lacking_bytes(
         self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
     ) -> FloatArray:
-        """Return the bytes of these columns that each place's devices lack, all rows or an equal block each, [A, Q]."""
+        """Return the bytes of these columns that each place's devices lack: of all rows or equal blocks, [A, Q]."""
         before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
         if not before:
             return np.zeros((len(columns), len(devices_QW)))
@@ -164,7 +163,7 @@ class Moves:
     # Placements -------------------------------------------------------------------------------------------------------
 
     def earlier_parts(self) -> tuple[TablePart, ...] | None:
-        """Return the earlier placement; None unless every table has an earlier part on these devices."""
+        """Return the earlier placement; None if it lacks a table or uses devices that the task does not have."""
         task = self.space.task
         found = [self.earlier.parts_of_table.get(table.name, ()) for table in task.tables]
         parts = tuple(part for own in found for part in own)

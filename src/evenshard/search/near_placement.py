@@ -1,9 +1,9 @@
 """Search for the best placement within a limit of bytes moved from the placement in use.
 
-It anneals under increasing limits, the same in every search, so that a larger limit hardly ever gives a worse answer.
-Each step starts with the best placement of the previous limit, and with placements of the unlimited search. Their
-devices are renumbered so that little moves, and groups return to their earlier devices until the limit is met. The
-first limit is zero bytes or the fewest that have to move.
+It anneals under a series of increasing limits that is the same in every search, so a larger limit hardly ever gives a
+worse answer. Each step starts with the best placement of the previous limit, and with placements of the unlimited
+search. The devices of these are renumbered so that few bytes move, and groups return to their earlier devices until the
+limit is met. The first limit is zero bytes, or the fewest that have to move.
 
 Legend: N placements, G groups, S shards of an option (padded), V variables of the integer program, F shards of their
 options, Q places, R devices, hosts and SSDs.
@@ -35,17 +35,17 @@ from evenshard.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResul
 from evenshard.search.sharding_option import Edits, arrays_of, choices_from
 from evenshard.search.space import choices_of, parts_of
 
-# Among placements within this share of the best time, the placement that moves least is the answer.
+# Among placements within this share of the best time, the placement that moves the fewest bytes is the answer.
 ALIKE = 1e-3
-# Candidates of the unbounded search that are renumbered, and those that start each bound: the best and the least moved.
+# Candidates of the unlimited search to renumber, and how many of them start each limit: the best, and the least moved.
 CANDIDATES, RETURNING = 8, 3
-# Bounds, as shares of the bytes that the unbounded placement moves.
+# Limits, as shares of the bytes that the best placement without a limit moves.
 RUNGS = (1 / 64, 1 / 16, 1 / 4, 1.0)
-# Chains that continue from the best placement within the previous bound.
+# Chains that continue from the best placement within the previous limit.
 COPIES = 2
-# Number of rounds to return all groups of a placement, each an equal share of the groups.
+# Number of rounds in which the groups of a placement return to their earlier devices, an equal share in each.
 RETURN_ROUNDS = 32
-# Number of the first run, whose random numbers the unbounded search does not use.
+# Number of the first run, whose random numbers the unlimited search does not use.
 FIRST_RUN = 16
 # Phases of annealing, see ``annealing.PHASES``: placements stay near the starts, which are good.
 PHASES = ((0.6, None, 1.0, 0.01), (0.4, 2, 0.3, 0.003))
@@ -54,15 +54,15 @@ MOVES_TIME_LIMIT_S = 20.0
 MOST_VARIABLES = 200_000  # with more choices of groups, the program is not solved
 # Share of each memory that is left free, because the solver rounds.
 _SLACK = 1e-5
-# Shares of all changes: for the fewest bytes, within each bound, and within the last bound.
+# Shares of all changes: for the fewest bytes, within each limit, and within the last limit.
 STAY_SHARE, RUNG_SHARE, LAST_SHARE = 1 / 4, 1 / 12, 1 / 2
 
 
 @dataclass(frozen=True)
 class NearResult:
-    """Best placement within the limit of moved bytes, its candidates, and the bytes that other placements move.
+    """Result of the search: the best placement within the limit of moved bytes, and all candidates.
 
-    ``stay`` is the best placement that moves the fewest bytes; ``free_bytes`` is what the unlimited optimum moves.
+    ``stay`` is the best placement that moves the fewest bytes. The best placement without a limit moves ``free_bytes``.
     """
 
     best: PredictedParts
@@ -87,12 +87,12 @@ _Placement = tuple[Indices, Indices]  # options [G], places [G, S]
 
 
 class NearSearch:
-    """The search near an earlier placement.
+    """Search near the placement in use.
 
     Args:
-        search: the finished search without a bound.
-        earlier: placement in use, with the weights.
-        most_bytes: limit of moved bytes; infinite for no bound.
+        search: the finished search without a limit of moved bytes.
+        earlier: placement in use.
+        most_bytes: limit of moved bytes; infinite for no limit.
     """
 
     def __init__(self, search: PlanSearch, earlier: EarlierPlacement, most_bytes: float = float("inf")) -> None:
@@ -106,7 +106,7 @@ class NearSearch:
             free: the result of the search without a limit.
 
         Raises:
-            BadConfig: if more bytes have to move; the message has the number, and the tables.
+            BadConfig: if more bytes have to move; the message has their number, and the tables.
         """
         space = self._search.space
         of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
@@ -138,7 +138,7 @@ class NearSearch:
         return self._result(free_bytes, free.is_interrupted or self._search.is_interrupted)
 
     def _anneal(self, starts: Sequence[_Placement], bound: float, number: int, share: float) -> _Placement | None:
-        """Return the best placement within a bound; None if none was found."""
+        """Return the best placement that moves at most ``bound`` bytes; None if none was found."""
         moves, search = self._moves, self._search
         moves.most_bytes = bound
         option_NG, place_NGS = map(np.stack, zip(*starts, strict=True))
@@ -184,7 +184,7 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return two starts: the earlier placement plus new tables, and with all move-free parts of ``free``."""
+        """Return two starts: the earlier placement with new tables as in ``free``, and also with its costless moves."""
         is_new_G = self._moves.home_G < 0
         is_free_NG = (is_new_G, is_new_G | (self._moves.count_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
@@ -228,15 +228,15 @@ class NearSearch:
 
     def _near_error(self, best: _Placement | None) -> BadConfig:
         if best is None:
-            return BadConfig("no placement close to the earlier placement was found. Leave near out.")
+            return BadConfig("no placement near the earlier placement was found. Remove near to allow any placement.")
         groups, tables = self._search.space.groups, self._search.costs.task.tables
         away = np.flatnonzero(self._moves.count_bytes(*best)).tolist()
         names = [tables[groups[group].tables[0]].name for group in away]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         need = f"{np.ceil(bytes_to_gb(self._bytes(best)) * 1e4) / 1e4:.10g}"
         return BadConfig(
-            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal "
-            f"any more: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
+            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is no longer "
+            f"legal: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
         )
 
 
@@ -246,8 +246,8 @@ class NearSearch:
 def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
     """Find options [G] and places [G, S] that move the fewest bytes, by an integer program; None if none are found.
 
-    Each group stays on its earlier devices, or takes one of its options on neighboring devices or where most of it was.
-    Other places are not tried, although they could move less.
+    Each group stays on its earlier devices, or takes one of its options on consecutive devices or on the devices that
+    lack the least of it. Other places are not tried, although they could move less.
     """
     space, table = moves.space, moves.table
     of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
@@ -275,7 +275,7 @@ def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
 
 
 def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield options and places that the rules of a group allow."""
+    """Yield pairs of an option and places for its shards, as far as the rules of the group allow them."""
     table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
     first = int(table.first_option_G[group])
     for option in range(first, first + int(table.num_options_G[group])):
@@ -293,7 +293,7 @@ def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _nearest(moves: Moves, option: int, shards: int, count: int) -> tuple[int, ...]:
-    """Return the place where each shard moves the fewest bytes, chosen shard by shard."""
+    """Return a different place for each shard, where it moves the fewest bytes, chosen shard by shard."""
     slot_SQ, place_SQ = np.indices((shards, count))
     bytes_SQ = moves.shard_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
     places: list[int] = []
@@ -304,7 +304,6 @@ def _nearest(moves: Moves, option: int, shards: int, count: int) -> tuple[int, .
 
 
 def _limit_memory(program: IntegerProgram, moves: Moves, option_V: Indices, place_VS: Indices) -> None:
-    """Add constraints for the memory of devices, hosts and SSDs."""
     table, machine, arrays = moves.table, moves.space.task.machine, moves.space.shard_arrays
     devices, nodes = machine.num_devices, machine.num_nodes
     variable_F, slot_F = repeat_numbers(table.count_O[option_V])

@@ -31,8 +31,8 @@ class ShardTimes:
 
     Attributes:
         ms_P: time of each shard alone on a device, without the time of an empty call.
-        longest_O, total_O: the longest shard of each option, and all shards with all their copies.
-        even_ms: mean work per device if each group takes its cheapest option.
+        longest_O, total_O: time of each option's longest shard, and of all its shards on all their devices.
+        even_ms: average work per device if each group takes its cheapest option.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -105,9 +105,9 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """Return key penalties that reserve devices for each width class in proportion to its work, [C, N, D].
+        """Return penalties that keep each width class on devices in proportion to its work, [classes, N, D].
 
-        Shards that do not fit on these devices go to devices with wider shards, then to others.
+        Shards that do not fit on these devices go to devices with wider shards, then to any others.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
@@ -127,7 +127,7 @@ class GreedyPlacer:
         free_ND: Indices,
         apart: dict[int, Mask],
     ) -> Indices:
-        """Place one group of each start on the devices with the lowest key; update loads, memory and ``apart``.
+        """Place one group of each start on the devices with the lowest ``key_ND``; update loads, memory and ``apart``.
 
         Args:
             apart: devices in use by each rule of tables that stay apart, [N, D].
@@ -157,7 +157,7 @@ class GreedyPlacer:
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """Return the places with the lowest keys for each option, [M, S], all within one home (``home_span``)."""
+        """Return the places with the lowest keys for each option, [M, S], within ``home_span`` consecutive devices."""
         table, devices = self.table, self._devices
         place_MS = np.zeros((len(option_M), table.most_shards), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
@@ -185,7 +185,7 @@ class GreedyPlacer:
         return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
 
     def is_legal(self, chains: Chains) -> Mask:
-        """Return True where all groups are on allowed devices and tables to keep apart share none, [N]."""
+        """Return True where groups are on allowed devices and no device has two tables that must stay apart, [N]."""
         is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
         if self.allowed_GD is not None:
             numbers = np.arange(len(chains.all_group_F))

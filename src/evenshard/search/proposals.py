@@ -22,7 +22,7 @@ from evenshard.search.sharding_option import Edits
 if TYPE_CHECKING:  # only the search near a placement needs it
     from evenshard.search.moves import Moves
 
-# Shares of moves and of swaps; the other changes are options.
+# Shares of moves and of swaps; all other changes give a group another option.
 MOVES, SWAPS = 0.35, 0.25
 # Share of swaps in which two groups with equally many shards swap all places.
 TRADES = 0.5
@@ -30,15 +30,15 @@ TRADES = 0.5
 FROM_SLOWEST = 0.7
 # Share of changes that choose the lightest of all devices, not of three random ones.
 LIGHTEST_OF_ALL = 0.1
-# Shares of options for a group of the chosen device, and for a group cut by rows or replicated; others are random.
+# Shares of option changes for a group of the chosen device, and for a row-wise or replicated group, instead of any.
 OF_DEVICE, OF_MANY_DEVICES = 0.6, 0.2
-# Share of options that copy type and width of another group.
+# Share of option changes that copy type and width of another group.
 COPIES = 0.5
-# Share of options that change only the memory of a group, if groups may leave device memory.
+# Share of option changes that change only the storage of a group, if groups may be offloaded.
 OTHER_MEMORY = 0.5
-# Share of moves and options with an ejection.
+# Share of moves and option changes with an ejection.
 EJECTIONS = 0.3
-# Near an earlier placement: share of changes that return a group, and of options for a group that may move nothing.
+# Near an earlier placement: share of changes that return a group, and of option changes of ``costless_groups``.
 HOMEWARD, COSTLESS = 0.15, 0.25
 # Largest random addition to device loads when an option is placed, relative to the busiest device.
 JITTER = 0.3
@@ -88,7 +88,7 @@ class Proposals:
         self._start_N = np.cumsum(self._spread_N) - self._spread_N
 
     def _shard_on(self, x_M: Indices) -> tuple[Indices, Mask]:
-        """Draw one shard on each device, and a mask of devices that have any."""
+        """Draw one shard of each device, and return a mask of the devices that have a shard."""
         if not len(self._order):
             return np.zeros(len(x_M), dtype=np.int64), np.zeros(len(x_M), dtype=bool)
         count_M = self._count_X[x_M]
@@ -156,7 +156,7 @@ class Proposals:
         return Edits.join(shards)
 
     def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return True for options that can swap all places: equally many shards (several) and equal home span."""
+        """Return True where two options can swap all places: the same home span and number of shards, at least two."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
         return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
@@ -183,7 +183,7 @@ class Proposals:
         return self._change_storage(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
 
     def _change_storage(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
-        """Replace some changes by another storage of a group, also for two groups of a device at once."""
+        """Replace some changes with a new storage for a group, or for two groups on the same device."""
         rng, count = self._rng, len(chain_M)
         x_M = chain_M * self._devices + chains.all_shards.device_F[at_M]
         other_M, _ = self._shard_on(x_M)
@@ -280,10 +280,10 @@ class Proposals:
     # Large changes ----------------------------------------------------------------------------------------------------
 
     def change_many(self, chains: Chains, number_M: Indices) -> tuple[Indices, Indices, Indices]:
-        """Change the options of many groups of some chains at once, and place them again.
+        """Propose large changes of the chains ``number_M``: new options for many groups, with new places.
 
         Returns:
-            The chains [L], their options [L, G] and places [L, G, S], without unchanged chains.
+            The changed chains [L], their options [L, G] and places [L, G, S]; unchanged chains are left out.
         """
         option_MG = np.stack([self._options_of_many(chains.option_NG[number]) for number in number_M])
         is_changed_MG = option_MG != chains.option_NG[number_M]

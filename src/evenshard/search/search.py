@@ -71,7 +71,7 @@ def get_effort(name: str) -> PlanSearchEffort:
 
 @dataclass(frozen=True)
 class PlanSearchResult:
-    """Search result: the best placement, and distinct candidates, the best first, then by cost."""
+    """Search result: the best placement, and distinct candidates by cost, with the best first."""
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
@@ -216,7 +216,7 @@ class PlanSearch:
         Args:
             number: index of the run, which seeds its random numbers.
             phases: phases like ``PHASES``.
-            moves: moved bytes from an earlier placement.
+            moves: cost of moving from an earlier placement, if any.
         """
         rng = np.random.default_rng((self.seed, number))
         annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
@@ -229,7 +229,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Split the changes into runs: one per lower effort, then the rest; more runs for small tasks."""
+        """Split the changes into runs, one up to the changes of each lower effort, and more for small tasks."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

@@ -1,9 +1,9 @@
-"""Builder of arrays with the memory, volumes and kernel columns of every shard that the search may place.
+"""Builder of arrays with the memory, volumes and price columns of every shard that the search may place.
 
-Shards of a table that share a sharding type and a storage differ only in their columns. Memory and volumes are linear
-in the columns, so each table is evaluated twice, for any number of shards.
+Shards of a table with the same sharding type and storage differ only in their columns. Their memory and volumes are
+linear in the number of columns, so two evaluations determine them.
 
-Legend: L lines, P shards, E some of them, C cells (kernel calls of a shard), V kinds of volumes, K kinds of devices.
+Legend: L linear functions, P shards, E some of them, C cells, V kinds of volumes, K kinds of devices.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ShardArrays:
     """All shards of all options as arrays.
 
     Each shard adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
-    and time outside of device memory (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` are
-    the weights of a replica. A cell is a kernel call and a row of the matrix of columns; a shard has one cell per
-    call.
+    and the extra time of offloading (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` are the
+    weights of a replica. A shard has a cell for each of its kernel calls: the call, and the row of its lookups in
+    ``LookupColumns``.
     """
 
     columns_P: Indices
@@ -63,7 +63,7 @@ class ShardArrays:
     row_C: Indices
 
     def cells_of(self, shard_E: Indices) -> tuple[Indices, Indices]:
-        """Return all cells (kernel-call entries) of the given shards: index into ``shard_E``, and index of the cell."""
+        """Return all cells of the given shards: index into ``shard_E``, and index of the cell."""
         from_C, offset_C = repeat_numbers(self.cells_P[shard_E])
         return from_C, self.first_P[shard_E[from_C]] + offset_C
 
@@ -81,7 +81,7 @@ class ShardBuilder:
         self.lookups = LookupColumns(costs.prices)
         self._costs, self._task = costs, costs.task
         self._every_device = tuple(range(costs.task.num_devices))
-        # Keyed by table, scope of its rows, and storage.
+        # Keys: table, scope of its rows, and storage.
         self._row_ranges: dict[tuple[int, str, Storage], _RowRange] = {}
         # Each line: the span, three sizes in bytes, their growth per ``COLUMN_STEP`` columns, volumes, their growth per
         # column, and the weights of a replica. A flat list of numbers is the fastest to build.
@@ -96,7 +96,7 @@ class ShardBuilder:
     def add(self, position: int, name: str, storage: Storage, widths: Sequence[int]) -> int:
         """Add a shard of a table for each of these widths, and return the index of the first.
 
-        If a table is cut by rows, the part with the most lookups represents all.
+        If a table is cut by rows, the part with the most lookups represents all parts.
         """
         table, first, count = self._task.tables[position], len(self._columns_P), len(widths)
         key = position, TYPES[name].scope, storage

@@ -1,8 +1,9 @@
 """Sharding options of the search: groups of tables, and the options of each.
 
-The search places shards: columns of a table on one device, rows on all devices of a node or of the machine, or a
-replica on each. For row-wise and replicated tables, one entry represents the equal shards of all these devices. Tables
-that stay together are one group with one shard. Collections with MEAN tables are row-wise as a whole.
+A group is one table, or tables that stay together in one shard. An option is a sharding type, the widths of the shards
+and a storage. A choice is an option of a group, and a place for each of its shards: a device for columns of a table, a
+node or the machine for rows, or all devices for replicas. For rows and replicas, one entry represents the equal shards
+of all these devices. Collections with MEAN tables are row-wise as a whole.
 
 Legend: D devices, G groups, O options of all groups or cuts, A shards of all options or parts of all cuts, K
 collections, P shards, M placements.
@@ -48,7 +49,7 @@ class ShardingOption:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Column cuts of a table, one per option, which share their widths.
+    """Column cuts of a table, one per option.
 
     ``widths`` are the distinct widths of all cuts; ``slots`` has, for each part of each cut, the index of its width.
     """
@@ -70,7 +71,7 @@ class Cuts:
 
     @cached_property
     def slot_A(self) -> npt.NDArray[np.int64]:
-        """Return the slots of all cuts, concatenated, [A]."""
+        """Return the index of each part's width, for all parts of all cuts in order, [A]."""
         return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
 
     @cached_property
@@ -99,11 +100,11 @@ class OptionTable:
         type_O, storage_O: indices into ``types`` and ``storages``.
         span_O, home_O: consecutive devices of each shard, and of all shards together.
         bytes_O, width_O: device memory of the largest shard, and columns of the widest.
-        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts whose
-            width is a power of two.
+        is_unusual_O: False if the columns are cut evenly into 1, 2, 4, 8, ... parts, or into equal parts whose width is
+            a power of two.
         shape_O: an id of the type and the columns of the first shard.
-        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ only in storage (``cut_O`` is an id
-            of the widths); the index of each option's first twin, and the number of its twins.
+        twin_O, first_twin_O, num_twins_O: all options, sorted so that twins, which differ only in storage, are
+            neighbors; the index of each option's first twin, and the number of its twins.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ def _is_power_of_two(numbers: Indices) -> Mask:
 class TableGroup:
     """Tables that are placed together (one table, or tables that stay together), by position in the task.
 
-    ``allowed_D`` marks allowed devices, None for all; ``apart`` are the indices of its rules of tables to keep apart.
+    ``allowed_D`` marks allowed devices, None for all; ``apart`` are the indices of the keep-apart rules for its tables.
     """
 
     tables: tuple[int, ...]
@@ -211,7 +212,7 @@ class Edits(Rows):
 
 
 def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
-    """Convert changes that give groups other choices to edits."""
+    """Convert changes to edits; each change maps groups to their new choices."""
     change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
     group_E = np.array([group for change in changes for group in change], dtype=np.int64)
     choices = [choice for change in changes for choice in change.values()]
@@ -240,7 +241,7 @@ class MeanCollections:
     """Collections with MEAN tables that a search shards by rows as a whole or not at all.
 
     TorchRec computes means of row shards by dividing a collection's whole output, which is correct only if all of its
-    tables are row-wise. If only some are, each group that would have to change counts as overflow of memory. If a MEAN
+    tables are row-wise. If only some are, each group that would have to change adds to the memory overflow. If a MEAN
     table is row-wise, the time of the division is added to the step.
 
     ``number_G`` is the index in ``names`` of the collection of each group, -1 for none. ``is_row_O`` and ``is_mean_O``

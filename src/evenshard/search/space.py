@@ -1,7 +1,7 @@
 """Search space: the sharding options of each table group and the costs of their shards.
 
-If device memory is short, large tables may also be kept outside of it: each option is repeated with every possible
-cache, and without a cache.
+If device memory is short, large tables may also be offloaded: each option is repeated for every cache size, and without
+a cache.
 
 Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 """
@@ -74,12 +74,12 @@ _BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
 class SearchSpace:
     """All table groups of a task with their options, and the price columns of all shards.
 
-    Single tables come first, then tables that stay together. For ``calls`` and similar attributes see
-    ``ShardBuilder``. Everything may be tried if ``is_small``.
+    Single tables come first, then tables that stay together. ``ShardBuilder`` describes ``calls``, ``lookups`` and
+    ``collective_of_call``. If ``is_small``, all even column cuts are included.
 
     Args:
-        offloads: True to include options outside of device memory, if the task allows them; by default, if device
-            memory is short or the rules require it.
+        offloads: True to include offloaded options, if the task allows them; by default, if device memory is short or
+            the rules require it.
     """
 
     def __init__(self, costs: PartCosts, offloads: bool | None = None) -> None:
@@ -95,7 +95,7 @@ class SearchSpace:
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
-        """Return the widths up to which rows take fewer warp lanes, if the groups differ in this."""
+        """Return the widths above which a row takes more warp lanes, if some groups are narrower and some wider."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
         widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
         return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
@@ -117,7 +117,7 @@ class SearchSpace:
 
     @cached_property
     def means(self) -> MeanCollections:
-        """Return the collections with MEAN tables that are cut by rows as a whole."""
+        """Return the collections with MEAN tables, which are cut by rows as a whole or not at all."""
         return MeanCollections(self.costs, self.groups, self.table, len(self.shard_arrays.span_P))
 
     @cached_property
@@ -184,7 +184,7 @@ class SearchSpace:
         return range(first, _num_options(own.runs))
 
     def find_or_add_option(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
-        """Return the index of a group's option of this type, storage and widths, in this order.
+        """Return the index of a group's option with this type, this storage and these widths, in this order.
 
         A missing option is added, unless it is row-wise or replicated in device memory; then return None.
         """
@@ -232,7 +232,7 @@ class SearchSpace:
         ]
 
     def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
-        """Return each sharding type with its column cuts; offloaded tables have no replicas and power-of-two cuts."""
+        """Return each sharding type with its column cuts; offloaded tables have only power-of-two cuts, no replicas."""
         task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
         allowed = task.num_devices if limits.devices is None else len(limits.devices)
         has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
@@ -262,7 +262,7 @@ class SearchSpace:
         return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def represent_type(self, position: int, name: str) -> str:
-        """Return the sharding type that stands for an equivalent type among the table's options."""
+        """Return the sharding type that represents this equivalent type among the table's options."""
         return self.column_type(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
@@ -374,7 +374,7 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
 def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
     """Convert a placement to choices; None if the space lacks a matching option for some table.
 
-    Unevenly cut rows count as even.
+    Unevenly cut rows are treated as evenly cut.
     """
     by_table = parts_by_table(space.task, parts)
     found = []
