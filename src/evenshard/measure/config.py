@@ -64,7 +64,7 @@ class MeasureConfig:
         flag="--expect-transport",
     )
     timeout_s: float = knob(
-        120.0, "seconds after which a run on several devices fails if a rank does not respond", range=Range(1, 1_000_000)
+        120.0, "seconds after which a run on several devices fails if a rank hangs", range=Range(1, 1_000_000)
     )
     seed: int = knob(0, "seed of the lookups, the simulated noise and the order of measurements")
 

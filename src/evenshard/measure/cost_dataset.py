@@ -230,7 +230,7 @@ def _check_rows(path: Path, numbered: _NumberedRows) -> list[dict[str, Any]]:
     return rows
 
 
-_INCOMPLETE = "its rows do not contain every device and table exactly once"
+_INCOMPLETE = "its rows do not cover every device and table exactly once"
 
 
 def _device_cost(row: Mapping[str, Any]) -> DeviceCost:
