@@ -27,8 +27,8 @@ def benchmark(
 ) -> None:
     """Measure placements of train tasks and random shards.
 
-    Round 1 measures random placements. Later rounds measure placements that the previous round's policy and, for a
-    share of them (benchmark.searched_share), a search with its cost model propose.
+    Round 1 measures random placements. Later rounds measure placements proposed by the previous round's policy and,
+    for the share benchmark.searched_share, by a search with that round's cost model.
 
     Args:
         tables: table pool written by generate-tables: a folder with ``tables.parquet``.

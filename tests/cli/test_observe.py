@@ -198,7 +198,7 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     assert "costs support whole and column-wise tables" in refused(capsys, *both, *rows, *costs)
     wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in tables]
     save_answer(answer_of(wider), tmp_path / "wider.json")
-    assert "The sum of dims on rank 1 is 24" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
+    assert "sum of dims on rank 1 is 24" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
     compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]
     assert "may have used another placement" in compared["notes"][0]
     assert not (tmp_path / "costs.parquet").exists()

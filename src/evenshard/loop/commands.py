@@ -73,7 +73,7 @@ class PromoteInputs:
 
 @dataclass(frozen=True)
 class DriftRequest:
-    """Today's tables and the tolerated drift; section ``drift`` of a pipeline."""
+    """Settings for comparing today's tables with a model's training data; section ``drift`` of a pipeline."""
 
     batch_size: int | None = knob(
         None,

@@ -204,8 +204,8 @@ BENCHMARK = Stage(
     BenchmarkConfig,
     BenchmarkInputs,
     BenchmarkOutputs,
-    about="Round 1 measures random placements. Later rounds measure placements that the previous round's policy and, "
-    "for a share of them (benchmark.searched_share), a search with its cost model propose.",
+    about="Round 1 measures random placements. Later rounds measure placements proposed by the previous round's policy "
+    "and, for the share benchmark.searched_share, by a search with that round's cost model.",
     usage="Under `torchrun --nproc-per-node N -m evenshard benchmark`, N devices measure concurrently, with real "
     "communication.",
     metrics="number of placements, their mean cost, measurement noise, and the share of time spent in kernels",

@@ -23,7 +23,7 @@ UNKNOWN_NOISE = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown n
 
 @dataclass(frozen=True)
 class Answer:
-    """A sharder's answer to a task."""
+    """A sharder's placement of a task, or the reason why it found none."""
 
     task: ShardingTask
     sharder: str
@@ -85,7 +85,7 @@ class Interval:
 
 
 def judge_difference(difference_pct: Interval, noise_pct: float) -> str:
-    """Name the result of a comparison; a mean difference below the noise counts as equal."""
+    """Return "faster", "slower" or "not separable"; a mean difference below the noise counts as equal."""
     if abs(difference_pct.mean) < noise_pct:
         return "equal (within the noise)"
     if difference_pct.high < 0:
@@ -121,7 +121,7 @@ class Standing:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict about the difference to the best heuristic."""
+        """Describe the difference from the best heuristic in words."""
         if self.is_best_heuristic:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):

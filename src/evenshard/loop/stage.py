@@ -106,7 +106,7 @@ def _always(inputs: Any, outputs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the loop."""
+    """Declaration of a stage of the loop."""
 
     name: str  # name of its module, its section of params.yaml, its component and its runs in MLflow
     what: str  # purpose, in one sentence

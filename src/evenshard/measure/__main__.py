@@ -1,4 +1,4 @@
-"""Measurement of a plan on a machine with only torch, NumPy and FBGEMM; under torchrun, on all of its GPUs."""
+"""Measurement of a plan with only torch, NumPy and FBGEMM; under torchrun, on all GPUs of the machine."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Job:
 
     @property
     def placement(self) -> Placement:
-        """Return the device of each table; all tables are whole."""
+        """Return the placement of a job with whole tables only."""
         return Placement.of(self.task, self.parts)
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:

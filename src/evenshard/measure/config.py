@@ -86,5 +86,5 @@ class MeasureConfig:
 
     @property
     def hardware_name(self) -> HardwareName:
-        """Return ``hardware``, parsed."""
+        """Return the setting ``hardware`` as a ``HardwareName``."""
         return HardwareName.parse(self.hardware)

@@ -137,7 +137,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 @blame_file
 def read_lineage(path: Path) -> dict[str, Any]:
-    """Read from a cost dataset how it was made, without reading its rows (needs pyarrow).
+    """Read the lineage of a cost dataset, such as its commit and hardware, without its rows (needs pyarrow).
 
     Keys: git_commit, params_hash, evenshard_version, and the lists hardware, driver and versions.
 
@@ -190,7 +190,7 @@ def _parse_lineage(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Describe the values that Parquet's column types reject, or return None."""
+    """Describe the values whose type does not match their column, or return None."""
     try:
         record_of(_Row, row)
     except ValueError as error:

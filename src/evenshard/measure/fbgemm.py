@@ -263,7 +263,7 @@ class _WeightArena:
 
 
 def _free_host_memory() -> int:
-    """Return the bytes available to the machine and to this process's control group."""
+    """Return the host's available memory, limited to that of this process's control group, bytes."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     info = Path("/proc/meminfo")
     if info.exists():

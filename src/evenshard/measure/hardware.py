@@ -16,7 +16,7 @@ class Hardware(Protocol):
 
     @property
     def provenance(self) -> Provenance:
-        """Return the origin that every row measured here records."""
+        """Return the hardware, versions and settings that every measured row records."""
         ...
 
     @property

@@ -76,12 +76,12 @@ class HardwareEntry:
 
 
 def list_devices() -> tuple[HardwareEntry, ...]:
-    """Return the simulated devices of evenshard."""
+    """Return all simulated devices that evenshard has profiles of."""
     return tuple(map(_device, profile_names()))
 
 
 def list_links() -> tuple[HardwareEntry, ...]:
-    """Return the links of evenshard."""
+    """Return all links that evenshard has profiles of."""
     return tuple(map(_link, LINKS))
 
 

@@ -37,7 +37,7 @@ def journal_beside(output: Path) -> Path:
 
 
 def is_journal(path: Path) -> bool:
-    """Return True if a file begins as a journal does."""
+    """Return True if a file starts like a journal."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
@@ -78,7 +78,7 @@ class Journal:
         """Read the file, remove an incomplete last line, and open it for appending; with ``read_only``, only read it.
 
         Raises:
-            BadFile: if a complete line cannot be read, the file is not a journal, its version is another, or another
+            BadFile: if a complete line cannot be read, the file is not a journal or has another version, or another
                 process is writing it.
         """
         self.path = path

@@ -25,12 +25,12 @@ class ControlCost:
 
 
 def find_controls(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
-    """Return the measurements of control placements that fit, in one run."""
+    """Return the measurements of those control placements of a run that fit in memory."""
     return [found for placement in measured if placement.is_control for found in group_controls(rows_of(placement))]
 
 
 def group_controls(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
-    """Return the measurements of control placements that fit, from rows of a cost dataset (``cost_rows.COLUMNS``)."""
+    """Return the measurements of control placements that fit in memory, from rows of a cost dataset."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["proposed_by"] == CONTROL:
@@ -51,7 +51,7 @@ def group_controls(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of control placements, %; None if there are too few repeats."""
+    """Standard deviations of the costs of control placements, %; None if there are too few repeats."""
 
     within_run_pct: float | None  # of repeated measurements of a placement in a run
     between_run_pct: float | None  # of a placement's mean from run to run, in addition to that within the runs

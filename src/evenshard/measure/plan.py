@@ -73,7 +73,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
     """Read jobs and settings; the keys of jobs are preserved.
 
     Raises:
-        BadFile: if the file is missing, torn, not a plan, or holds an impossible job.
+        BadFile: if the file is missing, truncated, not a plan, or holds an impossible job.
     """
     remedy = "Write it with `evenshard benchmark --plan-out`."
     try:

@@ -62,7 +62,7 @@ class ShardedJob(Job):
 
     @property
     def rank_job(self) -> MeasureParts:
-        """Return the placement as a job of ranks."""
+        """Return the job in which all ranks measure the placement."""
         return MeasureParts(self.task.tables, self.task.machine, self.task.batch_size, self.parts)
 
     def _require_ranks(self, hardware: Hardware) -> CollectiveHardware:

@@ -215,7 +215,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
 
 
 def print_promotion(promotion: Promotion) -> None:
-    """Print the promotion, in colour only on a terminal."""
+    """Print the result of a promotion, in colour only on a terminal."""
     console = plain_console(None, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
     console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)

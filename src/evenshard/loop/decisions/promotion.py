@@ -1,9 +1,9 @@
 """Comparison of a candidate model with the champion, and the rule for promoting the candidate.
 
-A candidate is promoted if its placements are faster, or if they are as fast and it was trained on fewer measurements.
-Both models place the same held-out tasks, and one run measures all placements, so the differences are paired. A
-difference below the measurement noise is ignored (docs/decisions/0011). "As fast" means that the upper end of the 95 %
-interval of the slowdown is at most ``tolerance_pct``.
+A candidate is promoted if its placements are faster, or if they are as fast and it was trained on fewer measurements or
+places more tasks. Both models place the same held-out tasks, and one run measures all placements, so the differences
+are paired. A difference below the measurement noise is ignored (docs/decisions/0011). "As fast" means that the upper
+end of the 95 % interval of the slowdown is at most ``tolerance_pct``.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks ``serve``.
 
     Args:
-        out: link profile to write (.yaml), for ``price.link``. With two tiers, the suffixes are ``_intra`` and
-            ``_inter``.
+        out: link profile to write (.yaml), for ``price.link``. With links within and between hosts, two files with the
+            suffixes ``_intra`` and ``_inter``.
         max_mb: MB (1024**2 bytes) that a device sends to all other devices in the largest all-to-all.
 
     Raises:
@@ -211,7 +211,7 @@ def measure_all_to_all(
 
 
 def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
-    """Return the other ranks that a rank communicates with."""
+    """Return the other ranks that a rank communicates with in a tier."""
     node = rank // devices_per_node if devices_per_node else 0
     return [
         other

@@ -3,8 +3,8 @@
 Rank 0 runs the command, publishes jobs (``jobs``) and gathers the answers; the other ranks run the jobs (``serve``).
 Data and answers are sent through the process group (``exchange``). The store of torchrun has these keys::
 
-    here/<rank>    this rank is ready, with these settings
-    leader         rank 0 opens the hardware, or ends without it
+    here/<rank>    this rank is ready; the value is its settings
+    leader         rank 0 opens the hardware, or ends without opening it
     job/<number>   next job; null: no more jobs
     alive/<rank>   this rank lost the connection to another rank, but is still running
     asked          rank 0 has read all alive/<rank>

@@ -51,7 +51,7 @@ class RankJob(Protocol):
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """Job that measures a placement; every rank measures the device with its number.
+    """Job that measures a placement; rank r measures device r.
 
     The job does not contain placement rules or memory limits.
     """

@@ -31,9 +31,9 @@ _OF_EMBEDDINGS: tuple[CollectiveKind, ...] = ("forward", "backward")
 class RankTimes:
     """Times of one rank in one training step, ms: medians over the steps of its trace.
 
-    On a GPU, forward and backward are the times from the start of the first kernel of the fused modules to the end of
-    the last one. On the CPU, they are the times of the modules' operators. data_parallel tables, which a dense
-    optimizer updates, are left out. A time that the trace does not contain is None.
+    On a GPU, the forward or backward of a fused module lasts from the start of its first kernel to the end of its last.
+    On the CPU, it is the time of the module's operators. Times of several modules are added up. data_parallel tables,
+    which a dense optimizer updates, are left out. A time that the trace does not contain is None.
     """
 
     rank: int
