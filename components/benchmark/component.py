@@ -27,8 +27,8 @@ def benchmark(
 ) -> None:
     """Measure placements of train tasks and random shards.
 
-    Round 1 measures random placements. Later rounds measure placements of the previous round's policy, and a share
-    (benchmark.searched_share) from a search with its cost model.
+    Round 1 measures random placements. Later rounds measure placements proposed by the previous round's policy and,
+    for the share benchmark.searched_share, by a search with that round's cost model.
 
     Args:
         tables: table pool written by generate-tables: a folder with ``tables.parquet``.
@@ -42,8 +42,9 @@ def benchmark(
         policy: policy of the previous round.
         cost_model: evenshard's cost model of the previous round.
         earlier: costs of earlier rounds, copied to the output.
-        part: measure only part I of N; merge them with `evenshard merge-costs`.
-        num_parts: parts N of the round, measured in parallel on several machines; each measures all controls.
+        part: measure only part I of the N parts of the round; merge the parts with `evenshard merge-costs`.
+        num_parts: number N of parts of the round, which several machines measure in parallel; each part includes all
+            controls.
         num_gpus: GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under
             torchrun.
     """

@@ -32,7 +32,7 @@ def train_cost(
         costs: cost datasets of all rounds so far: a folder with ``round_001.parquet`` and so on.
         cost_net: folder to write the cost network to (default: not fitted).
         cost_model: folder to write evenshard's cost model to (default: not fitted).
-        metrics: prediction errors of both.
+        metrics: prediction errors of both models.
         config: section ``train_cost`` of params.yaml.
         round_number: round of the loop, from 1.
         num_rounds: number of rounds; the learning rate decays over them.

@@ -192,13 +192,13 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     save_answer(answer_of(tables, batch_size=64), tmp_path / "batch.json")
     assert "--batch-size 32" in refused(capsys, *both, "--placement", str(tmp_path / "batch.json"))
     save_answer(place(tables, 4, 1.0, model=DEVICE, batch_size=32), tmp_path / "four.json")
-    assert "but the training has 2 ranks" in refused(capsys, *both, "--placement", str(tmp_path / "four.json"))
+    assert "but the training run has 2 ranks" in refused(capsys, *both, "--placement", str(tmp_path / "four.json"))
     save_answer(place(tables, 2, 1.0, model=DEVICE, batch_size=32, sharding_types=["row_wise"]), tmp_path / "rows.json")
     rows = ["--placement", str(tmp_path / "rows.json")]
     assert "costs support whole and column-wise tables" in refused(capsys, *both, *rows, *costs)
     wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in tables]
     save_answer(answer_of(wider), tmp_path / "wider.json")
-    assert "Rank 1 looked up 24 columns" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
+    assert "sum of dims on rank 1 is 24" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
     compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]
     assert "may have used another placement" in compared["notes"][0]
     assert not (tmp_path / "costs.parquet").exists()

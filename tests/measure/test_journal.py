@@ -329,7 +329,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: object
 def test_a_visit_before_any_origin_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"".join(written(path, VISITS).splitlines(keepends=True)[1:]))
-    with pytest.raises(BadFile, match=r"line 1: .*a visit needs an origin before it"):
+    with pytest.raises(BadFile, match=r"line 1: .*there is no origin line before this visit"):
         Journal(path)
 
 

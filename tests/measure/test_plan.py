@@ -55,8 +55,8 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "why"),
     [
-        ("jobs.0.tables.0", len(TABLES), "job .round2-00000. names a table beyond the 5 of the plan"),
-        ("jobs.0.tables.0", -1, "a table beyond"),
+        ("jobs.0.tables.0", len(TABLES), "job .round2-00000. uses a table number outside 0 to 4"),
+        ("jobs.0.tables.0", -1, "a table number outside 0 to 4"),
         ("jobs.0.device_of_table.0", 3, "table 't0' is on device 3, but the devices are 0 to 2"),
         ("jobs.0.device_of_table", [0], "the placement has 1 tables, but 5 tables are given"),
         ("jobs.0.num_devices", 10**9, "num_devices is 1000000000, not a whole number from 1 to 4,096"),

@@ -13,7 +13,7 @@ from evenshard.tables.files import load_tables
 
 
 def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
-    """Fit the constants of ``profile`` to cost datasets of one hardware, and save the new profile as ``out``.
+    """Fit the constants of ``profile`` to cost datasets of one kind of hardware, and save the new profile as ``out``.
 
     Return a printable table of errors and constants.
     """
@@ -36,7 +36,7 @@ def _report(start: GpuProfile, name: str, calibration: Calibration) -> list[str]
         errors.append([time, *(f"{percent:.1f}" for percent in percents)])
     constants = [["constant", name, "fitted", ""]]
     for constant in calibration.constants:
-        remark = "at its bound: the device model lacks an effect" if constant in calibration.at_bound else ""
+        remark = "at its limit; the device model may be incomplete" if constant in calibration.at_bound else ""
         values = (getattr(start, constant), getattr(calibration.profile, constant))
         constants.append([constant, *(f"{value:.5g}" for value in values), remark])
     return [text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")]

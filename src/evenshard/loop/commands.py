@@ -1,4 +1,4 @@
-"""Arguments of the commands and pipelines other than the stages of the loop."""
+"""Arguments of commands and pipelines that are not stages of the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenshard.price.hardware import provenance_problem
 
 @dataclass(frozen=True)
 class ImportCostsConfig:
-    """Provenance of imported shards, which their file does not record.
+    """Facts about imported shards that their file does not contain.
 
     Raises:
         BadConfig: if a value is invalid.
@@ -73,7 +73,7 @@ class PromoteInputs:
 
 @dataclass(frozen=True)
 class DriftRequest:
-    """Today's tables and the tolerated drift; section ``drift`` of a pipeline."""
+    """Settings for comparing today's tables with a model's training data; section ``drift`` of a pipeline."""
 
     batch_size: int | None = knob(
         None,

@@ -181,7 +181,7 @@ def _describe_hardware(hardware: Hardware, measured: Sequence[MeasuredPlacement]
 
 
 def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learned: Sequence[str], path: Path) -> None:
-    """Plot random, best heuristic and learned sharders on the task where the last learned sharder's gain is median."""
+    """Plot device times of the main sharders on the task with the median gain of the last learned sharder."""
     best = min((one for one in ranking if one.sharder in HEURISTICS), key=lambda one: one.measured_ms.mean).sharder
     shown = list(dict.fromkeys(("random", best, *learned)))
     by_task: dict[ShardingTask, dict[str, PlacementCost]] = {}

@@ -1,8 +1,8 @@
-"""Import of cost datasets: the parts of a round, and shards that users measured on one device.
+"""Import of measured costs: merges the parts of a round, and converts shards that users measured on one device.
 
-Shards come as a CSV file with one shard per line: ``tables``, the numbers of its tables (lines of the table file, from
-0); ``dims``, their embedding dims, if the table file has none; ``fwd_bwd_ms``, the sum of forward and backward. The
-dataset has only this sum, and no communication.
+The shards are in a CSV file with one shard per line. Column ``tables`` has the numbers of its tables (lines of the
+table file, from 0), ``dims`` their embedding dims, if the table file has none, and ``fwd_bwd_ms`` the sum of forward
+and backward time. The cost dataset has only this sum, and no communication times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMMON_COLUMNS = ("hardware", "versions", "link", "optimizer")
 _TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
 _SHARD_COLUMNS = (_TABLES, _DIMS, _TIME)
 _COLUMNS = f"{_TABLES}, {_DIMS} (if the table file has none) and {_TIME}"
-_REMEDY = f"Use the columns {_COLUMNS}. Rename with --columns time_ms={_TIME}, or drop one with --columns owner=."
+_REMEDY = f"Use the columns {_COLUMNS}. Rename a column (--columns time_ms={_TIME}) or drop it (--columns owner=)."
 
 
 def run(
@@ -62,7 +62,7 @@ def read_shards(
 
     Args:
         tables: table file, which may lack names, and dims if the shards give them.
-        columns: evenshard's name of each renamed column of both files; "" drops the column.
+        columns: new names of columns in both files, by old name; "" drops the column.
 
     Raises:
         BadConfig: if ``columns`` names a missing column.

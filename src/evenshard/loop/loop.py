@@ -79,7 +79,7 @@ class GenerateTablesConfig:
 
 @dataclass(frozen=True)
 class GenerateTablesInputs:
-    """No inputs: the setting ``source`` may name a file."""
+    """No inputs; the setting ``source`` names the generator, catalogue or file."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True)
 class BenchmarkInputs:
-    """Networks of the previous round; None in round 1, which draws random placements."""
+    """Tables and tasks to measure, and the networks of the previous round (None in round 1)."""
 
     tables: Path = reads(REQUIRED, POOL)
     tasks: Path = reads(REQUIRED, TASKS)
@@ -165,14 +165,14 @@ class BenchmarkInputs:
     )
     part: int = knob(
         1,
-        "measure only part I of N; merge them with `evenshard merge-costs`",
+        "measure only part I of the N parts of the round; merge the parts with `evenshard merge-costs`",
         range=COUNT,
         metavar="I",
         parameter="part",
     )
     num_parts: int = knob(
         1,
-        "parts N of the round, measured in parallel on several machines; each measures all controls",
+        "number N of parts of the round, which several machines measure in parallel; each part includes all controls",
         range=COUNT,
         parameter="num_parts",
     )
@@ -180,7 +180,7 @@ class BenchmarkInputs:
 
 @dataclass(frozen=True)
 class BenchmarkOutputs:
-    """The costs of the round, or with ``plan`` only the list of placements to measure."""
+    """The costs of the round; with ``plan``, only the list of placements to measure."""
 
     costs: Path = writes(
         REQUIRED,
@@ -204,8 +204,8 @@ BENCHMARK = Stage(
     BenchmarkConfig,
     BenchmarkInputs,
     BenchmarkOutputs,
-    about="Round 1 measures random placements. Later rounds measure placements of the previous round's policy, and a "
-    "share (benchmark.searched_share) from a search with its cost model.",
+    about="Round 1 measures random placements. Later rounds measure placements proposed by the previous round's policy "
+    "and, for the share benchmark.searched_share, by a search with that round's cost model.",
     usage="Under `torchrun --nproc-per-node N -m evenshard benchmark`, N devices measure concurrently, with real "
     "communication.",
     metrics="number of placements, their mean cost, measurement noise, and the share of time spent in kernels",
@@ -232,7 +232,7 @@ class TrainCostConfig:
 
 @dataclass(frozen=True)
 class TrainCostInputs:
-    """The costs of all rounds so far, and the previous round's networks; None in round 1."""
+    """The costs of all rounds so far, and the networks of the previous round (None in round 1)."""
 
     tables: Path = reads(REQUIRED, POOL)
     costs: tuple[Path, ...] = reads(REQUIRED, "cost datasets of all rounds so far", WhichRound.SO_FAR, role="training")
@@ -286,7 +286,7 @@ TRAIN_COST = Stage(
     usage="Give the cost datasets of all rounds so far; --cost-net continues from the previous round's network. For "
     "imported costs, --model-out MODEL/cost_model alone is enough for `evenshard place --model MODEL`, without tasks "
     "and settings.",
-    metrics="prediction errors of both",
+    metrics="prediction errors of both models",
     tags=("training",),
     takes_lineage=True,
     needs_params=False,
@@ -318,7 +318,7 @@ class TrainPolicyConfig:
 
 @dataclass(frozen=True)
 class TrainPolicyInputs:
-    """The cost network to train against, and the previous round's policy; None in round 1."""
+    """The cost network to train against, and the policy of the previous round (None in round 1)."""
 
     tables: Path = reads(REQUIRED, POOL)
     tasks: Path = reads(REQUIRED, TASKS)
@@ -330,7 +330,7 @@ class TrainPolicyInputs:
 
 @dataclass(frozen=True)
 class TrainPolicyOutputs:
-    """The policy."""
+    """The trained policy."""
 
     policy: Path = writes(
         REQUIRED, "folder to write the policy to", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/policy", artifact=MODEL
@@ -358,13 +358,13 @@ class EvaluateConfig:
 
     num_rollouts: int = knob(
         256,
-        "placements that dreamshard samples and compares by predicted cost, besides the most probable one; 0 as "
-        "published",
+        "placements that dreamshard samples and compares by predicted cost, in addition to the most probable one; the "
+        "published method uses 0",
         range=COUNT_OR_NONE,
     )
     scores_per_table: int = knob(
         6_000,
-        "budget of evenshard's search: devices scored per table of the task",
+        "budget of evenshard's search: number of device scores per table of the task",
         range=COUNT_OR_NONE,
     )
     seed: int = knob(0, "seed of the random sharder and of evenshard's search")

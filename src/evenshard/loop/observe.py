@@ -64,7 +64,7 @@ class ObservedAndPredicted:
 
 @dataclass(frozen=True)
 class _TrainingPlacement:
-    """Table parts of a training run, and the comparison with their predicted times."""
+    """Placement of a training run, and the comparison of its observed and predicted times."""
 
     request: PlacementRequest
     parts: tuple[TablePart, ...]
@@ -145,7 +145,7 @@ def _compare(
     errors: tuple[DeviceError | None, DeviceError | None],
     notes: Sequence[str] | None,
 ) -> ObservedAndPredicted:
-    """Compare observation and prediction; ``notes`` is None if the tables of each rank are unknown."""
+    """Compare observed and predicted times; ``notes`` is None if the tables of each rank are unknown."""
     pipeline = request.training_pipeline
     low_ms, high_ms = interval_ms(priced, *errors, pipeline)
     return ObservedAndPredicted(
@@ -204,7 +204,7 @@ def _compare_answer(source: Path, model: str | None, observation: ObservedTraini
 
 def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
     if num_devices != observation.world_size:
-        problem = f"it places tables on {num_devices} devices, but the training has {observation.world_size} ranks"
+        problem = f"it places tables on {num_devices} devices, but the training run has {observation.world_size} ranks"
         raise BadFile(source, problem, "Name the placement that the training ran with.")
 
 
@@ -230,8 +230,8 @@ def _find_differences(
         dims = sum(part.columns.size * features[part.table] for part in parts if part.device == rank.rank)
         if rank.sum_of_dims not in (None, dims):
             found.append(
-                f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, but {source} gives it {dims:,}."
-                " The training may have used another placement."
+                f"The sum of dims on rank {rank.rank} is {rank.sum_of_dims:,} in its trace, but {dims:,} in {source}. "
+                "The training may have used another placement."
             )
     return found
 
@@ -243,7 +243,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
         raise BadFile(source, problem, "Name placement.json or the TorchRec plan with --placement.")
     if observation.missing_ranks:
         missing = ", ".join(map(str, observation.missing_ranks))
-        raise BadConfig(f"costs need the traces of all {observation.world_size} ranks. Add those of ranks {missing}.")
+        raise BadConfig(f"costs need the traces of all {observation.world_size} ranks. Add ranks {missing}.")
     if observation.world_size > 1 and any(rank.waiting_ms is None for rank in observation.ranks):
         raise BadConfig("the ranks recorded different collectives. Record all ranks with one profiler schedule.")
     if observation.unseen:
@@ -257,7 +257,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
                 f"costs support whole and column-wise tables, but {brief(table.name)} is {found}. Omit --costs-out."
             )
     if differences := placed.comparison.notes:
-        raise BadFile(source, differences[0].rstrip("."), "Name the placement that it ran with.")
+        raise BadFile(source, differences[0].rstrip("."), "Name the placement that the training ran with.")
     if unknown := optimizer_problem(observation.optimizer):
         raise BadConfig(f"costs need a supported optimizer: {unknown}. Omit --costs-out.")
     gpu = observation.ranks[0].gpu
@@ -290,7 +290,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
 
 
 def _device_cost(rank: RankTimes) -> DeviceCost:
-    """Convert the times of a rank; a training of one rank has no communication."""
+    """Convert the times of a rank; with a single rank there is no communication."""
     waiting = rank.waiting_ms or {}
     return DeviceCost(
         fwd_compute_ms=rank.forward_ms,
@@ -307,7 +307,7 @@ def _device_cost(rank: RankTimes) -> DeviceCost:
 
 
 def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
-    """Format the observation and the comparison as lines."""
+    """Format the observed times and their comparison with predictions for a terminal."""
     heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
     lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
     lines += _waiting_lines(observation)
@@ -359,8 +359,9 @@ def _waiting_lines(observation: ObservedTraining) -> list[str]:
     others = fmean(ms for rank, ms in waiting.items() if rank != last)
     slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
     return [
-        f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms, the other ranks {others:.3f} ms on average. "
-        f"Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for forward and backward."
+        f"The step waits for rank {last}, which waits {waiting[last]:.3f} ms; the other ranks wait {others:.3f} ms on "
+        f"average. Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for forward and "
+        "backward."
     ]
 
 

@@ -36,7 +36,7 @@ from evenshard.sharders.simple import RandomSharder, random_placement, random_sh
 from evenshard.tables.table import Table
 
 log = logging.getLogger(__name__)
-# Budget of the search, in scored devices per table. A longer search exposes no other errors of the model.
+# Budget of the search, in device scores per table. A longer search does not expose more errors of the model.
 SCORES_PER_TABLE = 1_000
 MEASURED_LINK = "measured"  # link of a machine whose communication is measured, not modelled
 
@@ -72,7 +72,7 @@ def placement_jobs(
     seed: int,
     proposers: Proposers | None = None,
 ) -> list[Job]:
-    """Propose ``count`` placements: by the search, by the policy, and random where neither proposes any.
+    """Propose ``count`` placements by the search, by the policy, or at random if neither proposes any.
 
     Every task is used once, in random order, before any is repeated, so that rounds are comparable.
 
@@ -107,7 +107,7 @@ def _replace_searched(
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """Replace the search's share of placements; a repeated task gets its next best candidate."""
+    """Replace a share of the placements by the search's; a repeated task gets its next best candidate."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed
@@ -128,7 +128,7 @@ def _replace_searched(
 
 
 def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Placement]:
-    """Search candidates, lowest predicted cost first; none for an infeasible task."""
+    """Search for placements of a task, lowest predicted cost first; none if the task is infeasible."""
     try:
         with one_thread():
             return sharder.search(task).candidates
@@ -150,7 +150,7 @@ def _fill_with_random(
 
 
 def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_number: int, seed: int) -> list[Job]:
-    """Sample random shards of the pool, each alone on a device, with batch size and memory cap of the task ``like``."""
+    """Sample random shards of the pool, each alone on a device, with batch size and memory cap of ``like``."""
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
     return [
@@ -204,11 +204,11 @@ def sharding_jobs(
 def select_part(
     jobs: Sequence[Job], part: int, num_parts: int, insert_controls: Callable[[Sequence[Job]], list[Job]]
 ) -> list[Job]:
-    """Return the jobs of a part, mixed with controls: every ``num_parts``-th job of the round.
+    """Return one part of a round (every ``num_parts``-th job), with control placements inserted.
 
     Args:
         part: number of the part, from 1.
-        insert_controls: mixes controls into jobs.
+        insert_controls: function that inserts controls into jobs.
 
     Raises:
         BadConfig: if there are more parts than jobs.
@@ -226,10 +226,10 @@ def select_part(
 
 
 def mix_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
-    """Mix the controls of ``measure`` into the jobs.
+    """Insert ``measure.controls`` control placements into the jobs, repeatedly.
 
-    Controls are random placements of the first feasible tasks. They do not depend on the round: every run repeats the
-    same placements, which shows the differences between runs.
+    Controls are random placements of the first feasible tasks. All runs measure the same controls, which shows the
+    differences between runs.
     """
     controls: list[Placed] = []
     for number, task in enumerate(tasks):
@@ -251,7 +251,7 @@ def measure_answers(
     journal: Journal,
     description: str,
 ) -> list[MeasuredPlacement]:
-    """Measure the placements of sharders' answers (by measurement id), mixed with controls of the train tasks."""
+    """Measure the placements in ``answers`` (by measurement id), together with controls of the train tasks."""
     jobs = [
         Job(name, answer.task, answer.placement.parts(answer.task.tables), 0, answer.sharder, answer.task.task_id)
         for name, answer in answers.items()

@@ -218,7 +218,7 @@ def standings_text(
     hardware: str,
     device_error: DeviceError | None = None,
 ) -> str:
-    """Return the standings as a table for the terminal, fastest first."""
+    """Format the comparison of sharders as a table for the terminal, fastest first."""
     timed = measured_or_simulated(hardware)
     rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]
     for standing in sorted(standings, key=lambda standing: standing.measured_ms.mean):

@@ -1,4 +1,4 @@
-"""The unrolled loop: all runs of stages in order, with the files that they read and write."""
+"""The unrolled loop: a list of all runs of stages in order, with the files that they read and write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LoopStep:
 
     @property
     def writes(self) -> tuple[Artifact, ...]:
-        """Return its artifacts."""
+        """Return the artifacts that this run writes."""
         return tuple(Artifact(name, self.round) for name in uses_of(self.stage.outputs, Writes) if name in WRITERS)
 
     def _list_artifacts(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
@@ -47,19 +47,19 @@ class LoopStep:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An output of a step; its round is numbered as in ``LoopStep``."""
+    """An output of a ``LoopStep``, with the round of that step."""
 
     name: str
     round: int
 
     @property
     def writer(self) -> Stage:
-        """Return the stage that writes it."""
+        """Return the stage that writes this artifact."""
         return WRITERS[self.name]
 
     @property
     def path(self) -> str:
-        """Return its path in the loop of dvc.yaml; "" if it has none."""
+        """Return the path of this artifact in dvc.yaml; "" if dvc.yaml does not contain it."""
         return uses_of(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
 
 

@@ -1,4 +1,4 @@
-"""One run of a stage, with its log to MLflow. Commands, pods and tests run stages through here."""
+"""Run of a stage, logged to MLflow. Commands, pods and tests run stages with this module."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def run_stage(
     """Run a stage and log it to MLflow; SIGTERM ends its MLflow run as KILLED.
 
     Args:
-        settings: the stage's sections as dataclasses, by name.
-        params: all known sections, which identify the loop.
-        tracked: False to not log to MLflow.
+        settings: the sections of params.yaml that the stage uses, as dataclasses, by name.
+        params: all known sections of params.yaml, which identify the loop in MLflow.
+        tracked: False if the run should not be logged to MLflow.
         attempts: wraps the stage's code with retries of transient failures.
 
     Raises:

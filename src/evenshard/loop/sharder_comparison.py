@@ -23,7 +23,7 @@ UNKNOWN_NOISE = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown n
 
 @dataclass(frozen=True)
 class Answer:
-    """A sharder's answer to a task."""
+    """A sharder's placement of a task, or the reason why it found none."""
 
     task: ShardingTask
     sharder: str
@@ -33,7 +33,7 @@ class Answer:
 
 
 def ask(sharder: Sharder, task: ShardingTask) -> Answer:
-    """Ask a sharder to place a task, which may be infeasible."""
+    """Place a task with a sharder; return the placement, or the reason why the task is infeasible."""
     try:
         return Answer(task, sharder.name, sharder.place(task), "", math.nan)
     except InfeasibleTask as error:
@@ -42,14 +42,14 @@ def ask(sharder: Sharder, task: ShardingTask) -> Answer:
 
 @dataclass(frozen=True)
 class Result:
-    """An answer with its measurement; None for an infeasible answer."""
+    """A sharder's answer and its measurement, which is None if the task is infeasible."""
 
     answer: Answer
     measured: MeasuredPlacement | None
 
     @property
     def measured_ms(self) -> float:
-        """Return the measured step cost; infinite for an infeasible answer or a placement out of memory."""
+        """Return the measured cost of a step; infinite if the task is infeasible or the placement out of memory."""
         return self.measured.cost.max_device_ms if self.measured else math.inf
 
 
@@ -75,17 +75,17 @@ class Interval:
 
     @staticmethod
     def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
-        """Return the interval of the paired differences, times ``scale``; negative if faster than the base."""
+        """Return mean and interval of the paired differences, own minus base, times ``scale``."""
         return Interval.of([(ours - other) * scale for ours, other in zip(own, base, strict=True)])
 
     @staticmethod
     def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
-        """Return the interval of the paired differences, in per cent of the base's mean."""
+        """Return mean and interval of the paired differences, own minus base, in per cent of the base's mean."""
         return Interval.of_difference(own, base, 100 / fmean(base))
 
 
 def judge_difference(difference_pct: Interval, noise_pct: float) -> str:
-    """Name the result of a comparison; a mean difference below the noise counts as equal."""
+    """Return "faster", "slower" or "not separable"; a mean difference below the noise counts as equal."""
     if abs(difference_pct.mean) < noise_pct:
         return "equal (within the noise)"
     if difference_pct.high < 0:
@@ -109,19 +109,19 @@ def find_fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> 
 
 @dataclass(frozen=True)
 class Standing:
-    """Standing of a sharder over the tasks that every sharder could place."""
+    """Measured cost of a sharder and its comparison with the best heuristic, over tasks that every sharder placed."""
 
     sharder: str
     privileged: bool  # needs measurements of the test tables
     is_best_heuristic: bool  # the baseline of the comparison
     measured_ms: Interval
-    against_best_pct: Interval  # mean paired difference to the best heuristic, of its mean; negative is faster
+    against_best_pct: Interval  # paired difference from the best heuristic, % of its mean; negative if faster
     num_infeasible: int  # tasks that it could not place, or that ran out of memory
     noise_pct: float  # a mean difference below this is measurement noise
 
     @property
     def verdict(self) -> str:
-        """Return the verdict about the difference to the best heuristic."""
+        """Describe the difference from the best heuristic in words."""
         if self.is_best_heuristic:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):

@@ -1,6 +1,6 @@
-"""Declarations of stages, their inputs and outputs.
+"""Classes for declaring a stage of the loop, its inputs and its outputs.
 
-They import little: the code of a stage, ``run`` in the module of its name, is imported when the stage runs.
+A declaration does not import the stage's code, which is ``run`` in the module with the stage's name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DATASET, MODEL, ARTIFACT, HTML, MARKDOWN = "Dataset", "Model", "Artifact", "HTML
 class WhichRound(Enum):
     """The round in which an input was written."""
 
-    SAME = auto()  # that of the stage, or the last round for a stage after all rounds
+    SAME = auto()  # the round of the stage, or the last round for a stage after all rounds
     PREVIOUS = auto()
-    SO_FAR = auto()  # all rounds until that of the stage: several files
+    SO_FAR = auto()  # all rounds up to that of the stage; the input is several files
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Declaration of a path that a stage reads: the output with the same name, from round ``of``."""
+    """Declaration of an input path: the output of another stage with the same name, from round ``of``."""
 
     of: WhichRound = WhichRound.SAME
     role: str = ""  # role of a cost dataset in MLflow
@@ -39,7 +39,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Writes:
-    """Declaration of a path that a stage writes."""
+    """Declaration of an output path."""
 
     output: Output
     path: str = ""  # path in dvc.yaml; "" if the loop there does not write it
@@ -61,7 +61,7 @@ def writes(default: Any, help: str, flag: str, output: Output | None = None, **u
 
 
 def uses_of(of: type, use: type[Use]) -> Mapping[str, Use]:
-    """Return the fields of a dataclass that are declared as ``use`` (Reads or Writes), by name."""
+    """Return the declarations of a dataclass's fields that are of type ``use`` (Reads or Writes), by field name."""
     return {declared.name: declared.use for declared in knobs_of(of) if isinstance(declared.use, use)}
 
 
@@ -92,7 +92,7 @@ def loop_settings(inputs: type) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a stage besides its files."""
+    """Result of a stage in addition to its files."""
 
     metrics: dict[str, float]
     curve: list[float] = field(default_factory=list)  # losses or costs of all updates, or measured costs, in order
@@ -106,7 +106,7 @@ def _always(inputs: Any, outputs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the loop."""
+    """Declaration of a stage of the loop."""
 
     name: str  # name of its module, its section of params.yaml, its component and its runs in MLflow
     what: str  # purpose, in one sentence
@@ -128,27 +128,27 @@ class Stage:
 
     @property
     def run(self) -> Callable[..., Outcome]:
-        """Import its code, ``run(config[, measure], inputs, outputs[, lineage])``."""
+        """Import the stage's code, ``run(config[, measure], inputs, outputs[, lineage])``."""
         code: Callable[..., Outcome] = import_module(f"evenshard.loop.{self.name}").run
         return code
 
     @property
     def command(self) -> str:
-        """Return its command, such as ``train-cost``."""
+        """Return the command of the stage, such as ``train-cost``."""
         return self.name.replace("_", "-")
 
     @property
     def per_round(self) -> bool:
-        """Return True if it runs once per round."""
+        """Return True if the stage runs once per round."""
         return "round" in plain_inputs(self.inputs)
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the sections of params.yaml that it uses, its own first."""
+        """Return the names of the sections of params.yaml that the stage uses, its own section first."""
         return (self.name, "measure") if self.measures else (self.name,)
 
     def settings(self, params: dict[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return its sections as dataclasses, by name.
+        """Return the stage's sections of params.yaml as dataclasses, by name.
 
         Args:
             overrides: values by section and key; None keeps the value of ``params``.
@@ -160,6 +160,6 @@ class Stage:
         return {name: section(params, name, kinds[name], **overrides.get(name, {})) for name in self.sections}
 
     def run_name(self, inputs: Any) -> str:
-        """Return the name of its run in MLflow, such as ``benchmark_2_part_1``."""
+        """Return the name of the stage's run in MLflow, such as ``benchmark_2_part_1``."""
         name = f"{self.name}_{inputs.round}" if self.per_round else self.name
         return f"{name}_part_{inputs.part}" if getattr(inputs, "num_parts", 1) > 1 else name

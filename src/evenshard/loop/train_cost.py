@@ -1,7 +1,6 @@
-"""Stage 3, once per round: fits cost network and cost model to all costs measured so far.
+"""Stage 3, once per round: fits two models to all costs measured so far.
 
-Two models are trained on the same costs: the cost network of a learned sharder, for the training of its policy, and
-evenshard's cost model, for its search.
+The *cost network* of a learned sharder is used to train its policy. evenshard's *cost model* is used by its search.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 def run(
     config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs, lineage: Lineage | None = None
 ) -> Outcome:
-    """Fit the learned sharder's network from its last checkpoint, and evenshard's cost model from scratch.
+    """Fit the learned sharder's cost network from its last checkpoint, and evenshard's cost model from scratch.
 
     Raises:
         BadInput: if an input cannot be read.

@@ -1,4 +1,4 @@
-"""Measured costs of placements: FBGEMM kernels, ranks, journals, calibration, traces, and cost datasets.
+"""Measurement of placements with real FBGEMM kernels or by simulation, and storage of the measured costs.
 
-``python -m evenshard.measure`` needs torch, NumPy and FBGEMM alone, so that a bare GPU machine can measure.
+``python -m evenshard.measure`` needs only torch, NumPy and FBGEMM, so that it runs on a bare GPU machine.
 """

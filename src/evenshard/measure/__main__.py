@@ -1,4 +1,4 @@
-"""Measurement of a plan on a machine with only torch, NumPy and FBGEMM; under torchrun, on all of its GPUs."""
+"""Measurement of a plan with only torch, NumPy and FBGEMM; under torchrun, on all GPUs of the machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the plan and return the exit code: 0 done (or out of budget), 1 failed, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m evenshard.measure", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan file of evenshard benchmark --plan-out")
-    parser.add_argument("--journal", type=Path, required=True, help="file to append each measurement to at once")
-    parser.add_argument("--hardware", help=f"{CHOICES} (default: the plan's)")
+    parser.add_argument("--journal", type=Path, required=True, help="file that stores each measurement at once")
+    parser.add_argument("--hardware", help=f"{CHOICES} (default: hardware of the plan)")
     parser.add_argument("--budget-minutes", type=float, help="start no measurement after this many minutes")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

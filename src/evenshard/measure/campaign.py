@@ -1,8 +1,8 @@
-"""A campaign: a list of placements measured in several passes, into a journal, within a time budget.
+"""A campaign: measurement of a list of placements in several passes, recorded in a journal, within a time budget.
 
-Each job is visited ``MeasureConfig.visits`` times, with all other jobs between two visits (docs/decisions/0004). A
-campaign can be stopped by its time budget or killed at any moment: started again with the same journal, it goes on
-where it stopped.
+Each pass measures every job (one placement) once; one measurement of a job is called a visit (docs/decisions/0004).
+If the time budget ends or the process is killed, a new start with the same journal continues where the campaign
+stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evenshard.price.costs import (
 )
 
 Placed = tuple[ShardingTask, tuple[TablePart, ...]]
-# Settings that a time depends on: a visit under other values is measured again.
+# Settings that change measured times. If one of them changes, visits are measured again.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
 
 
@@ -50,7 +50,7 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """Return the job's name in a journal: another table, device or batch size gives another key."""
+        """Return the job's key in a journal: a hash of its id, tables, placement and batch size."""
         what = repr(self.task), repr(self.parts)
         if self.task.is_whole:
             what = whole_task_text(self.task), repr(self.placement.device_of_table)
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def placement(self) -> Placement:
-        """Return the device of each table; all tables are whole."""
+        """Return the placement of a job with whole tables only."""
         return Placement.of(self.task, self.parts)
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
@@ -68,14 +68,14 @@ class Job:
 
 
 def insert_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int) -> list[Job]:
-    """Return the jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
+    """Insert each control placement ``repeats`` times into the jobs, evenly spread from the first to the last."""
     round_number = jobs[0].round if jobs else 0
     extra = [
         Job(f"control-{number}-{repeat}", task, parts, round_number, CONTROL, f"control-{repeat}")
         for repeat in range(repeats)
         for number, (task, parts) in enumerate(controls)
     ]
-    # From before the first job to after the last, in equal distances; later positions first, as insertion moves them.
+    # Equal distances, from before the first job to after the last. Later positions go first, as insertions shift them.
     positions = np.repeat(np.linspace(0, len(jobs), repeats).round().astype(int), len(controls))
     result = list(jobs)
     for position, job in reversed(list(zip(positions.tolist(), extra, strict=True))):
@@ -95,10 +95,10 @@ def measure_jobs(
 
     Args:
         budget_s: no measurement is started after this time; None for no limit.
-        track: wraps the list of steps, for a progress bar.
+        track: wraps the list of (visit, job), for a progress bar.
 
     Returns:
-        Jobs with at least one visit, in the order of ``jobs``; with no budget these are all.
+        The jobs with at least one visit, in the order of ``jobs``. Without a budget, these are all jobs.
     """
     origin = Origin(
         replace(hardware.provenance, repeats=config.repeats), {name: getattr(config, name) for name in MEANING}
@@ -123,7 +123,7 @@ def load_measured(
     """Return the measured jobs of a journal, with their visits combined.
 
     Args:
-        origin: only visits of this origin count; None takes each job's latest one.
+        origin: use only visits of this origin; None for the origin of each job's latest visit.
 
     Raises:
         BadFile: if a visit has more or fewer devices than its job.
@@ -131,7 +131,7 @@ def load_measured(
     measured = []
     for job in jobs:
         latest = origin
-        if latest is None:  # the visits of one origin count, those of the job's latest
+        if latest is None:  # use the origin of the job's latest visit
             seen = [journal.find(job.key, number) for number in range(config.visits)]
             last = max(
                 (visit for visit in seen if visit is not None), key=lambda visit: visit.measured_at, default=None
@@ -164,7 +164,7 @@ def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """Order (visit, job): each pass visits every ``Job.group`` once, with its jobs in random order."""
+    """List (visit, job) in the order of measurement: each pass runs all groups, each with its jobs in random order."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):

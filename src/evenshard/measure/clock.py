@@ -14,10 +14,10 @@ L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
 
 
 class Stopwatch:
-    """Timer of one device: marks in its work, and the time between successive marks.
+    """Timer of work on one device: the time between successive calls of ``mark``.
 
-    Work on the CPU is done when the call returns. Work on a GPU is only queued then, so events in its stream mark its
-    start and end.
+    On the CPU, work is finished when its call returns. On a GPU it is only queued then, so ``mark`` records an event in
+    the stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,9 +41,9 @@ class Stopwatch:
 
 
 class CacheFlush:
-    """Flush of a GPU's L2 between passes, because the dense part of a training step evicts the tables.
+    """Flush of a GPU's L2 before a pass: in training, the dense layers evict the tables from L2 between steps.
 
-    CPU caches are not flushed: between two repeats, the other batches pass through them.
+    CPU caches are not flushed; the other input batches replace their content before a batch is repeated.
     """
 
     def __init__(self, device: torch.device, keep_warm: bool) -> None:

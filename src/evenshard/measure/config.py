@@ -36,7 +36,7 @@ class MeasureConfig:
     repeats: int = knob(3, "timed passes per visit; their median is the result of the visit", range=COUNT)
     visits: int = knob(
         3,
-        "visits to each placement, seconds or minutes apart; the median of the visits is the result. Another process "
+        "visits (measurements) per placement, seconds or minutes apart; their median is the result. Another process "
         "can slow the machine down for seconds, which affects all repeats of one visit",
         range=COUNT,
     )
@@ -49,7 +49,7 @@ class MeasureConfig:
         False, "keep the GPU's L2 cache warm between passes; if false, it is flushed before every pass"
     )
     controls: int = knob(
-        2, "control placements: measured repeatedly over the run to estimate the noise", range=COUNT_OR_NONE
+        2, "number of control placements, measured repeatedly during the run to estimate the noise", range=COUNT_OR_NONE
     )
     control_repeats: int = knob(4, "measurements of each control placement, each with all its visits", range=COUNT)
     noise: float = knob(
@@ -64,7 +64,7 @@ class MeasureConfig:
         flag="--expect-transport",
     )
     timeout_s: float = knob(
-        120.0, "seconds after which a run on several devices fails if a rank is silent", range=Range(1, 1_000_000)
+        120.0, "seconds after which a run on several devices fails if a rank hangs", range=Range(1, 1_000_000)
     )
     seed: int = knob(0, "seed of the lookups, the simulated noise and the order of measurements")
 
@@ -86,5 +86,5 @@ class MeasureConfig:
 
     @property
     def hardware_name(self) -> HardwareName:
-        """Return ``hardware``, parsed."""
+        """Return the setting ``hardware`` as a ``HardwareName``."""
         return HardwareName.parse(self.hardware)

@@ -72,10 +72,10 @@ def _list_tables(measured: MeasuredPlacement) -> list[list[str]]:
 
 @blame_file
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
-    """Read a cost dataset back into records (needs pyarrow).
+    """Read a cost dataset as measured placements for training a cost model (needs pyarrow).
 
-    A placement of parts yields only its devices with a single fused call, each as a shard measured alone, which a cost
-    model can be trained on (``read_placements`` returns whole placements). A task's tables are in pool order.
+    A placement with cut tables is split: each device that makes a single fused call becomes a shard measured alone, and
+    other devices are dropped. ``read_placements`` returns it whole. The tables of a task are in the order of the pool.
 
     Raises:
         BadFile: see ``read_rows``; or if a row's table is missing from the pool, or the rows of a placement do not form
@@ -88,13 +88,13 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
 
 
 def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
-    """Read all placements of a cost dataset, including whole placements of parts; see ``load_costs``."""
+    """Read all placements of a cost dataset, without splitting those with cut tables; see ``load_costs``."""
     by_name = {table.name: table for table in pool}
     return (_read_placement(path, rows, by_name) for rows in _group_rows(path, by_name))
 
 
 def _split_by_device(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
-    """Yield each device as a shard measured alone, if each of its parts makes one fused call for all samples."""
+    """Yield one shard measured alone for each device whose parts make one fused call for all samples."""
     if not measured.cost.fits:
         return
     by_table = parts_by_table(measured.task, measured.parts)

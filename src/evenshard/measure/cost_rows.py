@@ -1,9 +1,9 @@
 """Row format of ``costs.parquet``, the measured costs: one row per device per measured placement.
 
-Rows of one placement share a ``measurement_id``. A part of a table is named as by ``part_table``; a replica has an
-entry on every device. Parts determine the sharding type. Field metadata have the unit of each column, and the file
-records hardware, driver, libraries, commit and parameters. The same rules validate a file before it is written and
-after it is read.
+Rows of one placement share a ``measurement_id``. Column ``tables`` lists the parts on the device, with the names of
+``part_table``; a replica is listed on every device. The parts determine the sharding type. The metadata of the file
+contain the unit of each column, and hardware, driver, libraries, commit and parameters. Rows are validated when they
+are written and when they are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import provenance_problem
 
 SCHEMA_VERSION = "2"  # changes with the columns; files of other versions are rejected
-MAX_ROWS = 5_000_000  # compression lets a tiny file claim billions of equal rows
+MAX_ROWS = 5_000_000  # limits memory: a tiny compressed file can contain billions of equal rows
 _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 REMEDY = "Measure it again with `evenshard benchmark`."
@@ -114,8 +114,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read and check a cost dataset (needs pyarrow): a dict of ``COLUMNS`` for each device of each placement.
 
     Raises:
-        BadFile: if the file is missing, torn, of another schema, or a row holds an impossible value; the message names
-            row (from 1) and column.
+        BadFile: if the file is missing, truncated or of another schema, or holds an impossible value. The message names
+            the row (from 1) and the column.
     """
     with _open(path) as file:
         _check_schema(path, file.schema_arrow, file.metadata.num_rows)
@@ -137,12 +137,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 @blame_file
 def read_lineage(path: Path) -> dict[str, Any]:
-    """Read the lineage of a cost dataset, without its rows (needs pyarrow).
+    """Read the lineage of a cost dataset, such as its commit and hardware, without its rows (needs pyarrow).
 
-    Keys: git_commit, params_hash, evenshard_version; lists under hardware, driver and versions.
+    Keys: git_commit, params_hash, evenshard_version, and the lists hardware, driver and versions.
 
     Raises:
-        BadFile: if the file is missing or torn.
+        BadFile: if the file is missing or truncated.
     """
     with _open(path) as file:
         return _parse_lineage(path, file.schema_arrow)
@@ -190,7 +190,7 @@ def _parse_lineage(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Describe the values that Parquet's column types reject, or return None."""
+    """Describe the values whose type does not match their column, or return None."""
     try:
         record_of(_Row, row)
     except ValueError as error:

@@ -25,7 +25,7 @@ PERCENTILES = (10, 50, 90)
 
 
 def describe(paths: Sequence[Path]) -> dict[str, Any]:
-    """Describe cost datasets, each treated as one run, as a dict for JSON.
+    """Describe cost datasets as a dict for JSON; each dataset counts as one run.
 
     Raises:
         BadFile: if a dataset cannot be read or holds an impossible value.

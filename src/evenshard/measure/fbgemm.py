@@ -1,6 +1,6 @@
-"""A shard on real kernels: FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
+"""Run of a shard (the tables of one device) with FBGEMM's kernels on a CPU or GPU.
 
-A shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with a fused optimizer, as DLRM training runs it.
+A shard is one ``SplitTableBatchedEmbeddingBagsCodegen`` module with a fused optimizer, as in DLRM training.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class OutOfDeviceMemory(Exception):
-    """Lack of device memory for this shard: a result, not a failure, that becomes a row of the cost dataset."""
+    """Lack of device memory for a shard. It is a valid result: the cost dataset records it as a row."""
 
 
 @dataclass(frozen=True)
 class LoadedShard:
-    """A shard on its device, ready to run FBGEMM's fused module."""
+    """FBGEMM's fused module of a shard on its device, with input batches."""
 
     operator: Any
     batches: Sequence[Batch]  # (indices, offsets) of each input batch, table after table
@@ -96,7 +96,7 @@ class ShardKernels:
 
     @contextmanager
     def watch_failures(self, tables: Sequence[Table]) -> Iterator[None]:
-        """Attribute failures and lack of memory inside the block to these tables; see ``load_shard``."""
+        """Raise failures inside the block as errors that name these tables; see ``load_shard``."""
         with one_thread() if self.device.type == "cpu" else nullcontext(), _attribute_failures(tables):
             yield
 
@@ -239,14 +239,14 @@ def _num_bytes(batches: Sequence[Batch]) -> int:
 
 
 class _WeightArena:
-    """Memory block that the weights of all shards share; pages are touched only when first borrowed."""
+    """Block of host memory that the weights of all shards share; its pages are touched only when they are used."""
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._touched = 0
 
     def borrow(self, num_weights: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat view of the block; raise OutOfDeviceMemory before the system would kill the process."""
+        """Return a flat view of the block; raise OutOfDeviceMemory if it would exceed the host's free memory."""
         num_bytes = num_weights * dtype.itemsize
         if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
             raise OutOfDeviceMemory
@@ -263,7 +263,7 @@ class _WeightArena:
 
 
 def _free_host_memory() -> int:
-    """Return the bytes available to the machine and to this process's control group."""
+    """Return the host's available memory, limited to that of this process's control group, bytes."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     info = Path("/proc/meminfo")
     if info.exists():
@@ -298,7 +298,7 @@ def _attribute_failures(shard: Sequence[Table]) -> Iterator[None]:
 
 @cache
 def parameters_of(operator: type) -> frozenset[str]:
-    """Return the names of the constructor's parameters, cached because inspection takes as long as a small pass."""
+    """Return the names of the constructor's parameters, cached because inspection takes as long as a small lookup."""
     return frozenset(signature(operator).parameters)
 
 
@@ -355,7 +355,7 @@ def device_name(device: torch.device) -> str:
 
 
 def driver_version(device: torch.device) -> str:
-    """Return the version of the NVIDIA driver on a GPU, of the operating system's kernel on a CPU."""
+    """Return the version of the NVIDIA driver for a GPU, or of the operating system's kernel for a CPU."""
     if device.type == "cuda":
         loaded = Path("/proc/driver/nvidia/version")
         words = loaded.read_text().splitlines()[0].split() if loaded.exists() else []

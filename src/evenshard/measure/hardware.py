@@ -16,7 +16,7 @@ class Hardware(Protocol):
 
     @property
     def provenance(self) -> Provenance:
-        """Return the origin that every row measured here records."""
+        """Return the hardware, versions and settings that every measured row records."""
         ...
 
     @property
@@ -25,7 +25,7 @@ class Hardware(Protocol):
         ...
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """Measure one training step of a placement; an infeasible shard costs ``out_of_memory``.
+        """Measure one training step of a placement; a shard that does not fit has status ``out_of_memory``.
 
         Raises:
             MeasurementFailed: if a device cannot run its shard for any other reason.
@@ -42,7 +42,7 @@ Measure = Callable[[Sequence[tuple[ShardingTask, Placement]]], Sequence[Placemen
 
 @dataclass(frozen=True)
 class TimeShare:
-    """Seconds inside kernels, timed or not, and total seconds of measuring."""
+    """Seconds spent in kernels, and total seconds of the measurement."""
 
     kernel_s: float
     wall_s: float

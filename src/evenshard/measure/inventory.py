@@ -1,6 +1,6 @@
-"""Inventory of known hardware: kinds, devices and links, with source and evidence of each constant.
+"""Inventory of known hardware: simulated devices and links, with the source of each constant.
 
-A new device is added by its data sheet.
+A device can be added with its data sheet (``add_hardware``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class HardwareEntry:
-    """A simulated device, or a link, of the inventory."""
+    """A simulated device or a link of the inventory."""
 
     name: str  # in settings and flags
     link: str | None  # name of the link between devices of this kind; None for a link
@@ -70,23 +70,23 @@ class HardwareEntry:
 
     @property
     def confirmation(self) -> str:
-        """Describe the evidence in a clause."""
+        """Describe in a clause how accurate the model is and how this is known."""
         of_other = f"extrapolated from {self.extrapolated_from}: " if self.extrapolated_from else ""
         return f"{of_other}{self.error}"
 
 
 def list_devices() -> tuple[HardwareEntry, ...]:
-    """Return the simulated devices of evenshard."""
+    """Return all simulated devices that evenshard has profiles of."""
     return tuple(map(_device, profile_names()))
 
 
 def list_links() -> tuple[HardwareEntry, ...]:
-    """Return the links of evenshard."""
+    """Return all links that evenshard has profiles of."""
     return tuple(map(_link, LINKS))
 
 
 def find_hardware(name: str) -> HardwareEntry:
-    """Return the simulated device or link of this name or YAML file.
+    """Return the simulated device or link with this name or YAML file.
 
     Raises:
         BadConfig: if it is neither.
@@ -115,7 +115,7 @@ def _device(name: str) -> HardwareEntry:
 def _link(name: str) -> HardwareEntry:
     found = link(name)
     sources = dict.fromkeys((field.name for field in fields(Link)), found.source)
-    if latency := found.source.partition("; latency ")[2]:  # the rest is the bandwidths' source
+    if latency := found.source.partition("; latency ")[2]:  # the text before it is the source of the bandwidths
         sources["latency_us"] = f"{GUESS}: latency {latency}"
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
@@ -125,7 +125,7 @@ def _link(name: str) -> HardwareEntry:
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile) if field.type == "float"}
-    said = {name: sources.get(name, f"{GUESS}: default of a profile without this constant") for name in values}
+    said = {name: sources.get(name, f"{GUESS}: default for profiles that do not set it") for name in values}
     return {
         name: Constant(value if math.isfinite(value) else None, unit_of(name), said[name], origin_of(said[name]))
         for name, value in values.items()
@@ -136,7 +136,7 @@ def add_hardware(sheet: Path, out: Path) -> HardwareEntry:
     """Write a profile from a GPU's data sheet, whose format docs/measure.md describes.
 
     Raises:
-        BadFile: if the sheet is missing, incomplete or impossible; no file is written then.
+        BadFile: if the sheet is missing, incomplete or impossible, in which case no file is written.
     """
     for path in (sheet, out):
         if path.suffix not in (".yaml", ".yml"):
@@ -155,14 +155,14 @@ def add_hardware(sheet: Path, out: Path) -> HardwareEntry:
 
 
 def unit_of(constant: str) -> str:
-    """Return the unit suffix of a constant's name; empty for counts and shares."""
+    """Return a constant's unit, taken from the end of its name; empty for counts and shares."""
     if found := _PER.fullmatch(constant):
         return f"{found[1]} per {found[2]}"
     return next((unit for suffix, unit in _SUFFIXES.items() if constant.endswith(suffix)), "")
 
 
 def inventory() -> dict[str, Any]:
-    """Return the whole inventory, ready for JSON."""
+    """Return all kinds of hardware, devices and links as a dict that JSON can store."""
     return {
         "default": DEFAULT_HARDWARE,
         "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
@@ -179,7 +179,7 @@ def inventory() -> dict[str, Any]:
 
 
 def format_inventory() -> str:
-    """Format the whole inventory for a terminal."""
+    """Format the tables of devices and links for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
     devices = [
         ("simulated device", "memory, GB", "link", *_LIST_HEADS),
@@ -203,10 +203,10 @@ def format_inventory() -> str:
             text_table(links, "<<>>>>><", width=_width()),
             "",
             *textwrap.wrap(
-                "90 % of measured times are within the factor of the model; without measurements the factor is "
-                "assumed. Intervals use the device's factor for kernels and the link's factor for communication. The "
-                "fit did not use held-out measurements. GB/s is NCCL's bus bandwidth of an even all-to-all on "
-                f"{GPUS_OF_A_NODE} GPUs, or on as many as the link connects; for links between nodes (inter) it is the "
+                "factor: 90 % of measured times are within this factor of the predicted time; without measurements, it "
+                "is assumed. Intervals use the device's factor for kernels and the link's factor for communication. "
+                "Held-out measurements were not used in the fit. GB/s: NCCL's bus bandwidth of an even all-to-all on "
+                f"{GPUS_OF_A_NODE} GPUs, or as many as the link connects; for links between nodes (inter), the "
                 "bandwidth per GPU between nodes. Links also have aliases, such as h100_nvlink and ib_400g.",
                 _width(),
             ),
@@ -236,7 +236,7 @@ def format_hardware(entry: HardwareEntry) -> str:
 
 
 def format_confirmation(entry: HardwareEntry) -> str:
-    """Format the evidence of a device or link for a terminal."""
+    """Format the accuracy of a device's or link's model for a terminal."""
     return "\n".join(textwrap.wrap(f"{entry.name}: {entry.confirmation}.", _width()))
 
 

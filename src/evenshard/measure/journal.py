@@ -2,8 +2,8 @@
 
 It has two kinds of lines. An *origin* line has the hardware and settings of the measurements after it. A *visit* line
 is one finished measurement of one job; it is written and flushed at once, so a kill loses no finished measurement.
-Opening the file restores all complete lines and drops an incomplete last line, which a kill leaves, with a warning. A
-complete line with impossible values is an error, and the file is not changed.
+When the file is opened, all complete lines are read. An incomplete last line, left by a kill, is removed with a
+warning. A complete line with impossible values is an error, and the file is not changed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 def journal_beside(output: Path) -> Path:
-    """Return the default path of an output's journal."""
+    """Return the default path of the journal for an output file."""
     return output.with_name(f".{output.name}.journal")
 
 
 def is_journal(path: Path) -> bool:
-    """Return True if a file begins as a journal does."""
+    """Return True if a file starts like a journal."""
     with path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
@@ -47,7 +47,7 @@ class Origin:
     """Hardware and settings of a visit."""
 
     provenance: Provenance
-    settings: dict[str, Any]  # the measuring settings that change what a visit means, by name
+    settings: dict[str, Any]  # values of the settings in ``campaign.MEANING``, by name
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Visit:
 
 
 class Journal:
-    """The measurements of a campaign on disk. A context manager: opened for appending, closed at the end."""
+    """The measurements of a campaign on disk, as a context manager that closes the file."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
-        """Read the file, drop a torn last line, and open it for appending; ``read_only`` does not change it.
+        """Read the file, remove an incomplete last line, and open it for appending; with ``read_only``, only read it.
 
         Raises:
-            BadFile: if a whole line cannot be read, the file is not a journal or of another version, or another process
-                is writing it.
+            BadFile: if a complete line cannot be read, the file is not a journal or has another version, or another
+                process is writing it.
         """
         self.path = path
         self._visits: dict[tuple[str, int], list[Visit]] = {}
@@ -153,14 +153,14 @@ class Journal:
         with name_full_disk(self.path):
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()
-        # A kill cannot lose what the operating system has; a power cut can. Syncing each line would slow down short
-        # measurements, so at most the last second is at risk then.
+        # Lines given to the operating system survive a kill, but not a power cut. Syncing each line would slow down
+        # short measurements, so a power cut may lose the last second.
         if time.monotonic() - self._synced > FSYNC_EVERY_S:
             os.fsync(self._file.fileno())
             self._synced = time.monotonic()
 
     def _lock(self) -> None:
-        """Keep a second writer out; the lock ends with the process."""
+        """Lock the file against a second writer; the lock ends with the process."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -212,7 +212,7 @@ class _VisitLine:
 
 
 def _remedy(line: bytes) -> str:
-    """Return the remedy for a damaged line; an origin must not be removed, because later visits need it."""
+    """Return the remedy for a damaged line; the user must not remove an origin, because later visits need it."""
     if b'"origin"' in line:
         return "Repair the line, which all measurements after it need, or name another journal."
     return "Repair the line, remove it (its visit is then measured again), or name another journal."
@@ -227,14 +227,14 @@ def _origin(record: dict[str, Any]) -> Origin:
 
 def _visit(record: Any, origin: Origin | None) -> Visit:
     if origin is None:
-        raise ValueError("a visit needs an origin before it")
+        raise ValueError("there is no origin line before this visit")
     line = record_of(_VisitLine, record)
     cost = PlacementCost(tuple(map(_decode_device, line.devices)), line.all_to_all)
     return Visit(line.job, line.visit, cost, line.measured_at, origin)
 
 
 def _encode_device(device: DeviceCost) -> dict[str, Any]:
-    """Record a shard that did not fit by its status alone, because JSON has no infinity."""
+    """Encode a device's cost; a shard that did not fit has only a status, because JSON has no infinity."""
     return asdict(device) if device.status == OK else {"status": device.status}
 
 

@@ -1,6 +1,6 @@
 """Hardware to measure on, and the identity of this machine, its GPU and its libraries.
 
-Under torchrun all processes measure together, without it one device measures shards in turn.
+Under torchrun, all processes measure together. Without it, one device measures the shards one after another.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from evenshard.measure.config import MeasureConfig
 if TYPE_CHECKING:  # imports NumPy, which most commands do not need
     from evenshard.measure.hardware import Hardware
 
-# Environment variable with the name of the machine; machines with the same name count as the same.
+# Environment variable with a name for the machine; machines with the same name are treated as one.
 MACHINE = "EVENSHARD_MACHINE"
 MACHINE_ID = Path("/etc/machine-id")
 
 
 def open_hardware(config: MeasureConfig) -> Hardware:
-    """Open the hardware that the settings name.
+    """Open the hardware of ``config.hardware``.
 
-    Under torchrun each process is one device and this is rank 0 (all other ranks run ``collective.serve``).
+    Under torchrun, call this on rank 0 only; the other ranks run ``collective.serve``.
 
     Raises:
-        BadConfig: if its profile is unknown, CUDA is not available, or a package is missing.
-        BadFile: if its profile cannot be read.
+        BadConfig: if a profile is unknown, CUDA is not available, or a package is missing.
+        BadFile: if a profile cannot be read.
     """
     if config.hardware_name.kind.is_simulated:
         from evenshard.measure.simulated_hardware import SimulatedHardware
@@ -52,10 +52,9 @@ def open_hardware(config: MeasureConfig) -> Hardware:
 
 
 def identify_hardware(config: MeasureConfig) -> Mapping[str, str]:
-    """Return the properties of this machine that measured times depend on.
+    """Return the properties that measured times depend on: device, libraries, a GPU's driver, and machine id.
 
-    These are the device, its libraries, a GPU's driver, and the id of the machine. A simulated device has only its
-    name, because its times are the same everywhere.
+    A simulated device has only its name, because its times are the same on every machine.
     """
     if config.hardware_name.kind.is_simulated:
         return {"hardware": config.hardware_name.provenance}
@@ -63,7 +62,7 @@ def identify_hardware(config: MeasureConfig) -> Mapping[str, str]:
     from evenshard.measure.fbgemm import device_name, driver_version, library_versions, resolve_device
 
     device = resolve_device(config)
-    driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # kernel updates do not count
+    driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # the CPU's OS kernel is ignored
     return {
         "hardware": device_name(device),
         **driver,

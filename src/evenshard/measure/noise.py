@@ -1,6 +1,6 @@
-"""Noise of measured costs, from repeated control placements, within one run and from run to run.
+"""Noise of measured costs, within one run and between runs, estimated from repeated control placements.
 
-All numbers are relative (of a placement's measured ``max_device_ms``), in per cent.
+All numbers are in per cent of a placement's measured ``max_device_ms``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ from evenshard.price.costs import CONTROL, OK, MeasuredPlacement
 
 @dataclass(frozen=True)
 class ControlCost:
-    """One measurement of a control placement: ``max_device_ms`` above 0, and seconds since 1970 UTC.
+    """One measurement of a control placement."""
 
-    ``placement`` is equal for all measurements of the same placement, hardware and optimizer, across runs.
-    """
-
-    placement: Hashable
-    cost_ms: float
-    measured_at: float
+    placement: Hashable  # equal in all runs for the same placement, hardware and optimizer
+    cost_ms: float  # ``max_device_ms``, above 0
+    measured_at: float  # seconds since 1970 UTC
 
 
 def find_controls(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
-    """Return the feasible control placements of a run."""
+    """Return the measurements of those control placements of a run that fit in memory."""
     return [found for placement in measured if placement.is_control for found in group_controls(rows_of(placement))]
 
 
 def group_controls(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
-    """Return the control placements in the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
+    """Return the measurements of control placements that fit in memory, from rows of a cost dataset."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["proposed_by"] == CONTROL:
@@ -54,7 +51,7 @@ def group_controls(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of control placements, %; None if there are too few repeats."""
+    """Standard deviations of the costs of control placements, %; None if there are too few repeats."""
 
     within_run_pct: float | None  # of repeated measurements of a placement in a run
     between_run_pct: float | None  # of a placement's mean from run to run, in addition to that within the runs
@@ -64,17 +61,17 @@ class Noise:
 
     @property
     def relative_pct(self) -> float:
-        """Standard deviation of a measured cost relative to its run; 0 if unknown.
+        """Standard deviation of a cost relative to the other costs of its run; 0 if unknown.
 
-        Placements that are compared are measured in one run: the speed of the machine on that day cancels.
+        Only placements of one run are compared, so the speed of the machine on that day cancels.
         """
         between = self.relative_between_run_pct
         return math.hypot(self.within_run_pct or 0.0, (self.between_run_pct if between is None else between) or 0.0)
 
     def difference_pct(self, num_tasks: int) -> float:
-        """Return the mean difference of two sharders over ``num_tasks`` tasks that noise explains (95 %).
+        """Return the largest mean difference of two sharders over ``num_tasks`` tasks that noise explains (95 %).
 
-        Each task has two noisy measurements, independent of all other tasks.
+        The noise of each measurement is assumed to be independent.
         """
         # 1.96: two-sided 95 % of a normal distribution; 2: variances of both measurements add up.
         return 1.96 * math.sqrt(2 / max(num_tasks, 1)) * self.relative_pct
@@ -103,7 +100,7 @@ def estimate_noise(runs: Sequence[Sequence[ControlCost]]) -> Noise:
 
 
 def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], within: float) -> float | None:
-    """Compute the interaction of run and placement, %."""
+    """Compute the variation between runs that remains after removing each run's and each placement's mean, %."""
     shared = [placement for placement in runs[0] if all(placement in run for run in runs)] if runs else []
     if len(runs) < 2 or len(shared) < 2:
         return None
@@ -120,9 +117,9 @@ def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], withi
 
 
 def fit_drift(run: Sequence[ControlCost]) -> float | None:
-    """Fit the linear drift of the controls from the first to the last; above 0 means slower.
+    """Fit the linear drift of the controls' times over a run, %; above 0 if they become slower.
 
-    Return None if no control was repeated at another time.
+    Return None if there are fewer than three different times of measurement.
     """
     times, deviations = [], []
     for placement, costs in _group_log_costs(run).items():
@@ -134,7 +131,7 @@ def fit_drift(run: Sequence[ControlCost]) -> float | None:
 
 
 def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
-    """Take logarithms of the costs, so that deviations are relative."""
+    """Group the logarithms of the costs by placement; their deviations are relative."""
     costs: dict[Hashable, list[float]] = {}
     for control in run:
         costs.setdefault(control.placement, []).append(math.log(control.cost_ms))
@@ -142,5 +139,5 @@ def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
 
 
 def _pool_variances(groups: Sequence[Sequence[float]]) -> float:
-    """Weight each group's variance by its degrees of freedom."""
+    """Average the variances of the groups, weighted by degrees of freedom."""
     return sum(variance(group) * (len(group) - 1) for group in groups) / sum(len(group) - 1 for group in groups)

@@ -1,6 +1,6 @@
 """Hardware with one device, which measures the shards of a placement one after the other.
 
-The link model supplies the all-to-all times, and every row records this.
+The all-to-all times come from the link model, and every row of a cost dataset records this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evenshard.tables.table import Table
 
 
 class SequentialHardware:
-    """One device that measures shards in turn: a GPU, or one thread of the CPU."""
+    """One device, a GPU or a thread of the CPU, that measures shards one after another."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
         self._config = config
@@ -68,7 +68,7 @@ class SequentialHardware:
         )
 
     def _try_time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
-        """Return the times, or None, with all memory free again, if the device cannot hold the shard."""
+        """Return the times; if the shard does not fit, free all memory and return None."""
         try:
             return self._time_shard(shard, batch_size)
         except OutOfDeviceMemory:

@@ -1,4 +1,4 @@
-"""Costs of placements of parts: measured in sequence on one device, or simulated by the device model."""
+"""Costs of placements with cut tables: measured in sequence on one device, or simulated by the device model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evenshard.sharders.model import Model
 def simulate_cost(
     task: ShardingTask, parts: Sequence[TablePart], profiles: Sequence[GpuProfile], links: Links
 ) -> PlacementCost:
-    """Predict the cost of a placement of parts by the device model, without noise.
+    """Predict the cost of a placement of table parts with the device model, without noise.
 
     Args:
         profiles: the profile of every device of the task's machine, by device id.

@@ -73,7 +73,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
     """Read jobs and settings; the keys of jobs are preserved.
 
     Raises:
-        BadFile: if the file is missing, torn, not a plan, or holds an impossible job.
+        BadFile: if the file is missing, truncated, not a plan, or holds an impossible job.
     """
     remedy = "Write it with `evenshard benchmark --plan-out`."
     try:
@@ -91,7 +91,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
 
 def _decode_job(record: _Record, tables: Sequence[Table]) -> Job:
     if not all(0 <= number < len(tables) for number in record.tables):
-        raise ValueError(f"job {brief(record.measurement_id)} names a table beyond the {len(tables)} of the plan")
+        raise ValueError(f"job {brief(record.measurement_id)} uses a table number outside 0 to {len(tables) - 1}")
     of_task = {name: getattr(record, name) for name in _TASK_FIELDS}
     task = ShardingTask.whole(tables=tuple(tables[number] for number in record.tables), **of_task)
     of = f"task {brief(task.task_id)}"

@@ -1,10 +1,10 @@
-"""Cost of a placement whose devices are measured or simulated in sequence, without real communication.
+"""Cost of a placement whose devices are measured or simulated one after another, without real communication.
 
-The links model the communication times (``price.collectives``), and every row records this. Waits between devices
-follow from their forward times.
+Communication times come from link models (``price.collectives``), and every row of a cost dataset records this. The
+wait of a device is its forward time subtracted from the slowest device's.
 
-In a placement of parts, each kernel call of each device is measured as a shard of its own. The lookups of replicas are
-measured with a fused update; the pass over dense gradients is left out. Sequences are measured as bags of size 1.
+If tables are cut, each kernel call of each device is measured as a separate shard. Replicas are measured with a fused
+update, without the pass over their dense gradients. Sequence tables are measured as bags of size 1.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from evenshard.tables.table import Table
 
 
 def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) -> PlacementCost:
-    """Combine compute costs and modelled communication to the cost of a placement, with the waits.
+    """Add modelled communication and waits to the compute costs of a placement's devices.
 
-    ``computes`` are the costs of devices without communication; a device that is out of memory stays so.
+    A device that is out of memory is returned unchanged.
     """
     waits_ms = compute_skew_ms([compute.split_ms[0] for compute in computes])
     times = (ms_D.tolist() for ms_D in (exchanges.input_dist, exchanges.forward, exchanges.backward))
@@ -40,12 +40,12 @@ def sequential_cost(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) ->
 
 
 def compute_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
-    """Return the wait of each device, after its own forward, until the slowest joins the all-to-all, ms.
+    """Return how long each device waits, after its own forward, until the slowest joins the all-to-all, ms.
 
-    The whole wait counts. On 4 x RTX 2080 Ti an all-to-all ends only 0.91 to 0.98 ms later for each ms of wait, as
-    devices that are ready begin to communicate.
+    This slightly overestimates the delay: on 4 x RTX 2080 Ti, each ms of wait delays the end of the all-to-all by 0.91
+    to 0.98 ms, because devices that are ready begin to communicate.
 
-    A device that ran out of memory (infinite time) never joins: no other device waits for it, and it does not wait.
+    A device out of memory (infinite time) does not take part: it does not wait, and no other device waits for it.
     """
     last = max((own for own in fwd_compute_ms if math.isfinite(own)), default=0.0)
     return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
@@ -54,17 +54,17 @@ def compute_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
 def combine_whole_tables(
     task: ShardingTask, placement: Placement, computes: Sequence[DeviceCost], link: Link
 ) -> PlacementCost:
-    """Return the cost of whole tables, each pooled once per sample, without the input dist."""
+    """Return the cost of a placement of whole tables, which has no input dist."""
     dims = [0] * placement.num_devices
     for table, device in zip(task.tables, placement.device_of_table, strict=True):
         dims[device] += table.embedding_dim
-    # Whole tables look up the whole batch, so there is no input dist. Forward takes a share of the backward time.
+    # Every device has the indices of the whole batch, so there is no input dist. Forward is a share of backward.
     backward_D = all_to_all_ms(link, dims, task.batch_size)
     return sequential_cost(computes, ExchangeTimes(np.zeros(len(dims)), link.forward_share * backward_D, backward_D))
 
 
 def measure_parts(hardware: Hardware, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> PlacementCost:
-    """Measure the cost of a placement of parts on hardware that measures whole tables.
+    """Measure a placement of table parts on hardware that measures whole tables only.
 
     Raises:
         MeasurementFailed: if a kernel fails.

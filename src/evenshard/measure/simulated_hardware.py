@@ -1,8 +1,8 @@
-"""Simulated GPUs as ``Hardware``: the device model and a link model.
+"""Simulated GPUs as ``Hardware``: costs come from a device model and a link model.
 
-Every row records the simulation and its profile. benchmarks/ reports the accuracy of the model.
+Every row of a cost dataset records the simulated device. benchmarks/ reports the accuracy of the models.
 
-Legend: T tables, C columns of a table's work, N shards.
+Letters in array names: T tables, C work quantities per table (``WorkCounter.columns``), N shards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PlacementJob = tuple[ShardingTask, Placement]
 
 @dataclass(frozen=True)
 class _TaskTables:
-    """Work of a task's tables; ``task`` is kept alive so that its id() is not reused."""
+    """Work of a task's tables; holds ``task`` so that its id(), the cache key, is not reused."""
 
     task: ShardingTask
     columns_TC: FloatArray
@@ -47,11 +47,11 @@ class _TaskTables:
 
 
 class SimulatedHardware:
-    """GPUs of one profile, deterministic except for ``MeasureConfig.noise``; a pass begins with a cold L2.
+    """Simulated GPUs of one profile; every pass begins with a cold L2.
 
-    Noise is log-normal around the model's time, for each device's forward and backward compute time; the all-to-all
-    times are those of the link model, as with one real device. The noise depends only on the seed, the task, the
-    placement and the number of earlier measurements of the placement.
+    Forward and backward compute times have log-normal noise (``MeasureConfig.noise``) around the model's time. The
+    noise depends only on the seed, the task, the placement and the number of earlier measurements of the placement.
+    All-to-all times come from the link model, without noise.
     """
 
     def __init__(self, config: MeasureConfig) -> None:
@@ -63,7 +63,7 @@ class SimulatedHardware:
         self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
         self._times_measured: dict[bytes, int] = {}
         self._seed = config.seed
-        # Of a log-normal distribution with the relative standard deviation ``noise``.
+        # Sigma of a log-normal distribution whose relative standard deviation is ``noise``.
         self._sigma = math.sqrt(math.log1p(config.noise**2))
         self._opened = time.perf_counter()
         self.provenance = Provenance(
@@ -80,7 +80,7 @@ class SimulatedHardware:
 
     @property
     def time_share(self) -> TimeShare:
-        """Return no kernel time, and the wall time since this hardware was opened."""
+        """Return 0 s of kernel time and the wall time since this hardware was opened."""
         return TimeShare(0.0, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
@@ -88,7 +88,7 @@ class SimulatedHardware:
         return self.measure_many([(task, placement)])[0]
 
     def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
-        """Simulate the cost of each (task, placement); the results equal those of ``measure`` in this order."""
+        """Simulate the cost of each (task, placement), with the results of successive calls of ``measure``."""
         chunks = (jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK))
         return [cost for chunk in chunks for cost in self._measure_chunk(chunk)]
 
@@ -147,7 +147,7 @@ class SimulatedHardware:
         return np.exp(self._sigma * rng.standard_normal((placement.num_devices, 2)))
 
     def _count_work(self, task: ShardingTask) -> _TaskTables:
-        """Return the work of a task's tables, cached by identity because hashing many tables is slower."""
+        """Return the work of a task's tables, cached by the task's id() because hashing many tables is slower."""
         known = self._tasks.get(id(task))
         if known is None:
             columns_TC = self.counter.columns(task.tables, task.batch_size)

@@ -1,4 +1,4 @@
-"""Training step of sharded and replicated tables under TorchRec's ``DistributedModelParallel`` timed on every rank.
+"""Training step of sharded and replicated tables under TorchRec's ``DistributedModelParallel``, timed on every rank.
 
 ::
 
@@ -6,9 +6,9 @@
         timed       timed      timed            timed            timed         timed         timed
 
 TorchRec's sharded modules do the work of every phase. There is a barrier before each phase, and a phase runs all
-modules in sequence, as a step without overlap does. The outputs of the lookups are detached from the autograd graph, so
-that communication and lookups of the backward pass are timed apart. Replicas are not wrapped by DDP, whose all-reduce
-overlaps with the backward pass: their gradients are reduced afterwards. That all-reduce counts as backward
+modules one after another, without overlap. The outputs of the lookups are detached from the autograd graph, so that
+communication and lookups of the backward pass can be timed separately. Replicas are not wrapped in DDP, because its
+all-reduce overlaps with the backward pass; their gradients are reduced afterwards. This all-reduce counts as backward
 communication, and the update of replicas as backward compute.
 """
 
@@ -51,7 +51,7 @@ class ShardedJob(Job):
         """Raise an error if the hardware cannot measure the placement.
 
         Raises:
-            BadInput: if the hardware is simulated or has one device, TorchRec is missing, or it cannot train the parts.
+            BadInput: if the hardware is simulated or has one device, or TorchRec is missing or cannot train the parts.
         """
         measured = self._require_ranks(hardware)
         self.rank_job.plan(measured.device.type)
@@ -62,7 +62,7 @@ class ShardedJob(Job):
 
     @property
     def rank_job(self) -> MeasureParts:
-        """Return the placement as a job of ranks."""
+        """Return the job in which all ranks measure the placement."""
         return MeasureParts(self.task.tables, self.task.machine, self.task.batch_size, self.parts)
 
     def _require_ranks(self, hardware: Hardware) -> CollectiveHardware:
@@ -79,7 +79,7 @@ class ShardedJob(Job):
 
 @dataclass(frozen=True)
 class MeasureParts(PlacementJob):
-    """A job in which every rank trains its parts of a placement under ``DistributedModelParallel``."""
+    """Job in which every rank trains its table parts under ``DistributedModelParallel``."""
 
     def check(self, num_ranks: int) -> None:
         """Check the job; see ``RankJob``."""
@@ -214,7 +214,7 @@ class TrainingStep:
         return Step(forward_ms, wait_ms, out_ms, back_ms, backward_ms, inputs_ms)
 
     def distribute_inputs(self, number: int) -> None:
-        """Send the lookups of this rank's samples to the ranks of their parts."""
+        """Run the input dist: send the indices of this rank's samples to the ranks that hold the parts."""
         self._contexts = [module.create_context() for module in self.modules]
         self._inputs = [
             module.input_dist(context, own[number % len(own)]).wait().wait()
@@ -222,14 +222,14 @@ class TrainingStep:
         ]
 
     def look_up(self) -> None:
-        """Run the lookups of this rank's parts."""
+        """Look up the embeddings in this rank's parts."""
         self._found = [
             module.compute(context, inputs)
             for module, context, inputs in zip(self.modules, self._contexts, self._inputs, strict=True)
         ]
 
     def distribute_outputs(self) -> None:
-        """Send the outputs to the ranks of their samples."""
+        """Run the output dist: send the embeddings to the ranks of their samples."""
         self._leaves = [[output.detach().requires_grad_() for output in found] for found in self._found]
         self.outputs: list[Any] = [
             module.output_dist(context, leaves).wait()
@@ -242,7 +242,7 @@ class TrainingStep:
         return [output.values() for outputs in of_modules for output in outputs]
 
     def make_gradients(self) -> list[torch.Tensor]:
-        """Return the gradients that the dense model would send back."""
+        """Return constant gradients of the outputs, in place of those of a dense model."""
         return [torch.full_like(output, GRADIENT) for output in self.values()]
 
     def return_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
@@ -250,7 +250,7 @@ class TrainingStep:
         torch.autograd.backward(self.values(), list(gradients))
 
     def compute_gradients(self) -> None:
-        """Compute the gradients of weights; fused calls also update the weights."""
+        """Run the backward pass of the lookups; fused calls also update the weights."""
         pairs = [
             (output, leaf.grad)
             for outputs, leaves in zip(self._found, self._leaves, strict=True)
@@ -269,7 +269,7 @@ class TrainingStep:
             ranks.all_reduce(weight.grad.div_(ranks.size))
 
     def update_replicas(self) -> None:
-        """Update replicas by a torch optimizer."""
+        """Update the replicas with a torch optimizer."""
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad()

@@ -1,6 +1,6 @@
-"""Lookups of a training batch, drawn to match a table's own pooling factor and reuse histogram.
+"""Lookups of a training batch, drawn to match a table's pooling factor and reuse histogram, or recorded.
 
-Legend: L lookups of a table in a batch, U unique rows among them, B samples.
+Letters in array names: L lookups of a table in a batch, U different rows among them, B samples.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ class Lookups:
 
 
 def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0, device: str = "cpu") -> Lookups:
-    """Draw one batch of lookups.
+    """Draw the lookups of one batch.
 
     The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the ceiling of
-    the pooling factor. Rows that are read more than once are the same in every batch of a (table, seed), as hot rows
-    are in real traffic; rows that are read once are new in each batch. The share of repeated rows that ``row_shares``
-    tell (``tables/locality.py``) forms contiguous runs, the busiest first; all other rows are scattered. Every table
-    has its own random stream.
+    the pooling factor. Hot rows (looked up more than once in a batch) are the same in all batches with the same seed,
+    as in real traffic; rows that are looked up once are new in each batch. The share ``contiguous_share`` of the hot
+    rows is adjacent; all other rows are scattered over the table. Every table has its own random stream.
     """
     num_lookups = round(table.pooling_factor * batch_size)
     name_seed = zlib.crc32(table.name.encode())
@@ -56,7 +55,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
 
 def _draw_counts(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
-    """Spread lookups over unique rows, at least 1 each, upper bins first; the sum is exact."""
+    """Return the lookups of each unique row, [U], at least 1 each, hot rows first; they add up to ``num_lookups``."""
     if num_lookups == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     mean_count = float(bins @ BIN_MEAN_COUNTS)
@@ -72,7 +71,7 @@ def _draw_counts(bins: np.ndarray, num_lookups: int, num_rows: int, device: str)
     low, high = repeat_per_row(low_of_bin), repeat_per_row(high_of_bin)
     first = repeat_per_row((np.cumsum(rows_of_bin) - rows_of_bin).astype(np.float64))
     rank = torch.arange(num_unique, dtype=torch.float64, device=device) - first
-    # Spread the rows of a bin evenly over its range; then move all rows within their ranges until the sum is right.
+    # Spread the counts of a bin evenly over its range, then shift all counts within their ranges to the right sum.
     counts = high - (high - low) * (rank + 0.5) / repeat_per_row(rows_of_bin.astype(np.float64))
     total_low, total_high = float(rows_of_bin @ low_of_bin), float(rows_of_bin @ high_of_bin)
     total = float(rows_of_bin @ (low_of_bin + high_of_bin)) / 2
@@ -90,7 +89,7 @@ def _draw_counts(bins: np.ndarray, num_lookups: int, num_rows: int, device: str)
     ends = torch.floor(torch.cumsum(counts, 0) + 0.5).to(torch.int64)
     ends[-1] = num_lookups
     counts_U = torch.diff(ends, prepend=ends.new_zeros(1))
-    # Outside the ranges, rounding may give a single lookup to a row before rows with more: move it to the cold rows.
+    # Outside the ranges, rounding may put a row with one lookup before rows with more: sort them, hot rows first.
     in_ranges = total_low <= num_lookups <= total_high
     return counts_U if in_ranges else counts_U.sort(descending=True).values
 
@@ -107,7 +106,7 @@ def _round_shares(shares: np.ndarray, total: int) -> np.ndarray:
 def _draw_rows(
     counts_U: torch.Tensor, table: Table, together: float, rng: np.random.Generator, batch_number: int
 ) -> torch.Tensor:
-    """Draw distinct rows: a share of the hot rows as a contiguous block, all others scattered."""
+    """Draw distinct rows: the share ``together`` of the hot rows as one block, all other rows scattered."""
     num_hot = int((counts_U > 1).sum())
     ranks = torch.arange(len(counts_U), dtype=torch.int64, device=counts_U.device)
     in_block_U = (((ranks + 1) * together).floor() > (ranks * together).floor()) & (ranks < num_hot)
@@ -128,7 +127,7 @@ def _find_busiest_row(table: Table) -> int:
 def _scatter_rows(
     num_unique: int, num_hot: int, num_rows: int, rng: np.random.Generator, batch_number: int, device: torch.device
 ) -> torch.Tensor:
-    """Assign distinct row numbers by a fixed stride that visits every row once, hot rows first."""
+    """Return distinct row numbers, hot rows first, by a fixed stride that visits every row once."""
     ranks = torch.arange(num_unique, dtype=torch.int64, device=device)
     num_cold_rows = num_rows - num_hot
     if num_cold_rows > 0:
@@ -147,7 +146,7 @@ class RecordedLookups:
     """Recorded lookups: the samples of a DLRM batch file, split into successive training batches."""
 
     def __init__(self, recorded: DlrmBatch, path: Path) -> None:
-        """Keep the content of a file that ``read_dlrm_batch`` has read."""
+        """Hold a batch that ``read_dlrm_batch`` has read from ``path``."""
         self._recorded, self._begins = recorded, recorded.table_starts(path)
         self._index_of = {name: index for index, name in enumerate(recorded.names)}
 

@@ -95,7 +95,7 @@ def test_traces_of_one_training_alone_are_compared(tmp_path: Path) -> None:
     first, second = ranks(tmp_path, late=(0, 200))
     other = TraceBuilder(2, 3)
     step(other, 5, 0, 100, 100)
-    with pytest.raises(BadFile, match="it is from a training on 3 ranks"):
+    with pytest.raises(BadFile, match="its run has 3 ranks"):
         observe([first, second, other.save(tmp_path / "other.json")])
     with pytest.raises(BadFile, match=r"it is from rank 0, like .*rank0"):
         observe([first, first])

@@ -1,1 +1,1 @@
-"""Decisions after measuring: promote a model, retrain it, move a running training to another placement."""
+"""Decisions whether to promote a model, to retrain it, or to move a running training job to another placement."""

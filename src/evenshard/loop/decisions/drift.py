@@ -1,8 +1,8 @@
 """Drift of today's tables from the tables that a model was trained on.
 
-A table drifts if it is *outside* a training range, or *rare*: inside the range, but far from nearly all training
-tables. Tables outside count by load (lookups times dim), because a rarely read table costs little. Rare tables count by
-number, because heavy tables are rare in every set.
+A table has drifted if it is *outside* a training range, or *rare*: inside the ranges, but similar to almost no training
+table. Tables outside are weighted by load (lookups times dim), because tables with few lookups cost little. Rare tables
+are not weighted, because tables with a high load are rare in every set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WIDTH = 110  # minimum width of the printed table, characters
 
 @dataclass(frozen=True)
 class Spread:
-    """Smallest, median and largest value."""
+    """Smallest, median and largest value of a quantity over tables."""
 
     low: float
     median: float | None  # None if the model does not store it
@@ -54,7 +54,7 @@ class QuantityDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """Drift of all tables from a model's training data."""
+    """Drift of a set of tables from a model's training data."""
 
     retrain_due: bool
     reasons: tuple[str, ...]  # reasons to retrain, one clause each
@@ -76,8 +76,8 @@ def compute_drift(
 
     Args:
         batch_size: today's global batch, samples.
-        num_devices: number of devices that hold the tables; None skips the check of devices.
-        tolerated_pct: tolerated share of the load outside, and of rare tables, %.
+        num_devices: number of devices that hold the tables; None if it should not be checked.
+        tolerated_pct: tolerated share of the load in tables outside, and tolerated share of rare tables, %.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)  # shares; all tables may have no lookups
@@ -166,7 +166,7 @@ def _value(name: str, table: Table, batch_size: int) -> float | None:
 
 
 def _share_like(value: float, quantiles: Sequence[float]) -> float:
-    """Return the share of training tables within ``SIMILAR_FACTOR``, by log-linear interpolation of quantiles."""
+    """Return the share of training tables within ``SIMILAR_FACTOR`` of a value, interpolated between quantiles."""
     logs = np.log(np.maximum(quantiles, 1e-9))  # a quantity may be 0
     ends = np.log(max(value, 1e-9)) + np.log(SIMILAR_FACTOR) * np.array([-1.0, 1.0])
     below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
@@ -190,7 +190,7 @@ def _tables(count: int) -> str:
 
 
 def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
-    """Print the drift from a model; in colour on a terminal only."""
+    """Print the drift from the training data of ``model``, in colour only on a terminal."""
     console = plain_console(file, _WIDTH)
     count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
     covered = f"{count} covered by {printable(model)}."

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class PromotionOutcome(StrEnum):
-    """Outcome of a promotion."""
+    """Outcome of an attempt to make a candidate the champion."""
 
     PROMOTED = "promoted"
     ALREADY = "already the champion"
@@ -109,7 +109,7 @@ def promote(
     elif version is not None and version.version == before.version:
         done = replace(done, outcome=PromotionOutcome.ALREADY, reason="there is no other model to compare it with")
     else:
-        held = load_learned_model(before.uri, None)  # on any hardware, because it places tables today
+        held = load_learned_model(before.uri, None)  # accept any hardware: this model is in use
         if held.digest == model.digest:
             done = replace(done, reason="its files are identical to the champion's")
         else:
@@ -120,13 +120,13 @@ def promote(
                 replace(done, reason=decision.reason, decision=decision, comparison=found), before, version
             )
     write_text(report / PROMOTION_REPORT, json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
-    if done.comparison is not None:  # not earlier: MLflow may be down when the alias moves
+    if done.comparison is not None:  # keep the journal until the alias has moved, because MLflow may be down
         (report / JOURNAL).unlink()
     return done
 
 
 def _candidate_version(candidate: str | None) -> ModelVersion | None:
-    """Return the registered version; None for a folder."""
+    """Return the candidate's version in MLflow; None if the candidate is a folder."""
     if candidate is None:
         newest = find_newest_version(REGISTERED_COST)
         if newest is None:
@@ -215,7 +215,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
 
 
 def print_promotion(promotion: Promotion) -> None:
-    """Print the promotion, in colour only on a terminal."""
+    """Print the result of a promotion, in colour only on a terminal."""
     console = plain_console(None, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
     console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)

@@ -1,8 +1,9 @@
-"""Comparison of two models, and the rule of promotion: faster, or as fast with fewer measurements.
+"""Comparison of a candidate model with the champion, and the rule for promoting the candidate.
 
-Both models place the same held-out tasks, and one run measures all placements, so the differences are paired. A
-difference below the measurement noise does not count (docs/decisions/0011). A candidate is "as fast" if the upper end
-of the 95 % interval of its slowdown is at most ``tolerance_pct``.
+A candidate is promoted if its placements are faster, or if they are as fast and it was trained on fewer measurements or
+places more tasks. Both models place the same held-out tasks, and one run measures all placements, so the differences
+are paired. A difference below the measurement noise is ignored (docs/decisions/0011). "As fast" means that the upper
+end of the 95 % interval of the slowdown is at most ``tolerance_pct``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CANDIDATE, _CHAMPION = "candidate", "champion"
 
 
 class Verdict(StrEnum):
-    """Verdict of the measurements about the candidate."""
+    """Result of comparing the candidate's placements with the champion's."""
 
     BETTER = "better"
     EQUAL = "equal"
@@ -42,7 +43,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class PairedTask:
-    """One held-out task."""
+    """A held-out task with the measured costs of both models' placements."""
 
     task_id: str
     candidate_ms: float  # measured cost of a step; infinite without a placement, or if it ran out of memory
@@ -56,7 +57,7 @@ class ModelComparison:
 
     tasks: tuple[PairedTask, ...]
     noise: Noise
-    measured: tuple[MeasuredPlacement, ...]  # with controls; a placement of both models once, as the candidate's
+    measured: tuple[MeasuredPlacement, ...]  # with controls; if both models agree, only the candidate's placement
 
 
 def compare_models(
@@ -105,7 +106,7 @@ def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], sea
 
 
 def _group_alike(ours: Answer, theirs: Answer) -> bool:
-    """Return True if both put the same tables together; the devices of a task are interchangeable."""
+    """Return True if both placements group the tables alike; the devices of a task are interchangeable."""
     if ours.placement is None or theirs.placement is None:
         return False
     return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
@@ -113,7 +114,7 @@ def _group_alike(ours: Answer, theirs: Answer) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision about the champion."""
+    """Decision whether the candidate becomes the champion, and the comparison behind it."""
 
     promote: bool
     verdict: Verdict
@@ -144,7 +145,7 @@ def decide(
     Args:
         tasks: held-out tasks, at least one.
         candidate_measured, champion_measured: number of measured placements that each model was trained on.
-        tolerance_pct: largest slowdown, %, that counts as equally fast with 95 % confidence.
+        tolerance_pct: largest slowdown, %, that still counts as equally fast (95 % confidence).
     """
     common = [task for task in tasks if math.isfinite(task.candidate_ms) and math.isfinite(task.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
@@ -199,7 +200,7 @@ def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
     if found.only_champion:
         return False, f"it finds no placement for {_tasks(len(found.only_champion))} that the champion places"
     if math.isnan(mean):
-        return False, "there is no task that both can place"
+        return False, "no task was placed by both models"
     if found.verdict is Verdict.BETTER:
         return True, f"its placements are {-mean:.2g} % faster (at least {-high:.2g} % with 95 % confidence)"
     if found.verdict is Verdict.WORSE:

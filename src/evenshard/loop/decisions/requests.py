@@ -58,7 +58,7 @@ def place_tables(
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
         request: arguments of ``evenshard.place``.
-        in_use: placement.json or TorchRec plan of the running training, or a folder with either. ``max_move_gb`` needs
+        in_use: placement.json or TorchRec plan of the running job, or a folder with either. ``max_move_gb`` needs
             placement.json.
     """
     arguments = place_arguments(request)
@@ -114,15 +114,15 @@ def check_drift(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
 def watch_training(
     traces: str, in_use: str, tables: str | None, model_uri: str, request: Mapping[str, Any], observation: Path
 ) -> tuple[Watched, str]:
-    """Decide if and to which placement a training should move; return the decision, and its text as Markdown.
+    """Decide whether a training job should move to a new placement; return the decision, and its text as Markdown.
 
     Args:
         traces: path or S3 address of a trace, an archive, or a folder of them.
-        in_use: placement.json of the training, or a folder with it.
+        in_use: placement.json of the job, or a folder with it.
         tables: today's table file; None for the tables of the placement.
         model_uri: model for predictions; "" for the model that made the placement.
         request: fields of ``WatchConfig``.
-        observation: folder for observation.json and, if the traces allow, the cost dataset costs.parquet.
+        observation: folder for observation.json and, if the traces are complete, the cost dataset costs.parquet.
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
     observation.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def watch_training(
 
 
 def _as_markdown(print_to: Callable[[TextIO], None]) -> str:
-    """Return the output of a command as a Markdown block, which Kubeflow shows."""
+    """Return printed output as a Markdown code block, which Kubeflow displays."""
     text = io.StringIO()
     print_to(text)
     lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -1,7 +1,7 @@
-"""Decision to move a running training, from its traces and the savings of a new placement.
+"""Decision whether to move a running training job to a new placement, based on its traces.
 
-The traces calibrate the model: the predicted saving per step is multiplied by observed / predicted step time. The move
-pays if the saving over the remaining steps exceeds the time of the transfer and the restart.
+The predicted saving per step is multiplied by observed / predicted step time. The move pays off if the saving over the
+remaining steps exceeds the time of the transfer and the restart.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def watch(
     search: PlaceConfig | None = None,
     costs: Path | None = None,
 ) -> Watched:
-    """Read the traces of a training's ranks, and decide if another placement of its tables would pay.
+    """Read the traces of a training job, and decide whether moving its tables to another placement pays off.
 
     Args:
-        in_use: placement.json of the training.
+        in_use: placement.json of the job.
         model: model that predicts both placements.
         tables: today's tables; None for those of the current placement.
-        costs: the cost dataset to write, if the traces allow.
+        costs: the cost dataset to write, if the traces are complete.
 
     Raises:
-        BadInput: if a file cannot be used, or the traces and the placement are of different trainings.
-        InfeasibleTask: if today's tables do not fit on the old devices.
+        BadInput: if a file cannot be used, or the traces and the placement are from different training runs.
+        InfeasibleTask: if today's tables do not fit on the devices of the job.
     """
     old = load_answer(in_use)
     observation, comparison, problem = _observe(traces, in_use, costs)
@@ -102,10 +102,10 @@ def replan(
     config: PlaceConfig | None = None,
     tables_from: str | None = None,
 ) -> PlacementAnswer:
-    """Place today's tables with the devices and rules of an old answer, which is also a candidate.
+    """Place today's tables with the devices and rules of an old answer; its placement is also a candidate.
 
     Raises:
-        InfeasibleTask: if they no longer fit.
+        InfeasibleTask: if the tables no longer fit.
     """
     request = update_request(old.request, tables, batch_size)
     config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
@@ -113,7 +113,7 @@ def replan(
 
 
 def update_request(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
-    """Return the old request with today's tables, without rules about removed tables."""
+    """Return the old request with today's tables and batch size, without rules about removed tables."""
     names = {table.name for table in tables.tables}
     return replace(
         old,

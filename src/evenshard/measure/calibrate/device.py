@@ -1,9 +1,9 @@
-"""Calibration of a device model: least squares on the measured times of whole calls and of their kernels.
+"""Calibration of a device model: least-squares fit of its constants to measured times of calls and kernels.
 
-Half of the shards are fitted. The other half is held out to report the prediction error; all measurements of one shard
-are on the same side.
+One half of the shards is used for the fit, the other half for the prediction error. All measurements of a shard belong
+to the same half.
 
-Legend: N shards, M = 8 measurable times, P fitted constants.
+Letters in array names: N shards, M = 8 measurable times, P fitted constants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evenshard.price.shard_work import ShardWork, WorkCounter
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Times that a measurement may have: of each kernel, of both calls, and of both calls together.
+# Times that a measurement may have: of each kernel, of the forward call, of the backward call, and of both calls.
 CALLS = ("forward", "backward")
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
 
@@ -66,7 +66,7 @@ class Calibration:
 
     @property
     def evidence(self) -> Evidence:
-        """Return the errors of the kind of time that the fitted profile predicts worst."""
+        """Return the errors of the time (of a kernel or a call) that the fitted profile predicts worst."""
         worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
         return Evidence(
             points="nonempty shards, forward and backward compute",
@@ -92,7 +92,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class MeasuredShards:
-    """N measured shards and the optimizer of their backward calls."""
+    """Work and measured times of N shards, and the optimizer of their backward calls."""
 
     work: ShardWork
     times_ms_NM: FloatArray  # [N, M] the measured ``SHARD_TIMES``; NaN if not measured
@@ -133,7 +133,7 @@ def fit_constants(
 ) -> tuple[GpuProfile, tuple[str, ...]]:
     """Return the profile with the best-fitting constants, and the names of constants at one of their ``BOUNDS``.
 
-    The fit starts from ``profile``, and ``prior_weight`` keeps constants close to it that the data does not determine.
+    The fit starts from ``profile``. A larger ``prior_weight`` keeps the constants closer to their starting values.
     """
     from scipy.optimize import least_squares
 
@@ -152,7 +152,7 @@ def fit_constants(
             np.log(predict_times(candidate, shards.work, shards.optimizer)[mask]) - target
             for shards, mask, target in zip(measured, known, targets, strict=True)
         ]
-        # Errors and constants are logarithms, so the prior counts factors as the errors do.
+        # Both the errors and the constants are logarithms, so the prior is relative as well.
         return np.concatenate([*errors, prior_weight * (logs_P - start_P)])
 
     found = least_squares(
@@ -164,7 +164,7 @@ def fit_constants(
 
 
 def compute_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, Errors]:
-    """Return the errors of a profile on measured shards, by kind of time."""
+    """Return the errors of a profile on measured shards, by name of the time (see ``SHARD_TIMES``)."""
     predicted_NM = predict_times(profile, measured.work, measured.optimizer)
     errors = {}
     for name in SHARD_TIMES:
@@ -183,7 +183,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
         seed: seed of the split into fitted and held-out shards.
 
     Raises:
-        BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
+        BadInput: if there are fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
     """
     origins = sorted({(placement.provenance.hardware, placement.provenance.versions) for placement in measured})
     if len(origins) > 1:
@@ -196,7 +196,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
             f"Calibration needs at least {MIN_SHARDS} different nonempty shards with measured times, but there are "
             f"{num_different}. Measure more placements."
         )
-    # The split is by group: a repeat of a fitted shard must not judge the fit.
+    # Repeated measurements of a shard are in the same half: a fitted shard must not judge the fit.
     fitted_N = np.random.default_rng(seed).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
 
@@ -218,7 +218,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
 
 
 def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:
-    """Return every nonempty shard with finite times, and its work as input of the device model."""
+    """Return the work and the times of every nonempty shard that has finite times."""
     groups: dict[tuple[frozenset[Table], int], int] = {}
     shards, times, group_of = [], [], []
     for placement in measured:
@@ -231,7 +231,7 @@ def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -
     if not shards:
         raise BadInput("No nonempty shard has measured times. Measure more placements.")
     forward_N, backward_N, both_N = np.array(times).T
-    both_N[np.isfinite(forward_N)] = np.nan  # the sum holds no new information
+    both_N[np.isfinite(forward_N)] = np.nan  # the sum adds no information if both times are known
     times_NM = stack_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
     return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
 

@@ -1,12 +1,12 @@
-"""Calibration of the links between these devices: times collectives of many sizes and fits link models to them.
+"""Calibration of links: times collectives of many sizes between the devices of a run and fits link models to them.
 
 Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs. With several hosts of several devices
-each there are two links. The link within a host is timed on all hosts at the same time. The link between hosts is timed
-with all devices; each sends only to devices of other hosts.
+each, it fits two links: one within a host, timed on all hosts at the same time, and one between hosts, where every
+device sends only to devices of other hosts.
 
-Even and uneven all-to-alls show whether the bytes of a rank, of the slowest rank or of all ranks limit the time. A
-curve for each collective and number of devices then maps bytes to time. There are no curves between hosts, because
-other collectives also communicate within hosts.
+Even and uneven all-to-alls show whether the bytes of a rank, of the slowest rank or of all ranks limit the time. For
+links within a host, a curve for each collective and number of devices then maps bytes to time. Links between hosts have
+no curves, because an all-gather or all-reduce over several hosts also uses the links within them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from evenshard.tables.reuse import FloatArray
 
 KB, MB = 1024, 1024**2  # bytes
 LEAST_MB = 4 * KB / MB  # with fewer sizes, latency and bandwidth cannot be told apart
-# A curve gets the fewest points that bring the mean error of each size below this limit or within its noise.
+# A curve gets the fewest points with which the mean error at each size is below OFF or within the noise.
 OFF, MOST_POINTS = 0.08, 4
 MOST_SIZES = 18  # sizes considered as points of a curve: at most C(16, 4) = 1,820 fits
 
@@ -103,8 +103,8 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks ``serve``.
 
     Args:
-        out: link profile to write (.yaml), for ``price.link``. With two tiers, the suffixes are ``_intra`` and
-            ``_inter``.
+        out: link profile to write (.yaml), for ``price.link``. With links within and between hosts, two files with the
+            suffixes ``_intra`` and ``_inter``.
         max_mb: MB (1024**2 bytes) that a device sends to all other devices in the largest all-to-all.
 
     Raises:
@@ -125,7 +125,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
     two_tiers = 1 < per_node < size
     if two_tiers and size % per_node:
-        raise BadInput(f"{size} processes cannot be {per_node} on every host. Start the same number on each.")
+        raise BadInput(f"{size} processes are not a multiple of this host's {per_node}. Start the same number on each.")
     tiers = {out: EVERYONE}
     if two_tiers:
         tiers = {
@@ -149,21 +149,21 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
 
 
 def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
-    """Measure and fit the link of a tier.
+    """Measure and fit one link: within hosts, between hosts, or all devices if there is only one tier.
 
     Args:
-        near: number of devices per host; all devices with a single host, or with one device per host.
+        near: number of devices per host; the number of all devices if there is only one tier.
     """
     points = measure_all_to_all(hardware, max_bytes, tier, near)
     fit = fit_link(points)
     if tier == BETWEEN_NODES:
         return fit
-    # Curves of 2, 4, 8, ... devices of a host, as far as they divide it, and of the whole host.
+    # Curves for 2, 4, 8, ... devices of a host, if the number divides the host's, and for the whole host.
     curves = []
     for size in [*(size for size in (2, 4, 8, 16, 32) if size < near and near % size == 0), near]:
         own = points if size == near else measure_all_to_all(hardware, max_bytes, IN_NODE, size)
         own_P, slowest_P, all_P = np.array([point.counts for point in own], dtype=np.float64).T
-        # Bytes of the even all-to-all that takes as long.
+        # Bytes of an even all-to-all that takes the same time.
         moved = np.asarray(fit.link.even_bytes(own_P, slowest_P, all_P, size))
         curves.append(fit_curve(ALL_TO_ALL, size, moved, 1e3 * np.array([point.ms for point in own])))  # us
         curves += _measure_curves(hardware, max_bytes, size)
@@ -172,7 +172,7 @@ def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
 
 
 def _measure_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
-    # Values per part of the buffer, which has one part per rank: all parts but one add up to the bytes of a size.
+    # The buffer has one part per rank. ``values`` are per part: all parts but one add up to the bytes of a size.
     values = tuple(max(1, num_bytes // BYTES_PER_VALUE // (size - 1)) for num_bytes in _sizes(max_bytes))
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))
@@ -211,7 +211,7 @@ def measure_all_to_all(
 
 
 def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
-    """Return the other ranks that a rank communicates with."""
+    """Return the other ranks that a rank communicates with in a tier."""
     node = rank // devices_per_node if devices_per_node else 0
     return [
         other
@@ -221,9 +221,9 @@ def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> l
 
 
 def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """Return the byte counts and time of a rank in an all-to-all; only ranks that share its link are counted.
+    """Return the byte counts and time of a rank in an all-to-all, counting only ranks that share its link.
 
-    ``values`` are the numbers of values that each rank sends to each of its ``peers``.
+    ``values[r]`` is the number of values that rank r sends to each rank in ``peers[r]``.
     """
     linked = {rank}
     while more := {peer for other in linked for peer in peers[other]} - linked:
@@ -236,7 +236,7 @@ def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]],
 
 
 def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
-    """Return each rank's bytes relative to the largest sender: even, rising, and mostly from the first rank."""
+    """Return three distributions of bytes over senders, relative to the largest: even, rising, mostly from rank 0."""
     rising = tuple((rank + 1) / num_ranks for rank in range(num_ranks))
     return ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
 
@@ -247,10 +247,10 @@ def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...
 
 
 def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
-    """Fit latency and bandwidths with the least squared relative error, so that all sizes weigh the same.
+    """Fit latency and bandwidths by least squared relative error, which gives small and large sizes the same weight.
 
-    No constant is negative; a bandwidth without influence on the times is infinite. Where the byte counts are
-    collinear, as between two devices, the rank's own bytes explain the times.
+    No constant is negative. A bandwidth that does not limit the times is infinite. If the byte counts are collinear, as
+    with two devices, the times are attributed to the rank's own bytes.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
@@ -314,14 +314,14 @@ def _as_plain(value: object) -> object:
 
 
 def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: FloatArray) -> Curve:
-    """Fit a nondecreasing curve with knots at some of the [P] sizes, by least squared relative error.
+    """Fit a nondecreasing curve through some of the [P] measured sizes, by least squared relative error.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
     """
     sizes_S = np.unique(moved_P)
     sizes_S = sizes_S[np.unique(np.linspace(0, len(sizes_S) - 1, MOST_SIZES).round().astype(int))]
-    # The kept size that is nearest to each measurement, for the mean error of each size.
+    # Index of the size in ``sizes_S`` that is nearest to each measurement, for the mean error at each size.
     size_P = np.abs(np.log(moved_P[:, None] / sizes_S)).argmin(axis=1)
     best = _Fit.of(np.zeros(1), moved_P, us_P)
     for more in range(1, min(MOST_POINTS, len(sizes_S) - 2) + 1):
@@ -342,7 +342,7 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
 
 
 class _Fit:
-    """Curve as time increments from point to point, us; the last is the slope beyond, us per byte."""
+    """Piecewise linear curve: time increments between its points, us, then the slope after the last, us per byte."""
 
     def __init__(self, points_K: FloatArray, steps_K: FloatArray, residual: float, ratio_P: FloatArray) -> None:
         self.points_K, self.steps_K, self.residual, self.ratio_P = points_K, steps_K, residual, ratio_P
@@ -352,7 +352,7 @@ class _Fit:
         from scipy.optimize import nnls
 
         lengths_K = np.diff(points_K)
-        # The share of each segment that a size has passed, and its bytes beyond the last point.
+        # For each measurement: the share of each segment below its size, 0 to 1, and its bytes beyond the last point.
         passed_PK = np.clip((moved_P[:, None] - points_K[:-1]) / lengths_K, 0, 1)
         beyond_P1 = np.maximum(moved_P - points_K[-1], 0)[:, None]
         columns_PK = np.concatenate([np.ones_like(beyond_P1), passed_PK, beyond_P1], axis=1) / us_P[:, None]
@@ -366,9 +366,9 @@ class _Fit:
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Return True if the mean error of each size is small, or within the noise of its times."""
+        """Return True if the mean error at each size is below ``OFF`` or within the noise of the times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S
-        # The noise of a mean is twice its standard error.
+        # The noise of a mean is taken as twice its standard error.
         return bool((np.abs(mean_S) <= np.maximum(OFF, 2 * np.sqrt(variance_S / counts_S))).all())

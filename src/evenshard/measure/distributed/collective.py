@@ -1,16 +1,16 @@
 """Hardware of several devices at once: every process of torchrun measures its own shard.
 
-Rank 0 leads: it runs the command, hands out jobs (``jobs``) and gathers the answers; the other ranks serve. Data and
-answers travel through the process group (``exchange``). The store of torchrun has these keys::
+Rank 0 runs the command, publishes jobs (``jobs``) and gathers the answers; the other ranks run the jobs (``serve``).
+Data and answers are sent through the process group (``exchange``). The store of torchrun has these keys::
 
-    here/<rank>    this rank is ready, with these settings
-    leader         rank 0 opens the hardware, or ends without it
+    here/<rank>    this rank is ready; the value is its settings
+    leader         rank 0 opens the hardware, or ends without opening it
     job/<number>   next job; null: no more jobs
-    alive/<rank>   this rank lost the connection to another rank, but runs itself
-    asked          rank 0 has read alive/<rank>
+    alive/<rank>   this rank lost the connection to another rank, but is still running
+    asked          rank 0 has read all alive/<rank>
 
-A process that dies or hangs ends the process group for all ranks, at the latest after its timeout; torchrun ends the
-processes and reports the first failure. Rank 0 adds the lost ranks and the job that they were lost in.
+If a process dies or hangs, the process group fails on all ranks, at the latest after its timeout. Then torchrun ends
+all processes and reports the first failure; rank 0 reports the lost ranks and the job during which they were lost.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 
 START_S = 60.0  # least time for all processes to start Python, import torch and connect
-PLANNING_S = 86_400.0  # most time that rank 0 may plan before it publishes its next job: a day
+PLANNING_S = 86_400.0  # most time between two jobs of rank 0, for its own planning: a day
 MAX_REPORT_S = 6.0  # most time that rank 0 waits for healthy ranks to report after a failure
 OPENS, ENDS = "opens", "ends"  # values of the key ``leader``
 # The phases of a ``Step`` that are also part of a device's cost; waiting is separate.
@@ -79,7 +79,7 @@ def local_world_size() -> int:
 
 
 def is_follower() -> bool:
-    """Return True if this process only serves rank 0."""
+    """Return True if this process only runs jobs of rank 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
@@ -93,15 +93,15 @@ def _join(start_s: float) -> tuple[Store, int, int]:
 
 
 def _stop() -> None:
-    """End a job on SIGTERM, which torchrun sends when a rank died, early enough to report the reason."""
+    """End a job on SIGTERM, which torchrun sends when a rank has died, in time to report the reason."""
     ignore_sigterm()
     raise PeerLost("stopped by SIGTERM")
 
 
 def dismiss() -> None:
-    """Release the other ranks if rank 0 never opened the hardware (nothing to measure, bad input).
+    """End the other ranks if rank 0 never opened the hardware, because of bad input or nothing to measure.
 
-    Does nothing once the hardware was opened, on other ranks, and without torchrun.
+    Does nothing after the hardware was opened, on ranks other than 0, and without torchrun.
     """
     if world_size() > 1 and not is_follower() and not CollectiveHardware.opened:
         with suppress(MeasurementFailed, RuntimeError):
@@ -111,15 +111,14 @@ def dismiss() -> None:
 class CollectiveHardware:
     """Several devices with real communication; this process is rank 0 and uses ``device``.
 
-    It waits for the other ranks and connects to them. ``close`` ends them; they also end if this process exits without
-    it.
+    The constructor waits for the other ranks and connects to them. ``close``, or the exit of this process, ends them.
 
     Raises:
-        MeasurementFailed: if a rank does not appear.
+        MeasurementFailed: if a rank does not connect.
         BadConfig: if a rank was started with other settings, or communication does not use the expected network.
     """
 
-    opened = False  # in this process: after that the ranks are ended by close()
+    opened = False  # True once this process has opened the hardware; then ``close`` ends the other ranks
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
         CollectiveHardware.opened = True
@@ -146,18 +145,18 @@ class CollectiveHardware:
 
     @property
     def time_share(self) -> TimeShare:
-        """Return kernel and communication time, each of the slowest rank, and the wall time since opening."""
+        """Return kernel plus communication time of the slowest rank, and wall time since the hardware was opened."""
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measure all shards at once, and the communication between them.
 
-        A task of one device (a table or shard alone) does not communicate: rank 0 measures it while all others wait. If
-        a device runs out of memory there is no all-to-all: the other devices' communication and wait are 0.
+        Rank 0 measures a task with one device alone, without communication. If a device runs out of memory, there is no
+        all-to-all, and communication and wait of the other devices are 0.
 
         Raises:
-            BadInput: if the task's devices are not one per rank, or a shard cannot be run.
-            MeasurementFailed: if a kernel fails, or a rank hangs or dies. No measurement is possible after a lost rank.
+            BadInput: if the number of devices is neither 1 nor the number of ranks, or a shard cannot run.
+            MeasurementFailed: if a kernel fails, or a rank hangs or dies. After that, no measurement is possible.
         """
         if placement.num_devices == 1:
             return self._cost([measure_alone(self._worker, task, placement)], task.task_id)
@@ -176,7 +175,7 @@ class CollectiveHardware:
         """Measure a placement by a job that all ranks run at once; ``what`` names it in errors.
 
         Raises:
-            BadInput: if the machine's devices are not one per rank, or the ranks cannot run the job.
+            BadInput: if the machine does not have one device per rank, or the ranks cannot run the job.
             MeasurementFailed: see ``measure``.
         """
         self._check_size(job.machine.num_devices, what)
@@ -281,7 +280,7 @@ class CollectiveHardware:
 def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
     """Convert the findings of all ranks to costs, by rank: medians over the steps after ``warmup``."""
     timed = [finding.steps[warmup:] for finding in findings]
-    # The last rank at a barrier waits for no other rank, so its time there is the cost of the barrier itself.
+    # The last rank at a barrier does not wait, so its time there is the cost of the barrier itself.
     barriers_ms = [min(step.wait_ms for step in steps) for steps in zip(*filter(None, timed), strict=True)]
 
     def device_cost(steps: Sequence[Step]) -> DeviceCost:
@@ -299,20 +298,20 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
-    """Sum the slowest rank's time of each timed phase over all steps, s."""
+    """Add up each timed phase of the slowest rank over all steps, s."""
     together = zip(*filter(None, steps_of_ranks), strict=True)
     slowest_ms = [max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES]
     return float(sum(slowest_ms)) / 1e3
 
 
 def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
-    """Run jobs of these kinds from rank 0 on every other rank, until rank 0 closes.
+    """Run the jobs of rank 0 on this rank until rank 0 closes the hardware; ``kinds`` are the accepted jobs, by name.
 
-    Also returns when another rank is lost: rank 0 reports it and determines the exit code.
+    Also returns when another rank is lost; rank 0 then reports it and sets the exit code.
 
     Raises:
         BadConfig: if CUDA is requested but not available.
-        MeasurementFailed: if rank 0 itself hangs or dies, or sends anything but a job.
+        MeasurementFailed: if rank 0 hangs or dies, or sends an invalid job.
     """
     if not config.hardware_name.kind.runs_kernels:
         return  # a device model runs in a single process
@@ -325,7 +324,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         worker = Worker(config, Ranks(store, rank, size, device, config.timeout_s))
         number = 0
         while (job := _decode(_read(store, f"job/{number}"), number, kinds, rank, size)) is not None:
-            with on_sigterm(_stop):  # while it waits for a job, the process may simply end
+            with on_sigterm(_stop):  # only during a job: while it waits for a job, SIGTERM ends the process at once
                 worker.ranks.gather(encode_answer(job.run(worker)))
             number += 1
         worker.ranks.agree()

@@ -1,17 +1,17 @@
-"""Real all-to-alls between devices that measure one placement together, timed apart from waiting.
+"""Real all-to-alls between devices that measure one placement together; waits are timed separately.
 
-Every process of torchrun is one device; its rank is the device id. A device pools its tables for the whole global batch
-and sends rank s the pooled embeddings of the samples of rank s; after the dense part the gradients travel back.
+Every process of torchrun is one device, and its rank is the device id. A device pools its tables for the whole global
+batch and sends each rank the pooled embeddings of that rank's samples. Later the gradients are sent back.
 
 ::
 
     | flush, barrier | forward | barrier | all-to-all | barrier | all-to-all back | barrier | backward |
                          timed     wait       timed                  timed                     timed
 
-The cost of a barrier is excluded: the last rank to reach it waits for no other rank, so the shortest wait is the cost
-of the barrier itself. Ranks leave a barrier some tens of microseconds apart; that wait remains in the all-to-alls.
+The cost of a barrier is subtracted from the waits: the last rank to reach it does not wait, so the shortest wait is the
+cost of the barrier itself. Ranks leave a barrier some tens of microseconds apart, which adds to the all-to-all times.
 
-Legend: B samples of the global batch, D values of one device's pooled embeddings of one sample.
+Letters in array names: B samples of the global batch, D sum of the embedding dims of one device.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ GRADIENT = 1e-3  # constant gradient from the dense part; its value does not cha
 
 
 class Exchange:
-    """The two all-to-alls of pooled embeddings.
+    """The two all-to-alls of a step: of pooled embeddings, and of their gradients.
 
     ``received`` is flat: for each rank, its pooled embeddings of this rank's samples, [own samples, D]. ``gradient``
-    has the same layout and is sent back.
+    has the same layout.
     """
 
     def __init__(self, ranks: Ranks, splits: Splits) -> None:
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Step:
-    """Times of one training step on one rank, ms; ``wait_ms`` is the barrier before the all-to-all."""
+    """Times of one training step on one rank, ms; ``wait_ms`` is the time at the barrier before the all-to-all."""
 
     fwd_compute_ms: float
     wait_ms: float
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one rank: the steps of its shard, or a problem."""
+    """Result of one rank: the times of its steps, or a problem."""
 
     steps: tuple[Step, ...] = ()  # including warm-up
     problem: str = FINE  # one of ``PROBLEMS``
@@ -91,7 +91,7 @@ class Finding:
 
 
 class Worker:
-    """One process and its device, with state that is kept between jobs."""
+    """State of one process that is kept between jobs: settings, connected ranks and kernels of its device."""
 
     def __init__(self, config: MeasureConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
@@ -113,10 +113,10 @@ class Worker:
 
 
 def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
-    """Run this rank's shard in step with the other ranks.
+    """Time this rank's shard in step with the other ranks.
 
-    If a rank runs out of memory there is no all-to-all: all others then run their shards alone, with all-to-all and
-    waiting times of 0.
+    If a rank runs out of memory, there is no all-to-all: the other ranks then time their shards alone, with all-to-all
+    and waiting times of 0.
     """
     finding = Finding()
     for _ in range(2):  # memory of earlier shards may cause the first attempt to fail
@@ -128,7 +128,7 @@ def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> F
 
 
 def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
-    """Run this rank's shard without the other ranks."""
+    """Time this rank's shard without the other ranks."""
     finding = try_steps(lambda: _run_steps(worker, task, placement, together=False))
     if finding.problem != OUT_OF_MEMORY:
         return finding
@@ -137,7 +137,7 @@ def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> F
 
 
 def run_together(worker: Worker, steps: Callable[[], tuple[Step, ...]]) -> tuple[Finding, str]:
-    """Return this rank's finding and the worst problem of any rank; all ranks return in step."""
+    """Run steps on all ranks; return this rank's finding and the worst problem of any rank."""
     try:
         finding = try_steps(steps)
     except PeerStopped as stopped:

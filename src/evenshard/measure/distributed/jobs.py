@@ -1,7 +1,7 @@
-"""Jobs that the processes of one measurement run together; jobs and answers travel as JSON.
+"""Jobs that all ranks of a measurement run together; jobs and answers are sent as JSON.
 
-Anyone who reaches the port of torchrun's store can write there, so its content is never executed: a job is plain data
-of a known kind, and is validated before use.
+Any process that reaches the port of torchrun's store can write to it. Therefore a job is plain data of a known kind
+that is validated before use, and never code.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 WARMUP_PASSES = 1  # the first call of a collective sets up its connections and buffers
-# A disturbance affects few of many calls. A pass of all-to-alls has many calls; a pass of other collectives has few.
+# A pass of all-to-alls has many calls, so a disturbance affects few of them. Other collectives need more passes.
 TIMED_PASSES, COLLECTIVE_PASSES = 7, 21
 # Tiers of ``TimeExchanges``: the ranks that communicate.
 EVERYONE, IN_NODE, BETWEEN_NODES = "everyone", "in_node", "between_nodes"
 
 
 class RankJob(Protocol):
-    """Interface of jobs that all ranks run at once: frozen dataclasses of plain values."""
+    """Interface of a job that all ranks run at once; implemented by frozen dataclasses of plain values."""
 
     ANSWER: ClassVar[Any]  # type of a rank's answer
 
@@ -51,9 +51,9 @@ class RankJob(Protocol):
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """Job in which every rank measures its own device of a placement; the machine has one device per rank.
+    """Job that measures a placement; rank r measures device r.
 
-    Placement rules and memory limits are not part of the job.
+    The job does not contain placement rules or memory limits.
     """
 
     tables: tuple[Table, ...]
@@ -64,7 +64,7 @@ class PlacementJob:
 
     @property
     def task(self) -> ShardingTask:
-        """Return the task of the parts, with enough memory for any placement."""
+        """Return the sharding task of the tables, with memory for any placement."""
         devices = self.machine.num_devices
         return ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES // devices,) * devices, self.batch_size)
 
@@ -91,7 +91,7 @@ class PlacementJob:
 
 @dataclass(frozen=True)
 class MeasurePlacement(PlacementJob):
-    """Job that measures a placement of whole tables; each rank looks up the whole batch (``measure_shard``)."""
+    """Job that measures a placement of whole tables by ``measure_shard``."""
 
     @property
     def task(self) -> ShardingTask:
@@ -115,7 +115,7 @@ class MeasurePlacement(PlacementJob):
 class TimeExchanges:
     """Job that times the same all-to-alls on every rank; each rank answers with its median durations, ms."""
 
-    exchanges: tuple[tuple[int, ...], ...]  # by all-to-all and sender: values that every rank sends to each peer
+    exchanges: tuple[tuple[int, ...], ...]  # for each all-to-all, by sending rank: values sent to each peer
     # A rank's peers: ``EVERYONE``, all ranks with itself; ``IN_NODE``, its node with itself, on all nodes at once; or
     # ``BETWEEN_NODES``, the ranks of other nodes.
     tier: str = EVERYONE
@@ -159,9 +159,9 @@ class TimeExchanges:
 
 @dataclass(frozen=True)
 class TimeCollectives:
-    """Job that times all-gather, reduce-scatter and all-reduce in groups of ranks, in all groups at once.
+    """Job that times all-gather, reduce-scatter and all-reduce in all groups of ranks at once.
 
-    The answer has the median duration, ms, of every size of all-gather, then of reduce-scatter, then of all-reduce.
+    The answer contains median durations, ms: all-gather at every size, then reduce-scatter, then all-reduce.
     """
 
     values: tuple[int, ...]  # sizes: values that each rank contributes to the all-gather

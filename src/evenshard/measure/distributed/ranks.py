@@ -1,14 +1,14 @@
-"""Connected processes of torchrun: barriers with agreement, and timed collectives.
+"""Connected processes of torchrun: barriers at which ranks share their problems, and timed collectives.
 
 gloo has no reduce-scatter of its own: torch runs an all-reduce instead, which sends twice as much. Between CPUs this
 module uses an all-to-all and a sum, which sends as much as a reduce-scatter.
 
-Between nodes NCCL uses InfiniBand or RoCE if the process may, else TCP sockets; within a node, the peer GPU's memory
-or, if that is unreachable, host memory. Only its log says so: a measurement over the wrong network looks normal. The
-log has a line for each connection, such as ``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` or ``Channel
-00/0 : 0[0] -> 1[1] via P2P/CUMEM/read`` (net.cc, p2p.cc and shm.cc in NVIDIA/nccl's src/transport).
+Between nodes, NCCL uses InfiniBand or RoCE if the process has access to it, else TCP sockets. Within a node, it uses
+the peer GPU's memory, else host memory. A measurement over the wrong network looks normal; only NCCL's log shows the
+network, with a line for each connection, such as ``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` or
+``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read`` (net.cc, p2p.cc and shm.cc in NVIDIA/nccl's src/transport).
 
-Legend: N ranks of a group.
+Letter in shapes: N ranks of a group.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PeerLost(MeasurementFailed):
 
 
 class PeerStopped(Exception):
-    """Failure of another rank with this placement, reported at a barrier; all ranks are still in step."""
+    """Failure that another rank reports at a barrier; all ranks are still connected and in step."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -65,7 +65,7 @@ class PeerStopped(Exception):
 
 @dataclass(frozen=True)
 class Splits:
-    """Numbers of values that one rank sends to, and receives from, every rank (itself included), by rank."""
+    """Numbers of values that one rank sends to each rank and receives from each rank, including itself."""
 
     sent: tuple[int, ...]
     received: tuple[int, ...]
@@ -78,9 +78,9 @@ def split_samples(batch_size: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def compute_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
-    """Return a rank's splits of the all-to-all of pooled embeddings; the gradients travel with both sides swapped.
+    """Return a rank's splits for the all-to-all of pooled embeddings; swap sent and received for the gradients.
 
-    ``device_dims`` are the sums of the embedding dims of each device's tables.
+    ``device_dims[d]`` is the sum of the embedding dims of device d's tables.
     """
     samples = split_samples(batch_size, len(device_dims))
     return Splits(
@@ -90,10 +90,10 @@ def compute_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Sp
 
 
 class Ranks:
-    """All processes, connected by gloo for CPU data and agreement, and by NCCL for GPU data.
+    """All ranks, connected by gloo for CPU data and barriers, and by NCCL for GPU data.
 
     Every method that involves other ranks raises PeerLost if a rank does not take part within ``timeout_s``.
-    ``networks`` are the networks of all ranks' connections, on rank 0 only; see ``networks_in``.
+    ``networks`` names the networks that all connections use, on rank 0 only; see ``networks_in``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
@@ -168,7 +168,7 @@ class Ranks:
         dist.all_to_all_single(received, sent, list(splits.received), list(splits.sent), group=group)
 
     def reduce_scatter(self, own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Fill ``own`` with the sum over a group of this rank's part of a flat buffer, [N * own]."""
+        """Sum the flat buffers, [N * own], of a group's ranks, and fill ``own`` with this rank's part of the sum."""
         if self.backend == "nccl":
             dist.reduce_scatter(own, list(buffer.view(-1, own.numel())), group=group)
             return
@@ -196,7 +196,7 @@ class Ranks:
         return self._nodes[devices_per_node]
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Gather the bytes of all ranks on rank 0, [] on other ranks; bytes, so that nothing is unpickled."""
+        """Return the bytes of all ranks on rank 0, and [] on other ranks; bytes are sent to avoid unpickling."""
         with self._detect_lost_peer():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
@@ -208,7 +208,7 @@ class Ranks:
         return [bytes(sent[:size].numpy()) for sent, size in zip(everyones or [], lengths, strict=False)]
 
     def _wait_for_device(self) -> None:
-        """Wait with a deadline, because an event never completes if a rank is lost."""
+        """Wait for queued work until the timeout, because a collective with a lost rank never completes."""
         if self.device.type != "cuda":
             return
         stream = torch.cuda.current_stream(self.device)
@@ -239,7 +239,7 @@ def leave_group(orderly: bool) -> None:
 def nccl_log() -> Iterator[Path | None]:
     """Yield a file with NCCL's log of the connections made inside the block.
 
-    Yield None if the user has set NCCL_DEBUG: NCCL reads its settings once per process, and the log is the user's.
+    Yield None if the user has set NCCL_DEBUG, because NCCL then writes its log where the user wants it.
     """
     if "NCCL_DEBUG" in os.environ:
         yield None
@@ -255,7 +255,7 @@ def nccl_log() -> Iterator[Path | None]:
 
 
 def networks_in(log: Path | None) -> set[str]:
-    """Return the transports of a process: NET/IB/GDRDMA, NET/IB or NET/Socket between nodes, P2P or SHM within one."""
+    """Return the networks in NCCL's log: NET/IB/GDRDMA, NET/IB or NET/Socket between nodes, P2P or SHM within one."""
     if log is None:
         return {UNKNOWN}
     text = log.read_text(errors="replace")
@@ -264,13 +264,13 @@ def networks_in(log: Path | None) -> set[str]:
 
 
 def link_of(backend: str, networks: Iterable[str]) -> str:
-    """Return the link name for the provenance: backend and networks of all ranks, such as nccl (NET/IB)."""
+    """Return the link's name in the provenance: backend and networks, such as nccl (NET/IB)."""
     named = ", ".join(sorted(set(networks)))
     return f"{backend} ({named})" if named else backend
 
 
 def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> str | None:
-    """Explain why not all connections use the expected network, such as ib or socket; None if they do."""
+    """Return None if all connections use the expected network, such as ib or socket; else describe the problem."""
     found = {network for network in networks if network.startswith(_NETWORK) or network == UNKNOWN}
     if not expected or (found and all(network.split("/")[1:2] == [expected] for network in map(str.lower, found))):
         return None

@@ -1,6 +1,6 @@
 """Kineto traces of a training run with FBGEMM modules: times of the embedding tables on each rank."""
 
-# Instructions for a trace with all events that are read here, on every rank.
+# Code that records, on every rank, a trace with all events that evenshard reads.
 RECORDING = """\
 import torch.distributed as dist
 from torch.profiler import profile, schedule

@@ -50,7 +50,7 @@ class Collective:
 
 
 def find_collectives(trace: Trace) -> list[Collective]:
-    """Return the collectives of a trace, of NCCL on GPUs or gloo on CPUs, in the order of queueing."""
+    """Return the collectives of a trace (NCCL on GPUs, gloo on CPUs) in the order in which they were queued."""
     found = [
         _collective(trace, kernel.op, kernel.start_us, kernel.duration_us)
         for kernel in trace.gpu_work
@@ -64,10 +64,10 @@ def _collective(trace: Trace, queued: Op, start_us: float, duration_us: float) -
 
 
 def _find_gloo_collectives(trace: Trace) -> Iterator[Collective]:
-    """Yield gloo's collectives; its threads run those of each name in the order of queueing.
+    """Yield gloo's collectives, matching queued and executed ones of the same name by their order.
 
-    A collective that was queued before the recording is left out. A collective that ends after the recording may be
-    missing, so that more are queued than run.
+    Collectives queued before the recording began are left out. Collectives that end after the recording may be missing,
+    so there may be more queued than executed ones.
     """
     working: dict[str, list[Op]] = defaultdict(list)
     for op in trace.ops:
@@ -100,7 +100,7 @@ def _kind(op: Op) -> CollectiveKind:
 
 @dataclass(frozen=True)
 class StepCollectives:
-    """Times of the collectives of a training step on one rank, microseconds by kind; 0 for a kind without any."""
+    """Times of the collectives of a training step on one rank, microseconds by kind; 0 if there are none of a kind."""
 
     exchange_us: Mapping[CollectiveKind, float]  # communication; includes the wait if only one rank is known
     waiting_us: Mapping[CollectiveKind, float] | None  # for the last rank to arrive; None if only one rank is known
@@ -110,11 +110,11 @@ class StepCollectives:
 def split_waiting(
     of_ranks: Mapping[int, Sequence[Collective]], steps: Mapping[int, Mapping[int, tuple[float, float]]]
 ) -> dict[int, dict[int, StepCollectives]]:
-    """Split collectives into communication and wait, by rank, then by step.
+    """Split the time of collectives into communication and wait; returns times by rank, then by step.
 
-    The last rank to arrive at a collective does not wait: the shortest time of any rank is the communication, and the
-    rest is wait. The clocks of ranks need not agree. ``steps`` has start and end of the training steps that all ranks
-    have recorded, by rank, then by step.
+    The last rank to arrive at a collective does not wait, so the shortest time of any rank is the communication, and
+    longer times of other ranks include waiting. The clocks of the ranks need not agree. ``steps`` contains start and
+    end of the training steps that all ranks have recorded, by rank, then by step.
     """
     groups: dict[tuple[int, int, CollectiveKind], list[Collective]] = defaultdict(list)
     for rank, found in of_ranks.items():

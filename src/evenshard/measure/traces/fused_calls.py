@@ -1,7 +1,7 @@
 """Time of each call of a fused FBGEMM module in a trace, by class of kernel.
 
-The kernels of a call are started by its operators: the bounds check, the lookup, and the node of the backward pass,
-which includes the optimizer.
+The kernels of a call are those that its operators launch: the bounds check, the lookup, and the autograd node of the
+backward pass, which includes the optimizer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from evenshard.base.errors import BadFile
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
 from evenshard.price.device_model import KERNELS
 
-# The kernel of weighted pooling, for the gradient of ``per_sample_weights``; device models leave it out.
+# Kernel that computes the gradient of ``per_sample_weights`` in weighted pooling; device models ignore its time.
 WEIGHTS_GRADIENT = "weights_gradient"
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
 
-# ``optimizer`` of a module whose weights an optimizer outside of FBGEMM updates: data parallel tables.
+# ``optimizer`` of a module with data_parallel tables, whose weights a dense optimizer updates.
 DENSE = "dense"
 
 _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
@@ -54,7 +54,7 @@ class FusedCall:
     kernels_us: Mapping[str, Mapping[str, float]]  # sums by class (``TRACED_KERNELS``) and kernel; empty on the CPU
     forward_span_us: float  # from the start of the first kernel to the end of the last
     backward_span_us: float
-    forward_host_us: float  # time of the operators on the CPU; a training on CPUs has only these
+    forward_host_us: float  # time of the operators on the CPU; without a GPU there are only these times
     backward_host_us: float
 
 
@@ -152,10 +152,10 @@ def _span(work: Sequence[GpuWork]) -> float:
 
 
 def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int | None, int | None, bool | None]:
-    """Return tables, batch, sum of dims, lookups, and True if the pooling is weighted.
+    """Return number of tables, batch size, sum of dims, number of lookups, and True if the pooling is weighted.
 
-    In every version of FBGEMM the inputs are: ..., offsets of the dims, sum of dims, largest dim, cumulated rows, their
-    bits, indices, offsets, pooling mode, weights of the indices, ...; the two dims are the first pair of plain numbers.
+    In every version of FBGEMM, the operator's inputs are ..., D_offsets, total_D, max_D, hash_size_cumsum, bits,
+    indices, offsets, pooling mode, index weights, ...; total_D and max_D are the first two successive plain numbers.
     """
     types, dims = lookup.input_types, lookup.input_dims
     first = next((i for i in range(1, len(types) - 1) if types[i] == types[i + 1] == "Scalar"), None)

@@ -1,4 +1,4 @@
-"""Reader of ``torch.profiler`` files: the operators of each thread, and the GPU work that each of them started."""
+"""Reader of ``torch.profiler`` traces: the operators of each thread, and the GPU work that each operator launched."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Op:
 
 @dataclass(frozen=True)
 class GpuWork:
-    """A kernel, copy or fill on the GPU, and the operator that started it."""
+    """A kernel, copy or fill on the GPU, and the operator that launched it."""
 
     name: str
     start_us: float
@@ -86,7 +86,7 @@ class Trace:
     source: str  # file name, followed by the member of an archive
     rank: int  # among ``world_size`` processes; 0 of 1 if the trace lacks it
     world_size: int
-    gpu: str  # name of the rank's GPU; "" for a training on CPUs. A GPU training may lack ``gpu_work``
+    gpu: str  # name of the rank's GPU; "" if the training ran on CPUs. ``gpu_work`` may be empty even with a GPU
     memory_bytes: int  # memory of that GPU; 0 if unknown
     backend: str  # of the process group, such as "nccl"; "" if unknown
     started_at: float  # start of the first operator, seconds since 1970 UTC
@@ -96,7 +96,7 @@ class Trace:
     gpu_work: tuple[GpuWork, ...]  # ordered by start, without work that was launched before the trace
 
     def step_at(self, moment_us: float) -> int | None:
-        """Return the number of the training step at a moment on the CPU, or None."""
+        """Return the number of the training step at a time of the CPU's clock; None outside all steps."""
         found = bisect_right(self._step_starts, moment_us) - 1
         return self.steps[found][0] if found >= 0 and moment_us <= self.steps[found][2] else None
 
@@ -109,7 +109,7 @@ def read_traces(path: Path) -> Iterator[Trace]:
     """Yield the traces of a .json or .json.gz file, or of an archive of several (.tar, .tar.gz).
 
     Raises:
-        BadFile: if it is missing, torn, or not from ``torch.profiler``.
+        BadFile: if the file is missing, truncated, or not from ``torch.profiler``.
     """
     for source, content in _contents(path):
         yield _parse_trace(path, source, content)
@@ -160,7 +160,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
 
 
 def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """Read in chunks, because a single read allocates the size that the file header claims."""
+    """Read a file in chunks, because a single read allocates the size in the file's header, which may be wrong."""
     content = io.BytesIO()
     while chunk := file.read(2**20):
         content.write(chunk)
@@ -212,7 +212,7 @@ def _parse_events(source: str, document: Mapping[str, Any], events: list[dict[st
     }
 
     def find_starter(event: Mapping[str, Any]) -> Op | None:
-        """Find the operator that encloses the launch of a kernel; without launches, use the external id."""
+        """Find the operator that launched a kernel; if the trace has no launches, find it by the external id."""
         launch = launches.get(event["args"].get("correlation"))
         if launch is None:
             return None if launches else by_external_id.get(event["args"].get("External id"))
@@ -253,10 +253,10 @@ def _parse_events(source: str, document: Mapping[str, Any], events: list[dict[st
 def _gpu(
     properties: Sequence[Mapping[str, Any]], on_gpu: Sequence[Mapping[str, Any]], names: Sequence[str], backend: str
 ) -> Mapping[str, Any]:
-    """Return the properties of the rank's GPU; empty for a training on the CPU.
+    """Return the properties of the rank's GPU; empty if the training ran on the CPU.
 
-    A trace without ``ProfilerActivity.CUDA`` has no GPU work. It is still a GPU training if it has NCCL collectives,
-    kernel launches, or GPUs in the machine and fused operators that are not the CPU's.
+    A trace without ``ProfilerActivity.CUDA`` has no GPU work. The training still ran on a GPU if the trace has NCCL
+    collectives or kernel launches, or if the machine has GPUs and the fused operators are not the CPU's.
     """
     unknown = {"name": "unknown GPU"}
     devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
@@ -269,7 +269,7 @@ def _gpu(
 
 
 def _nest_ops(thread: object, events: list[dict[str, Any]]) -> list[Op]:
-    """Sort the events by start and return the operators of one thread in that order."""
+    """Return the operators of one thread, sorted by start, each with the operator that encloses it."""
     events.sort(key=lambda event: (_time(event, "ts"), -_time(event, "dur")))
     ops: list[Op] = []
     parent: Op | None = None

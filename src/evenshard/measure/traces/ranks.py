@@ -31,9 +31,9 @@ _OF_EMBEDDINGS: tuple[CollectiveKind, ...] = ("forward", "backward")
 class RankTimes:
     """Times of one rank in one training step, ms: medians over the steps of its trace.
 
-    On a GPU, forward and backward are the spans of the fused modules' kernels, from the first's start to the last's
-    end; on the CPU they are the times of their operators. Modules whose weights an optimizer outside of FBGEMM updates
-    (data parallel tables) are left out. A time that the trace does not contain is None.
+    On a GPU, the forward or backward of a fused module lasts from the start of its first kernel to the end of its last.
+    On the CPU, it is the time of the module's operators. Times of several modules are added up. data_parallel tables,
+    which a dense optimizer updates, are left out. A time that the trace does not contain is None.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class RankTimes:
 
     @property
     def phases_ms(self) -> tuple[float | None, ...]:
-        """Return the times of embedding work of a step in the order of ``Phases``."""
+        """Return the times of a step's embedding work in the order of ``Phases``."""
         exchange = self.exchange_ms
         return exchange["input"], self.forward_ms, exchange["forward"], exchange["backward"], self.backward_ms
 
@@ -65,7 +65,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Balance:
-    """Upper bounds of the time per step that perfectly balanced embedding work would save, ms; None if unknown."""
+    """Upper bounds of the time per step that perfect balance of the tables would save, ms; None if unknown."""
 
     forward_ms: float | None  # slowest rank minus the mean
     backward_ms: float | None
@@ -99,12 +99,12 @@ class ObservedTraining:
 
     @property
     def phases(self) -> Phases:
-        """Return the known times of each rank's embedding work in a step, ms."""
+        """Return the times of each rank's embedding work in a step, ms; 0 if unknown."""
         return Phases(*np.array([[time_ms or 0.0 for time_ms in rank.phases_ms] for rank in self.ranks]).T)
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """List the predicted times that a rank's trace lacks, such as "rank 0's backward"."""
+        """Name the times that a prediction has but a rank's trace lacks, such as "rank 0's backward"."""
         found = []
         for rank in self.ranks:
             times = [("forward", rank.forward_ms), ("backward", rank.backward_ms)]
@@ -123,7 +123,7 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
     """Read the traces of a training run and return its observed times.
 
     Raises:
-        BadInput: if a file cannot be read, has no training step or fused module, or belongs to another training.
+        BadInput: if a file cannot be read, has no training step or fused module, or is from another training run.
     """
     traced = read_ranks(paths)
     if not any(one.placed_calls for one in traced):
@@ -157,7 +157,7 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """Fused calls and collectives of a rank's trace; ``trace`` has its events removed."""
+    """Fused calls and collectives of a rank's trace; to save memory, ``trace`` has no events."""
 
     trace: Trace
     calls: Sequence[FusedCall]
@@ -165,15 +165,15 @@ class TracedRank:
 
     @property
     def placed_calls(self) -> Sequence[FusedCall]:
-        """Return the calls without data parallel tables."""
+        """Return the calls, except those of data_parallel tables."""
         return [call for call in self.calls if call.optimizer != DENSE]
 
 
 def read_ranks(paths: Sequence[Path]) -> list[TracedRank]:
-    """Read the ranks of one training, in order, with one trace (up to a million events) in memory at a time.
+    """Read the traces of one training run, in the order of ranks, with only one trace in memory at a time.
 
     Raises:
-        BadInput: if a file cannot be read, or the traces are not one per rank of one training with steps.
+        BadInput: if a file cannot be read or has no training step, or the traces are not one per rank of one run.
     """
     by_rank: dict[int, TracedRank] = {}
     for trace in (trace for path in paths for trace in read_traces(path)):
@@ -186,13 +186,13 @@ def read_ranks(paths: Sequence[Path]) -> list[TracedRank]:
             raise BadFile(trace.source, problem, f"{what}. {HOW_TO_RECORD}.")
         if trace.rank in by_rank:
             problem = f"it is from rank {trace.rank}, like {by_rank[trace.rank].trace.source}"
-            raise BadFile(trace.source, problem, "Pass one trace per rank of one training.")
+            raise BadFile(trace.source, problem, "Pass one trace per rank, all from the same training run.")
         without_events = replace(trace, ops=(), gpu_work=())
         by_rank[trace.rank] = TracedRank(without_events, list_fused_calls(trace), find_collectives(trace))
         first = next(iter(by_rank.values())).trace
         if trace.world_size != first.world_size:
-            problem = f"it is from a training on {trace.world_size} ranks, but {first.source} on {first.world_size}"
-            raise BadFile(trace.source, problem, "Pass the traces of one training.")
+            problem = f"its run has {trace.world_size} ranks, but the run of {first.source} has {first.world_size}"
+            raise BadFile(trace.source, problem, "Pass the traces of one training run.")
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
