@@ -1,6 +1,6 @@
-"""Interface of models that predict the times of placements, and the device model of simulated hardware.
+"""Interface of models that predict the times of placements, and its implementation for simulated hardware.
 
-The other implementation is a learned model (``models``); it alone needs torch.
+Learned models, the other implementation, are in ``models``, because they need torch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Model(Protocol):
 
     @property
     def hardware(self) -> str:
-        """Return the predicted hardware in the spelling of flags: cpu, cuda or simulated:<profile>."""
+        """Return the hardware whose times it predicts, written as in flags: cpu, cuda or simulated:<profile>."""
 
     @property
     def source(self) -> str:
-        """Return the text that names the model in an answer."""
+        """Return the name of the model in answers."""
 
     @property
     def digest(self) -> str:
@@ -46,7 +46,7 @@ class Model(Protocol):
 
     @property
     def registered(self) -> Mapping[str, Any] | None:
-        """Return its identity in MLflow, if it came from there."""
+        """Return its name, version and ids in MLflow; None if it was not loaded from MLflow."""
 
     @property
     def trained_on(self) -> TrainingDomain | None:
@@ -54,7 +54,7 @@ class Model(Protocol):
 
     @property
     def policy(self) -> TrainedSharder | None:
-        """Return the policy that proposes placements, if there is one."""
+        """Return the policy that proposes placements; None without a policy."""
 
     @property
     def link(self) -> str:
@@ -62,10 +62,10 @@ class Model(Protocol):
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of a simulated device against the real one; None for real hardware."""
+        """Return the simulated device's error relative to the real device; None for real hardware."""
 
     def require_hardware(self, hardware: str) -> None:
-        """Raise BadConfig unless the model is for this hardware, in any spelling."""
+        """Raise BadConfig unless the model predicts times of this hardware."""
 
     def price(self) -> DevicePrice:
         """Return the price that predicts compute times on its hardware."""
@@ -94,7 +94,7 @@ class DeviceModel:
 
     @property
     def source(self) -> str:
-        """Return the name by which an answer refers to the model."""
+        """Return the name of the model in answers."""
         return self.hardware
 
     @cached_property
@@ -109,11 +109,11 @@ class DeviceModel:
 
     @property
     def device_error(self) -> DeviceError:
-        """Return its error against the real device."""
+        """Return its error relative to the real device."""
         return self.profile.error
 
     def require_hardware(self, hardware: str) -> None:
-        """Raise BadConfig unless this is the model of the hardware, in any spelling."""
+        """Raise BadConfig unless the model predicts times of this hardware."""
         if not HardwareName.parse(hardware).has_measured(HardwareName.parse(self.hardware).provenance):
             raise BadConfig(f"{self.hardware} is not a model of {hardware}. Name only one of them.")
 
@@ -127,7 +127,7 @@ class DeviceModel:
 
 
 def digest_of(folder: Path, weights_only: bool = False) -> str:
-    """Return the SHA-256 over the file names and contents of a model folder's three parts."""
+    """Return the SHA-256 over names and contents of all files in the subfolders of a model (``MODEL_PARTS``)."""
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
     files = [path for path in files if not (weights_only and path.name == DOMAIN_FILE)]

@@ -210,7 +210,7 @@ def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
     random_model().save(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "kind": "dreamshard_policy"}))
-    with pytest.raises(BadFile, match="holds a dreamshard_policy"):
+    with pytest.raises(BadFile, match="contains a dreamshard_policy"):
         CostModel.load(folder)
     (folder / "config.json").write_text(json.dumps({**config, "sizes": {**config["sizes"], "num_members": 4}}))
     with pytest.raises(BadFile, match="not readable as a saved cost model"):

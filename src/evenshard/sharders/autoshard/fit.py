@@ -1,6 +1,6 @@
 """AutoShard's training round, and the training of its cost network on measured shards (section 3.2).
 
-Measurements are single shards or whole placements: every device with tables is a shard.
+The tables of one device form a shard. A measured placement has one shard per device with tables; some have one device.
 
 Legend: N measured placements, S shards, P distinct tables, F features, M shards of a minibatch.
 """
@@ -37,7 +37,7 @@ def cost_net_round(
 ) -> FittedCostNet[AutoShardCostNet]:
     """Train the cost network in place for one round on all shards measured so far.
 
-    The mean cost of the first round's shards is the cost scale of all rounds. The learning rate falls to 0.
+    All rounds use the mean cost of the first round's shards as the cost scale. The learning rate falls to 0.
     """
     net, data = checkpoint.net, ShardTensors.of(measured, checkpoint.normalizer)
     if checkpoint.is_new:
@@ -109,7 +109,7 @@ def fit_autoshard_net(
 def _sharder(
     cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
 ) -> AutoShardSharder:
-    """Build a sharder that returns only the most probable placement, as published; ``num_rollouts`` has no effect."""
+    """Build a sharder, which returns the most probable placement, as published; ``num_rollouts`` has no effect."""
     return AutoShardSharder(cost_net, policy, normalizer)
 
 
