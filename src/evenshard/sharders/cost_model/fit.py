@@ -258,7 +258,7 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
     from scipy.optimize import nnls
 
     rows = [
-        (*num_bytes, 1.0, time_ms)  # last: if all devices send the same bytes, the fit prefers bytes to latency
+        (*num_bytes, 1.0, time_ms)  # 1.0 for the latency is last: bytes explain equal times first
         for one in measured
         for num_bytes, cost in zip(_device_bytes(one), one.cost.devices, strict=True)
         for time_ms in _exchange_times(one, cost)
