@@ -196,9 +196,9 @@ def test_batches_and_devices_far_beyond() -> None:
     assert outside(TABLES, devices=7) == ("7 devices are more than the 3 the model was trained on",)
     assert outside(TABLES, devices=4) == ("4 devices are more than the 3 the model was trained on",)
     crowd = outside([replace(SMALL, name=f"t{n}") for n in range(7)], devices=1)
-    assert crowd == ("7 tables on a mean device are far more than the 3 the model was trained on",)
+    assert crowd == ("7 tables per device on average are far more than the 3 the model was trained on",)
     wide = outside([replace(LARGE, name=f"t{n}") for n in range(6)], devices=2)
-    assert wide == ("dims of 192 on a mean device are far more than the 88 the model was trained on",)
+    assert wide == ("192 dims per device on average are far more than the 88 the model was trained on",)
 
 
 def test_what_shards_alone_do_not_tell_is_said() -> None:
