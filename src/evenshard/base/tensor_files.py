@@ -172,7 +172,7 @@ def _tensors(state: Any, where: str) -> dict[str, torch.Tensor]:
 def _check_like(where: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
     same = (found.shape, found.dtype, found.layout) == (wanted.shape, wanted.dtype, wanted.layout)
     if not same or not found.is_contiguous():
-        raise ValueError(f"{where}: the tensor is {_kind(found)}, not {_kind(wanted)}")
+        raise ValueError(f"{where}: is {_kind(found)}, not {_kind(wanted)}")
     if not found.isfinite().all():
         raise ValueError(f"{where}: a number is not finite")
 

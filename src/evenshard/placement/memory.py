@@ -149,7 +149,7 @@ WORKSPACE_BYTES = 40
 
 
 class PartMemory(NamedTuple):
-    """Memory of a part on each of its devices, on its host and on the SSD, in bytes."""
+    """Memory of a part in bytes: on each of its devices, on its host and on the SSD."""
 
     weights: int = 0  # in device memory; with a cache, only its rows
     optimizer_state: int = 0  # in device memory
@@ -169,7 +169,7 @@ class PartMemory(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Return the device memory during the output dist, the only moment that searches check (see ``peak_bytes``)."""
+        """Return the device memory during the output dist, which searches compare with the available memory."""
         return sum(_on_device(self))
 
     @property

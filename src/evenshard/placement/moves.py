@@ -31,7 +31,7 @@ SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 @dataclass(frozen=True)
 class PartOverlap:
-    """Rows and columns of a table that an old part and a new part have in common, and the devices of both parts."""
+    """Rows and columns that an old and a new part of a table have in common, and the devices of both parts."""
 
     table: str
     rows: Span
@@ -144,8 +144,8 @@ def match_devices(overlaps: Iterable[PartOverlap], kinds: Sequence[int], machine
 
     Args:
         overlaps: overlaps of both placements.
-        kinds: kinds of the new placement's devices (``device_kinds``). Old devices that it no longer has are swapped
-            only if all devices are of one kind.
+        kinds: kinds of the new placement's devices (``device_kinds``). A new device can replace an old
+            device that was removed only if all devices are of one kind.
         machine: machine of the placement with more devices.
     """
     most = machine.num_devices

@@ -47,7 +47,7 @@ class Nodes:
 
     @staticmethod
     def one_node(num_devices: int) -> Nodes:
-        """Return a machine that is one host with all devices."""
+        """Return a machine with one host."""
         return Nodes(num_devices, num_devices)
 
     @property

@@ -3,8 +3,8 @@
 ::
 
     table_wise          the whole table                                 on one device
-    column_wise         cut by columns                                  each part on a device
-    table_column_wise   cut by columns                                  each part on a device of the same node
+    column_wise         cut by columns                                  each part on its own device
+    table_column_wise   cut by columns                                  each part on its own device of one node
     row_wise            cut by rows                                     over all devices
     table_row_wise      cut by rows                                     over all devices of one node
     grid_shard          cut by columns, and each column part by rows    each column part over all devices of one node
@@ -65,7 +65,7 @@ class ShardingType:
         return _size(machine, self.scope)
 
     def places(self, machine: Nodes) -> tuple[range, ...]:
-        """Return the sets of devices from which a column part uses one."""
+        """Return the sets of devices on which a column part can be; it is on all devices of one set."""
         return _sets(machine, self.span(machine))
 
     def home_span(self, machine: Nodes) -> int:
@@ -93,7 +93,7 @@ class ShardingType:
 
     @property
     def with_more_columns(self) -> str:
-        """Return the type that cuts columns, and equals this type if there is one column part; "" if there is none."""
+        """Return the type that also cuts columns, of which this type is the case of one column part; "" for none."""
         return "" if self.cuts_columns else self.call
 
     def row_devices(self, machine: Nodes, device: int) -> range:
@@ -211,7 +211,7 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> s
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """Return the sharding type of a table's parts; or, if it is not allowed, an allowed equivalent within a node."""
+    """Return the sharding type of a table's parts, or an allowed type that is equivalent within a node."""
     found = sharding_type(parts, table, machine)
     in_node = TYPES[found].within_node or found
     return in_node if found not in allowed and in_node in allowed else found
@@ -336,7 +336,7 @@ def matching_types(parts: Sequence[TablePart], table: Table, machine: Nodes) -> 
 
 
 def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
-    """Return the types that allow column parts only on one node, if these devices are on one node."""
+    """Return the types whose column parts must be on one node, if these devices are on one node."""
     sizes = {name: TYPES[name].home_span(machine) for name in COLUMNS_ALONE if TYPES[name].within != EVERYWHERE}
     return [name for name, size in sizes.items() if len({device // size for device in devices}) == 1]
 
@@ -355,5 +355,5 @@ def types_on_all(machine: Nodes) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def allowed_sets(machine: Nodes, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
-    """Return the sets of ``size`` consecutive devices that are all in ``devices``; None allows any device."""
+    """Return the possible sets of ``size`` consecutive devices, all of them in ``devices`` (None: any device)."""
     return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

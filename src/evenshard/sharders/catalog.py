@@ -119,7 +119,7 @@ def sharder(name: str, resources: Resources) -> Sharder:
 
 
 def label_of(name: str) -> str:
-    """Return the report label of a sharder, even one no longer in the catalog."""
+    """Return the label of a sharder in reports, also if it is no longer in the catalog."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
 

@@ -26,7 +26,7 @@ from evenshard.sharders.training_domain import TrainingDomain
 
 
 class Network(nn.Module):
-    """Interface of a learned sharder's networks, as saved in checkpoints."""
+    """Base class of the networks of learned sharders, which checkpoints store."""
 
     kind: ClassVar[str]
     """The kind in its config.json, such as dreamshard_policy."""

@@ -50,7 +50,7 @@ class FeatureNormalizer:
     """Feature normalizer: z-scores with the mean and deviation of the training tables, saved with the model.
 
     Raises:
-        ValueError: if the number of means or scales is not F, or a value is impossible.
+        ValueError: if the number of means or scales is not F, or a value is not finite.
     """
 
     mean: tuple[float, ...]  # F numbers
@@ -64,7 +64,7 @@ class FeatureNormalizer:
 
     @staticmethod
     def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:
-        """Fit mean and deviation to ``tables``. A constant feature is only centred, never divided by 0.
+        """Fit mean and deviation to ``tables``. A feature that is equal for all tables has the scale 1.
 
         The reuse bins, which are shares, stay unchanged: the upper bins are almost always 0, so a table with lookups in
         them would have an extreme z-score.

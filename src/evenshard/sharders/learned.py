@@ -1,4 +1,4 @@
-"""Sharder interface and registry of learned sharders: training data, checkpoints and loading.
+"""Interface of sharders, and the registry of learned sharders.
 
 Every round of the loop trains two networks: a cost network on measurements, and a policy on the cost network's
 predictions. The config.json of each network names its kind. To add a learned sharder, write a module that
@@ -46,7 +46,7 @@ class TrainedSharder(Sharder, Protocol):
     """A learned sharder with its trained networks."""
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """Sample one placement per task, for exploration; None if the policy ran out of memory."""
+        """Sample one placement per task, for exploration; None if a table fit on no device."""
 
     def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Return the cost network's prediction for the slowest device of a placement, ms."""

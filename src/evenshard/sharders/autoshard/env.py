@@ -7,12 +7,12 @@ An environment runs many episodes in parallel, one per slot. An episode places t
 descending predicted single-table cost.
 
 - State: the table to place and the share of the task's tables already placed.
-- Action: a device. The policy sees the sum of its tables' representations, its predicted compute cost and its used
-  memory.
+- Action: a device, of which the policy sees the sum of its tables' representations, predicted cost and used memory.
 - Devices with enough available memory for the table are legal (``placement.legal_mask``). A table without a legal
   device ends the episode (a dead end). With ``mask_illegal=False``, as published, every device may be chosen.
-- Reward: 0 until the last step, then the degree of balance minus the overflow ratio. The reward of a dead end is minus
-  the overflow that the table would cause on the emptiest device, as a share of the largest device's memory.
+- Reward: 0 until the last step, then the degree of balance (lowest cost of a device / highest) minus the overflow ratio
+  (``training.overflow_ratio_B``). The reward of a dead end is minus the overflow that the table would cause on the
+  emptiest device, as a share of the largest device's memory.
 
 Legend: K tasks, T tables of the longest task, P distinct tables, B slots, D devices, H representation size.
 """
@@ -46,7 +46,7 @@ class AutoShardCostNet(TableNetwork):
     def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
         """Predict forward plus backward compute time of shards, [...] ms, from summed representations [..., H].
 
-        An empty shard costs 0; the network is not evaluated for it, because its training data has no empty shard.
+        Callers use 0 for a device without tables, because the training data has no empty shard.
         """
         costs: torch.Tensor = self.cost_head(sums).squeeze(-1) * self.cost_scale_ms
         return costs

@@ -1,6 +1,6 @@
 """AutoShard's training round, and the training of its cost network on measured shards (section 3.2).
 
-The tables of one device form a shard. A measured placement has one shard per device with tables; some have one device.
+The tables of one device form a shard. A measurement is of a whole placement, or of a single shard.
 
 Legend: N measured placements, S shards, P distinct tables, F features, M shards of a minibatch.
 """
@@ -23,7 +23,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def select_shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: every measured shard except control measurements."""
+    """Select the training data of the cost network: all measurements except controls, which are repetitions."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
 
@@ -61,7 +61,7 @@ class ShardTensors:
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> ShardTensors:
         """Convert measured placements with one batch size to training tensors.
 
-        Devices without tables, and devices that ran out of memory, are left out.
+        Devices that have no tables or ran out of memory are left out.
         """
         distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         shards = [

@@ -74,7 +74,7 @@ class Actors:
         env.restart(everywhere, self._draw_tasks())
 
     def synchronise(self, learner: AutoShardPolicy) -> None:
-        """Copy the learner's weights."""
+        """Copy the learner's weights to the actors."""
         self._policy.load_state_dict(learner.state_dict())
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class Actors:
 
 
 def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one step more."""
+    """Return the log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 

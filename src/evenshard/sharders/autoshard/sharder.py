@@ -39,10 +39,10 @@ class PolicyOutput:
 class AutoShardPolicy(ScaledNetwork):
     """Policy network with one logit per device, for any number of tables and devices.
 
-    A state s is the output of an LSTM (2 layers of 64) over the steps, whose inputs are the table's representation and
-    the share of tables already placed. A device a is the sum of its tables' representations (from the frozen cost
-    network) and an embedding (MLP 2-64-32) of its predicted cost and used memory. The head (192-128-128-64-1) computes
-    a device's logit from (s, a, s * a). The value head reads s, and the mean and maximum of a over the devices.
+    A state s is the output of an LSTM (2 layers of 64) over the steps, given the table's representation and the
+    share of tables already placed. A device is represented by a vector a: the sum of its tables' representations, from
+    the frozen cost network, and an embedding (MLP 2-64-32) of its predicted cost and used memory. The policy head
+    (192-128-128-64-1) computes a device's logit from (s, a, s * a). The value head reads s, mean a and maximum a.
     """
 
     kind = "autoshard_policy"
@@ -82,7 +82,7 @@ class AutoShardPolicy(ScaledNetwork):
         return PolicyOutput(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
 
     def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
-        """Return the states, [U, B, S]; the LSTM runs once per segment between episode starts."""
+        """Return the states, [U, B, S]; the LSTM is called once per segment between starts of episodes."""
         inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
         begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
         cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]

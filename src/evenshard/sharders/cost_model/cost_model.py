@@ -8,8 +8,8 @@ The model predicts a device's compute time as
 - ``p`` and ``l`` are non-decreasing step functions: the time of FBGEMM's radix-sort passes, which depends on the rows
   of the shard, and of the warp lanes, which depends on its widest table. Their steps are called jumps.
 
-``network.py`` defines the network, and ``price.py`` predicts placements. An all-to-all takes a latency plus three byte
-counts over bandwidths; these four numbers are fitted.
+``network.py`` defines the network, and ``price.py`` predicts placements. ``ExchangeTime`` is
+the formula for all-to-alls, with four fitted numbers.
 
 Legend: T tables, K members of the ensemble, N placements, H size of a representation (column 0 is the dim; columns
 ``JUMPS`` determine the jumps; columns ``INPUTS`` are inputs of ``g``).
@@ -45,7 +45,7 @@ LEAST_HALF_WIDTH = 0.005  # minimum, because errors on unseen tables are larger 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """All-to-all time model: a latency, plus bytes of the device, of the busiest device and of all devices."""
+    """Time of an all-to-all: a latency, plus times per byte of the device, the busiest device and all devices."""
 
     latency_ms: float = 0.0  # fixed time of an all-to-all
     ms_per_byte: float = 0.0  # for the device's own busier direction; an inverse bandwidth
@@ -54,7 +54,7 @@ class ExchangeTime:
 
     @property
     def takes_time(self) -> bool:
-        """Return True if the all-to-all was measured and takes time."""
+        """Return True if any constant is above 0, so that an all-to-all takes time."""
         return any(astuple(self))
 
     def link(self, source: str) -> Link:

@@ -106,7 +106,7 @@ class DeviceRows:
         return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
 
     def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
+        """Return the inputs of ``ConvexNet.encode`` for all pairs: features [P, F] and scaled work [P, A]."""
         positions_of: dict[int, list[int]] = {}
         for position, size in enumerate(self.batch_sizes):
             positions_of.setdefault(size, []).append(position)
@@ -155,9 +155,9 @@ def fit_cost_model(
 def assign_held_out_members(
     measured: Sequence[MeasuredPlacement], num_members: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Assign to each placement the ensemble member that does not train on it, [N], by task if possible.
+    """Assign to each placement an ensemble member that is not trained on it, [N].
 
-    All placements of a task share its tables, so a member's errors would be too small if it had trained on the task.
+    Placements of a task share tables, so they get the same member if there are enough tasks.
     """
     tasks = {task_id: n for n, task_id in enumerate(dict.fromkeys(one.task.task_id for one in measured))}
     if len(tasks) < num_members:
@@ -219,7 +219,7 @@ def _learn(
 
 
 class _Minibatches:
-    """Builder of the matrices of a minibatch, which avoids a matrix of all devices and tables."""
+    """Builder of small matrices for minibatches, instead of one large matrix of all devices and tables."""
 
     def __init__(self, rows: DeviceRows, only_used: bool) -> None:
         self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
@@ -352,9 +352,9 @@ def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
 
 
 def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
-    """Return the conformal half-width, in deviations, that covers a new error with 90 % probability.
+    """Return the half-width of an interval, in deviations, that covers a new error with 90 % probability.
 
-    Given n errors, this is the 0.9 (n + 1)-th smallest ratio of error to deviation (conformal prediction).
+    By conformal prediction, this is the 0.9 (n + 1)-th smallest of the n ratios of error to deviation.
     """
     rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
     return float((errors_N / deviations_N).kthvalue(rank).values)

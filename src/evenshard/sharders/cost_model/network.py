@@ -15,10 +15,10 @@ Two properties of kernels are not convex, and are added to the head as jumps wit
 Every layer is a block-diagonal matrix with one block per member. ``project`` clips the weights after each training
 step; this converged faster than squares, softplus or exponentials of unconstrained weights.
 
-Legend: T tables, F = 21 features (A more across batches, one more with hot rows), A = 8 quantities of work, K members
-(in ``additive_work_TA`` 17 reuse bins), L learned products of all members, I = A + L inputs of the heads, U head units
-of all members, O = 2K outputs (forward and backward time of each member), J = 6 sums that determine jumps: rows, and
-for each of five widths the number of wider tables.
+Legend: T tables, F = 21 features (A more with ``across_batches``, one more with ``sees_hot_rows``), A = 8 quantities of
+work, K members of the ensemble, L products of work and learned factors, I = A + L inputs of the heads, U units of the
+heads, O = 2K outputs (forward and backward time of each member), J sums that determine the jumps: rows, and for each of
+``WIDTHS`` the number of wider tables. L and U count all members. In ``additive_work_TA``, K are the 17 reuse bins.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ GRAD_BYTES_PER_VALUE = 4  # gradients are FP32
 
 
 def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
-    """Compute each table's additive work in one training step, [T, A], all non-negative.
+    """Compute each table's work in one training step, the eight ``QUANTITIES``, [T, A].
 
-    The quantities are ``QUANTITIES``: tables (1 each), dims, lookups, values (lookups times dim), bytes of the rows
-    that lookups read, bytes of their gradients, distinct rows, and their bytes, in whole memory sectors.
+    ``values`` are lookups times dim, and ``row_bytes`` the bytes that lookups read. ``unique_rows`` are the distinct
+    rows of a batch. Bytes of a row are rounded up to memory sectors.
     """
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     dims_T = np.array([table.embedding_dim for table in tables], dtype=np.float64)
@@ -223,7 +223,7 @@ class ConvexNet(nn.Module):
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Return the work, [T, A] float64; with ``across_batches``, tables and dims are times the batch size."""
+        """Return the work, [T, A] float64; with ``across_batches``, tables and dims are multiplied by the batch."""
         work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
         if self.sizes.across_batches:
             work_TA[:, PER_SAMPLE] *= batch_size

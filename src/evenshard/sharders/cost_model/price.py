@@ -1,4 +1,4 @@
-"""Price of a cost model: its network, rewritten in sums over tables that the search can update fast.
+"""Price of a cost model: the same predictions, computed from sums over tables that a search can update fast.
 
 Several kernel calls on a device are predicted as one call with all their tables, but never below the time of as many
 empty calls. The network is trained on pooled lookups, so a sequence is predicted as bags of size 1.
@@ -65,7 +65,7 @@ class LearnedPrice(DevicePrice):
 
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return the features of tables, [P, H]; sums of these determine jumps, linear part and hidden units."""
+        """Return features of tables, [P, H]; their sums over a device's tables determine its compute time."""
         lookups = [one.pooled for one in lookups]
         if dims_P is not None:
             lookups = [one.with_dim(dim) for one, dim in zip(lookups, dims_P.tolist(), strict=True)]
@@ -84,7 +84,7 @@ class LearnedPrice(DevicePrice):
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        """Compute forward and backward time of single calls with these tables, [2, N]."""
+        """Compute forward and backward time of one kernel call each, [2, N], from the sums over its tables."""
         bent = (sums_NH[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums_NH), self.pieces, len(self.output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
         smooth = self.overhead_2 + sums_NH[:, LINEAR] + hidden @ self.output_U2
@@ -98,7 +98,7 @@ class LearnedPrice(DevicePrice):
         return np.asarray(sums_NH[:, LOOKED_UP, None] * sorts_N2 + lanes_N2)
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """Compute forward and backward time of devices over all their kernel calls, [2, N]."""
+        """Compute forward and backward time of devices, [2, N], at least that of as many empty kernel calls."""
         times_2N = np.maximum(times_QGN[:, 0], calls_N * self.empty_ms_2[:, None])
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
@@ -157,7 +157,7 @@ class LearnedBounds(PriceBounds):
         return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the radix-sort passes that every placement needs because devices combine the rows of tables."""
+        """Return a bound on the radix-sort passes that devices need only for the rows of several tables together."""
         return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
     def least_launch_ms_2(self, calls: int) -> FloatArray:
@@ -195,7 +195,7 @@ class SharedPasses(SharedSteps):
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
     def compute_work(self, columns_PH: Columns) -> FloatArray:
-        """Return the pass time attributed to each table that alone would need no pass, [2, P]."""
+        """Return the pass time that the bound attributes to each table without a pass of its own, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
         return np.asarray((paid_PL @ self._pass_ms_L2).T)

@@ -75,7 +75,7 @@ class EvenshardSharder:
         return self.search(task).candidates[0]
 
     def search(self, task: ShardingTask, known: Sequence[Placement] = ()) -> SearchResult:
-        """Search, and return all candidates; none of ``known`` that is legal is predicted to be faster than the best.
+        """Search, and return all candidates, which include the placements of ``known`` that are legal.
 
         Raises:
             InfeasibleTask: as ``place``.

@@ -21,7 +21,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def select_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: placements that fit in memory, without control measurements.
+    """Select the training data of the cost network: placements that fit in memory, except repeated controls.
 
     Single shards, which have no communication, are used only if there are no other measurements.
     """
@@ -41,7 +41,7 @@ def cost_net_round(
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
-        measured: ``select_placements`` of all rounds, not empty. Their mean cost in the first round becomes the scale.
+        measured: ``select_placements`` of all rounds, not empty. In the first round, their mean cost becomes the scale.
         config: settings, with the learning rate of the first round.
     """
     if checkpoint.is_new:
