@@ -121,8 +121,8 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
     [
         ({"hardware": 3}, "hardware is 3, not a string"),
         ({"batch_size": [64, "256"]}, "batch_size.1. is '256', not a number"),
-        ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
-        ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
+        ({"num_rows": [9, 1]}, "the range of num_rows is 9 to 1"),
+        ({"num_devices": [-1, 1]}, "the range of num_devices is -1 to 1"),
         ({"weight_bits": []}, "weight_bits is empty"),
         ({"weight_bits": [0]}, "weight_bits has 0, not one of"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),

@@ -79,7 +79,7 @@ class BadRecords(BadFile):
 
 
 def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> BadFile:
-    """Return a ``BadFile`` for one problem, or a ``BadRecords`` for several; for the arguments see there."""
+    """Return a ``BadFile`` for one problem, or a ``BadRecords`` for several; for the arguments, see ``BadRecords``."""
     if len(found) > 1:
         return BadRecords(path, found, remedy)
     ((where, problem, fix),) = found

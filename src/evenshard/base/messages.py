@@ -83,7 +83,7 @@ def without_credentials(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a message on one line, without control characters and passwords, and not too long."""
+    """Return a message on one line of limited length, without control characters and passwords."""
     return cut(printable(" ".join(without_credentials(text).split())), MAX_MESSAGE)
 
 

@@ -1,6 +1,6 @@
 """Output paths: rules for what a command may replace, and atomic writes of files and folders.
 
-A command may replace a file by a file, and a folder by a folder of the same kind, if no other file would be lost.
+A command may replace a file with a file, and a folder with a folder of the same kind, if no other file would be lost.
 Devices, pipes and sockets are never replaced. If the path is a link, the link stays and its target is replaced.
 
 Content is first written and synced to a draft next to the path, such as ``.evenshard-1a2b3c4d5e6f.cost_net``. An older

@@ -54,7 +54,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
-    """Call ``do``, which may raise, on SIGTERM within the block; no effect in other threads than the main thread."""
+    """Call ``do``, which may raise, on SIGTERM within the block; no effect outside the main thread."""
     with _handle_signal(signal.SIGTERM, do):
         yield
 

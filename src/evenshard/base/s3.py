@@ -1,8 +1,8 @@
 """Upload and download of files and folders on S3 with boto3, which only this module imports.
 
 A file is one object, which becomes visible when its upload is complete. A folder is all objects whose keys begin with
-its address and a slash. boto3 and the server verify checksums. A killed upload leaves invisible parts; a lifecycle rule
-of the bucket (AbortIncompleteMultipartUpload) removes them.
+its address and a slash. boto3 and the server verify checksums. A killed upload leaves invisible parts, until a
+lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
 
 boto3 reads keys, region and endpoint from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE,
 AWS_DEFAULT_REGION and AWS_ENDPOINT_URL.
@@ -203,7 +203,7 @@ def _problem_of_paths(paths: Sequence[str]) -> str | None:
         if _UNSAFE.search(key) or str(path) != key or path.is_absolute() or ".." in path.parts:
             return f"the key {brief(key)} is not a plain path below the folder"
         if files & {str(folder) for folder in path.parents}:
-            return f"the key {brief(key)} is inside another key, which is a file"
+            return f"a parent folder of the key {brief(key)} is itself a file"
     return None
 
 

@@ -151,7 +151,7 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
     found = tuple(part_table(part, by_name[part.table]) for part in parts)
     twice = next((name for name, count in Counter(table.name for table in found).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"the table name {brief(twice)} is also that of a shard of another table. Rename the table.")
+        raise BadConfig(f"the table name {brief(twice)} is also the name of another table's shard. Rename the table.")
     return found
 
 

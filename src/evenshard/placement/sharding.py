@@ -211,7 +211,7 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> s
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """Return the sharding type of a table's parts, or an allowed type that is equivalent within a node."""
+    """Return the sharding type of a table's parts, or its equivalent within a node if only that is allowed."""
     found = sharding_type(parts, table, machine)
     in_node = TYPES[found].within_node or found
     return in_node if found not in allowed and in_node in allowed else found

@@ -306,7 +306,7 @@ def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | 
 
 
 def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
-    """Map each sharding type that is impossible for this table to the reason, not counting ``TableLimits.types``."""
+    """Map each sharding type that is impossible for this table to the reason, without considering its rule on types."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):

@@ -118,7 +118,7 @@ class TrainingDomain:
         for name in _RANGES:
             low, high = getattr(self, name)
             if not 0 <= low <= high < math.inf:
-                return f"{name} is from {low:g} to {high:g}"
+                return f"the range of {name} is {low:g} to {high:g}"
         for name in _QUANTILES:
             values = getattr(self, name)
             if len(values) not in (0, len(QUANTILES)) or not all(0 <= value < math.inf for value in values):

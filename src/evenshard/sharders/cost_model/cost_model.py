@@ -68,7 +68,7 @@ class ExchangeTime:
     def problem(self) -> str | None:
         """Return the reason that the constants are invalid; None if they are valid."""
         fine = all(0 <= number < math.inf for number in astuple(self))
-        return None if fine else f"all-to-all takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
+        return None if fine else f"all-to-all constants are {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
 
 @dataclass(frozen=True)
