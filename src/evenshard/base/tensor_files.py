@@ -42,7 +42,7 @@ def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
     """Read a file of torch.save without running code from it; errors do not name the file.
 
     Raises:
-        ValueError: if it is damaged, or contains anything but plain data; one line.
+        ValueError: if it is damaged, or contains anything but plain data. The message is one line.
     """
     import torch
 
@@ -99,7 +99,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
     """Load a network's weights from a file written by ``save_weights``.
 
     Raises:
-        ValueError: if the file does not fit the network; one line.
+        ValueError: if the file does not fit the network. The message is one line.
     """
     state = _tensors(_load(path), path.name)
     expected = net.state_dict()
@@ -128,7 +128,7 @@ def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Load state that ``save_adam`` wrote into a new Adam optimizer, whose settings do not change.
 
     Raises:
-        ValueError: if the file does not fit the optimizer; one line.
+        ValueError: if the file does not fit the optimizer. The message is one line.
     """
     import torch
 

@@ -113,5 +113,8 @@ class Nodes:
             return f"there are {self.num_devices} devices, but the device kinds have {counts}. Correct the kinds."
         for what, sizes in (("host memory", self.host_bytes), ("SSDs", self.ssd_bytes)):
             if sizes and (len(sizes) != self.num_nodes or min(sizes) < 0):
-                return f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one per node, at least 0."
+                return (
+                    f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one per node, each at "
+                    f"least 0."
+                )
         return None

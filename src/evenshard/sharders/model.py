@@ -34,7 +34,7 @@ class Model(Protocol):
 
     @property
     def hardware(self) -> str:
-        """Return the hardware whose times it predicts, written as in flags: cpu, cuda or simulated:<profile>."""
+        """Return the hardware whose times the model predicts, as in flags: cpu, cuda or simulated:<profile>."""
 
     @property
     def source(self) -> str:
@@ -46,11 +46,11 @@ class Model(Protocol):
 
     @property
     def registered(self) -> Mapping[str, Any] | None:
-        """Return its name, version and ids in MLflow; None if it was not loaded from MLflow."""
+        """Return the model's name, version and ids in MLflow; None if it was not loaded from there."""
 
     @property
     def trained_on(self) -> TrainingDomain | None:
-        """Return its training domain; None for a device model, which is not trained."""
+        """Return the training domain; None for a device model, which is not trained."""
 
     @property
     def policy(self) -> TrainedSharder | None:
@@ -58,7 +58,7 @@ class Model(Protocol):
 
     @property
     def link(self) -> str:
-        """Return the name of the link between its devices; empty if unknown."""
+        """Return the name of the link between devices; empty if unknown."""
 
     @property
     def device_error(self) -> DeviceError | None:
@@ -68,7 +68,7 @@ class Model(Protocol):
         """Raise BadConfig unless the model predicts times of this hardware."""
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts compute times on its hardware."""
+        """Return the price that predicts compute times on the model's hardware."""
 
     def exchange_link(self) -> Link | None:
         """Return the link that predicts communication times; None if unknown."""
@@ -99,17 +99,17 @@ class DeviceModel:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of its profile."""
+        """Return the SHA-256 of the GPU profile."""
         return sha256_of(profile_path(HardwareName.parse(self.hardware).device))
 
     @property
     def link(self) -> str:
-        """Return the name of the link between its devices."""
+        """Return the name of the link between devices."""
         return self.profile.link
 
     @property
     def device_error(self) -> DeviceError:
-        """Return its error relative to the real device."""
+        """Return the error of the simulated device relative to the real device."""
         return self.profile.error
 
     def require_hardware(self, hardware: str) -> None:
@@ -118,11 +118,11 @@ class DeviceModel:
             raise BadConfig(f"{self.hardware} is not a model of {hardware}. Name only one of them.")
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts its compute times."""
+        """Return the price that predicts compute times on the simulated device."""
         return DeviceModelPrice(self.profile)
 
     def exchange_link(self) -> Link:
-        """Return the link between its devices."""
+        """Return the link between devices."""
         return link(self.link)
 
 

@@ -47,17 +47,17 @@ class PlacementModel:
 
     @property
     def hardware(self) -> str:
-        """Return the hardware of its training data, written as in flags: cpu, cuda or simulated:<profile>."""
+        """Return the hardware of the training data, as in flags: cpu, cuda or simulated:<profile>."""
         return str(HardwareName.parse(self.trained_on.hardware))
 
     @property
     def link(self) -> str:
-        """Return the name of the link in its training data; empty if unknown."""
+        """Return the name of the link in the training data; empty if unknown."""
         return self.trained_on.link
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of its simulated training hardware, relative to the real device; None for real hardware."""
+        """Return the error of the simulated device in the training data; None if it was real hardware."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:
@@ -65,7 +65,7 @@ class PlacementModel:
         return LearnedPrice(self.cost_model)
 
     def exchange_link(self) -> Link | None:
-        """Return the link of its training data if its name is known; or a link with the fitted all-to-all constants."""
+        """Return the link in the training data, or, if its name is unknown, a link with the fitted constants."""
         if self.link in LINKS:
             return LINKS[self.link]
         learned = self.cost_model.exchange
@@ -74,7 +74,7 @@ class PlacementModel:
         return learned.link(f"fitted to {self.link or 'the all-to-alls of the training data'}")
 
     def require_hardware(self, hardware: str) -> None:
-        """Raise BadConfig unless it was trained on this hardware."""
+        """Raise BadConfig unless the model was trained on this hardware."""
         if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
             raise BadConfig(
                 f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name "
@@ -90,7 +90,7 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
         hardware: required hardware of the training data, such as simulated:h200 or cuda; None or auto for any.
 
     Raises:
-        BadConfig: if it was trained on other hardware.
+        BadConfig: if the model was trained on other hardware.
         BadFile: if the folder is missing, incomplete, or has other content.
     """
     folder = Path(folder)

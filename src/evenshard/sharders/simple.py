@@ -1,8 +1,8 @@
 """Sharders without training: random placements and heuristics.
 
-A heuristic gives each table a weight, and puts the heaviest table on the device with the least weight so far. The four
-human-expert strategies of DreamShard (section 4.1) differ only in the weight. So does single-cost greedy, which weighs
-a table by its own measured cost.
+A heuristic gives each table a weight. It places the heaviest table first, always on the device with the least weight so
+far. The four human-expert strategies of DreamShard (section 4.1) and single-cost greedy differ only in the weight; the
+last uses the measured cost of the table alone.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[Pack
 
 
 def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
-    """Draw a feasible sharded placement; half of the draws use one sharding type for all tables if possible.
+    """Draw a legal sharded placement; half of the draws use one sharding type for all tables that allow it.
 
     Args:
         types: sharding types to draw from; a table that supports none of them stays whole.
 
     Raises:
-        InfeasibleTask: if several draws do not fit in memory.
+        InfeasibleTask: if ``ATTEMPTS`` draws exceed memory or break a rule.
     """
     for attempt in range(ATTEMPTS):
         drawn = [str(rng.choice(list(types)))] if rng.random() < 0.5 else types

@@ -81,7 +81,7 @@ def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) ->
 def balance_reward_B(
     costs_BD: torch.Tensor, used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor, device_mask_BD: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the final reward, [B]: degree of balance minus the worst overflow ratio (AutoShard, section 3.3)."""
+    """Compute the final reward, [B]: degree of balance minus overflow ratio (AutoShard, section 3.3)."""
     return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
 
 

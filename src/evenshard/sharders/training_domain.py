@@ -76,7 +76,7 @@ class TrainingDomain:
         """Return the domain of measured placements, which must not be empty.
 
         Args:
-            git_commit: commit of the code (``lineage.git_commit``).
+            git_commit: commit of the code (``Lineage.git_commit``).
             costs: the files of the measurements, if any.
 
         Raises:

@@ -26,8 +26,8 @@ from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, CostModel, l
 from evenshard.sharders.cost_model.network import LANE_WORK, LOOKUPS, NUM_JUMP_SUMS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
 
-ROWS, WIDER = 0, slice(1, NUM_JUMP_SUMS)  # of the H features: these determine jumps
-WORK = slice(NUM_JUMP_SUMS, NUM_JUMP_SUMS + len(LANE_WORK))  # work that jumps multiply
+ROWS, WIDER = 0, slice(1, NUM_JUMP_SUMS)  # the features that determine jumps
+WORK = slice(NUM_JUMP_SUMS, NUM_JUMP_SUMS + len(LANE_WORK))  # the features by which jumps are multiplied
 LOOKED_UP = WORK.start + LANE_WORK.index(LOOKUPS)
 LINEAR = slice(WORK.stop, WORK.stop + 2)  # forward, backward
 FIRST_PIECE = LINEAR.stop
