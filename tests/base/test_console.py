@@ -27,7 +27,7 @@ def test_a_search_whose_output_is_piped_says_once_that_it_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(console, "SAY_AFTER_S", 0.0)
-    line = "searching; Ctrl-C takes the best placement so far"
+    line = "searching; Ctrl-C returns the best placement so far"
     with caplog.at_level(logging.INFO, "evenshard"), console.best_so_far() as progress:
         deadline = time.monotonic() + PATIENCE_S
         while not caplog.records and time.monotonic() < deadline:

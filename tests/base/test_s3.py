@@ -359,7 +359,7 @@ def test_an_expired_token(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             monkeypatch.setenv(name, "some")
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        with pytest.raises(BadConfig, match=r"session token has expired .* Get a new one"):
+        with pytest.raises(BadConfig, match=r"session token has expired .* Get a new token"):
             download(at, tmp_path / "two")
 
 

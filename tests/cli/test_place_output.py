@@ -106,7 +106,7 @@ def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -
             said += piece
     os.close(master)
     assert run.returncode == 0 and json.loads(printed)["num_devices"] == 4
-    assert (b"s left, best so far" in said and b"ms of embedding work per step (Ctrl-C takes it)" in said) == shows
+    assert (b"s left, best so far" in said and b"ms of embedding work per step (Ctrl-C returns it)" in said) == shows
     assert shows or said == b""
 
 

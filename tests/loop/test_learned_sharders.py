@@ -131,7 +131,7 @@ def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
     assert load_learned_sharder("dreamshard").settings_of(TrainPolicyConfig(num_episodes=4)).num_episodes == 4
     with pytest.raises(BadConfig, match=r"train_policy.settings: 'num_slots' is unknown"):
         load_learned_sharder("dreamshard").settings_of(TrainPolicyConfig(settings={"num_slots": 3}))
-    with pytest.raises(BadConfig, match=r"train_policy.method is 'other', which is none of dreamshard, autoshard"):
+    with pytest.raises(BadConfig, match=r"train_policy.method is 'other'. Choose from dreamshard, autoshard"):
         load_learned_sharder("other")
 
 
@@ -146,7 +146,7 @@ def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) ->
         assert content == {"kind": f"dreamshard_{name}", "round": 3, "normalizer": content["normalizer"]}
     assert identify_sharder(tmp_path / "policy").name == load_sharder(tmp_path / "cost_net", tmp_path / "policy").name
     assert load_sharder(tmp_path / "cost_net", tmp_path / "policy").name == "dreamshard"
-    with pytest.raises(BadFile, match="holds a 'dreamshard_cost_net', not the policy of a sharder"):
+    with pytest.raises(BadFile, match="contains a 'dreamshard_cost_net', not the policy of a sharder"):
         identify_sharder(tmp_path / "cost_net")
 
 

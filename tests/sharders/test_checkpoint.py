@@ -146,7 +146,7 @@ def test_each_torn_file_is_a_bad_file_on_one_line(folder: Path, name: str, keep:
 
 
 def test_a_folder_of_the_other_kind_is_named_as_such(folder: Path) -> None:
-    with pytest.raises(BadFile, match="holds a dreamshard_cost_net, not a DreamShardPolicy"):
+    with pytest.raises(BadFile, match="contains a dreamshard_cost_net, not a DreamShardPolicy"):
         load_checkpoint(folder, DreamShardPolicy)
 
 
@@ -247,7 +247,7 @@ def digest(folder: Path) -> dict[str, bytes]:
         ({"kind": ["dreamshard_cost_net"]}, "kind is .*, not a string"),
         ({"normalizer": [1.0]}, "normalizer is .*, not a mapping"),
         ({"normalizer": {"mean": ["a"] * 21, "scale": [1.0] * 21}}, "mean.0. is 'a', not a number"),
-        ({"normalizer": {"mean": [0.0] * 21, "scale": [0.0] * 21}}, "a scale that is not above 0"),
+        ({"normalizer": {"mean": [0.0] * 21, "scale": [0.0] * 21}}, "a scale of 0 or below"),
         ({"normalizer": {"mean": [math.nan] * 21, "scale": [1.0] * 21}}, "'NaN' is not a valid number"),
         ({"more": 1}, "'more' is unknown"),
     ],
@@ -285,7 +285,7 @@ def test_no_pickled_code_is_run(folder: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Hostile()}, folder / "state.pt")
     with pytest.raises(
-        BadFile, match=r"state\.pt cannot be read: it is damaged, or contains other objects than tensors\)"
+        BadFile, match=r"state\.pt cannot be read: it is damaged, or contains objects other than tensors\)"
     ):  # no word of how to run it
         load_checkpoint(folder, DreamShardCostNet)
     assert not (tmp_path / "never_opened_by_load").exists()

@@ -121,8 +121,8 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
     [
         ({"hardware": 3}, "hardware is 3, not a string"),
         ({"batch_size": [64, "256"]}, "batch_size.1. is '256', not a number"),
-        ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
-        ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
+        ({"num_rows": [9, 1]}, "the range of num_rows is 9 to 1"),
+        ({"num_devices": [-1, 1]}, "the range of num_devices is -1 to 1"),
         ({"weight_bits": []}, "weight_bits is empty"),
         ({"weight_bits": [0]}, "weight_bits has 0, not one of"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
@@ -196,9 +196,9 @@ def test_batches_and_devices_far_beyond() -> None:
     assert outside(TABLES, devices=7) == ("7 devices are more than the 3 the model was trained on",)
     assert outside(TABLES, devices=4) == ("4 devices are more than the 3 the model was trained on",)
     crowd = outside([replace(SMALL, name=f"t{n}") for n in range(7)], devices=1)
-    assert crowd == ("7 tables on a mean device are far more than the 3 the model was trained on",)
+    assert crowd == ("7 tables per device on average are far more than the 3 the model was trained on",)
     wide = outside([replace(LARGE, name=f"t{n}") for n in range(6)], devices=2)
-    assert wide == ("dims of 192 on a mean device are far more than the 88 the model was trained on",)
+    assert wide == ("192 dims per device on average are far more than the 88 the model was trained on",)
 
 
 def test_what_shards_alone_do_not_tell_is_said() -> None:

@@ -1,7 +1,7 @@
 """Terminal output: results on stdout, progress and log lines on stderr.
 
-Names in an answer are never markup, and numbers have no colours. Work of more than 3 s shows percentage and time left
-on a terminal; if stderr is not a terminal, it logs lines.
+Results are printed without colours, and names in them are never read as Rich markup. Work of more than 3 s shows its
+percentage and the time left on a terminal. If stderr is not a terminal, it logs lines instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Item = TypeVar("Item")
-# Seconds after which work reports its progress, and between two log lines if stderr is not a terminal.
+# Seconds until the first report of progress, and between two log lines if stderr is not a terminal.
 SAY_AFTER_S, LOG_EVERY_S = 3.0, 10.0
 # Characters per line of a table.
 _WIDEST = 240
@@ -48,10 +48,10 @@ def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
 
 
 def plain_grid(*heads: str, texts: Sequence[str] = ()) -> Table:
-    """Return a table without borders; ``heads`` are the headers of right-aligned columns of numbers.
+    """Return a table without borders; ``heads`` are the headers of its first columns, which are right-aligned numbers.
 
     Args:
-        texts: headers of the left-aligned columns of text that follow.
+        texts: headers of the other columns, which are left-aligned texts.
     """
     from rich.table import Table
 
@@ -64,14 +64,14 @@ def plain_grid(*heads: str, texts: Sequence[str] = ()) -> Table:
 
 
 def print_whole(console: Console, grid: Table) -> None:
-    """Print a table in its full width: a narrow terminal wraps its lines, and no number is cut."""
+    """Print a table at full width, so that a narrow terminal wraps lines instead of cutting numbers."""
     width, console.width = console.width, max(console.width, _WIDEST)
     console.print(grid)
     console.width = width
 
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    """Yield the items under a progress bar on stderr; if stderr is not a terminal, log a line now and then."""
+    """Yield the items while a progress bar on stderr, or log lines if it is no terminal, show the progress."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -119,7 +119,7 @@ def best_so_far() -> Iterator[Callable[[float, float], None] | None]:
         yield None
         return
     if not sys.stderr.isatty():
-        line = threading.Timer(SAY_AFTER_S, log.info, ("searching; Ctrl-C takes the best placement so far",))
+        line = threading.Timer(SAY_AFTER_S, log.info, ("searching; Ctrl-C returns the best placement so far",))
         line.daemon = True
         line.start()
         try:
@@ -136,7 +136,7 @@ def best_so_far() -> Iterator[Callable[[float, float], None] | None]:
             passed_s = time.monotonic() - start
             if passed_s >= SAY_AFTER_S and done > 0:
                 left = f"about {passed_s * (1 - done) / done:,.0f} s left"
-                best = f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)"
+                best = f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C returns it)"
                 status.update(f"{done:.0%} searched, {left}, {best}")
 
         yield show
@@ -159,7 +159,7 @@ class _WithoutCredentials(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Log to stderr with the time, other libraries only from WARNING on (FBGEMM logs a lot)."""
+    """Log to stderr with the time of day; from other libraries, only warnings and errors (FBGEMM logs a lot)."""
     handler = logging.StreamHandler()
     handler.setFormatter(_WithoutCredentials("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -168,4 +168,4 @@ def log_to_stderr() -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
     logging.captureWarnings(True)
-    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its own handlers would bypass ours
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # MLflow's handlers would not hide credentials

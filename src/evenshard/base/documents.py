@@ -1,7 +1,7 @@
 """Readers for untrusted text, JSON, YAML and gzip files; they return plain data and enforce size limits.
 
-Python's JSON reader accepts NaN and 1e400 (as infinity). Both it and PyYAML silently keep the last of two equal keys.
-These readers raise a one-line error instead. Their JSON content has finite numbers and can be written as UTF-8.
+Python's JSON reader accepts NaN, and reads 1e400 as infinity. Both it and PyYAML silently keep the last of two equal
+keys. The readers in this module raise an error with a one-line message instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evenshard.base.outputs import scratch_folder
 
 # Largest YAML, JSON or CSV file; it is read into memory as a whole. Larger tables fit in Parquet.
 MAX_TEXT_BYTES = 64 * 2**20
-# Largest unpacked size of a gzipped file: a bound for the temporary folder against a decompression bomb.
+# Largest unpacked size of a gzipped file, so that a decompression bomb does not fill the disk.
 MAX_UNPACKED_BYTES = 64 * 2**30
 _CHUNK_BYTES = 16 * 2**20  # read and written per step while unpacking
 # Most digits of an integer; floats end at 1.8e308, so a longer one could overflow when converted.
@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file with its line endings unchanged.
 
     Raises:
-        OSError: see ``open``.
+        OSError: as from ``open``.
         ValueError: if it is larger than ``MAX_TEXT_BYTES`` or not UTF-8; the message is one line.
     """
     with path.open("rb") as file:
@@ -62,7 +62,7 @@ def sha256_of(path: Path) -> str:
 
 
 def read_json(path: str | Path, what: str, remedy: str) -> Any:
-    """Return the content of a JSON file; ``what`` names its kind in errors, such as "a plan".
+    """Return the content of a JSON file; errors call the file ``what``, such as "a plan".
 
     Raises:
         BadFile: if it cannot be read, is not valid JSON, or is too large.
@@ -81,7 +81,7 @@ def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """Parse a JSON document strictly; bytes must be UTF-8.
 
     Raises:
-        ValueError: if it is invalid or too large, or has a non-finite number or a duplicate key; one line.
+        ValueError: if it is invalid or too large, or has a non-finite number or duplicate key; the message is one line.
     """
     if len(source) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes / 1024**2:,.0f} MB")
@@ -95,7 +95,7 @@ def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
     except UnicodeEncodeError:
-        raise ValueError("it contains half of a character (a lone surrogate)") from None
+        raise ValueError("it contains an invalid character (a lone surrogate)") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -137,10 +137,10 @@ def replace_non_finite(value: Any) -> Any:
 
 
 def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.", most: int = 1) -> Any:
-    """Return the content of a YAML file, or the list of its documents, up to ``most``, if ``most`` is above 1.
+    """Return the content of a YAML file; if ``most`` is above 1, the list of its documents, at most ``most``.
 
     Raises:
-        BadFile: if it is missing, with the remedy ``if_missing``, or cannot be read, with ``remedy``.
+        BadFile: if it is missing (with the remedy ``if_missing``) or cannot be read (with ``remedy``).
     """
     try:
         found = load_documents(read_text(path), most)
@@ -189,7 +189,7 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
         documents = list(yaml.load_all(text, _loader()))
     except MemoryError:
         raise
-    except Exception as error:  # the loader raises stray errors, for example on the date 2024-13-45
+    except Exception as error:  # the loader raises various errors, for example for the date 2024-13-45
         raise ValueError(" ".join(str(error).split()).replace(' in "<unicode string>", line', ", line")) from None
     if len(documents) > most:
         raise ValueError(f"it contains more than {most} {'documents' if most > 1 else 'document'}")
@@ -234,7 +234,7 @@ def load_params(path: Path) -> dict[str, Any]:
 
 
 def _non_string_keys(content: Any) -> Iterator[Any]:
-    """Yield the keys that are not strings, at any depth, because they can be neither sorted nor written as JSON."""
+    """Yield all keys that are not strings, at any depth; they could not be sorted or written as JSON."""
     waiting, seen = [content], set()
     while waiting:
         inner = waiting.pop()

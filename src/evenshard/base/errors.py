@@ -8,8 +8,8 @@
     |   |   +-- BadRecords    a file has several invalid values, all listed
     |   |-- BadConfig         a setting in params.yaml or a flag is invalid
     |   +-- MissingPackage    a package of an extra is not installed
-    |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
-    |                         for one placement; a row of the report in a study)
+    |-- InfeasibleTask        no legal placement exists, or none was found         (exit code 2 for a single
+    |                         placement; studies report it and continue)
     |-- MeasurementFailed     a kernel or a device failed during a measurement     (exit code 1)
     |-- TrainingFailed        a weight of a network is not finite                  (exit code 1)
     |-- DatasetRefused        measured costs are too noisy                         (exit code 1)
@@ -34,7 +34,7 @@ from evenshard.base.messages import one_line, reason_of
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Problems of one file that an error lists; it only counts the rest.
+# Most problems of one file that an error message lists.
 MAX_PROBLEMS = 20
 
 
@@ -50,7 +50,7 @@ class BadInput(EvenshardError):
 
 
 class BadFile(BadInput):
-    """An unusable file; ``where`` is the row, record or key with the problem, if known."""
+    """An unusable file. ``where`` is the row, record or key with the problem, if known."""
 
     def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
         place = f"{path}, {where}" if where else f"{path}"
@@ -62,11 +62,11 @@ class BadRecords(BadFile):
     """A file with several problems.
 
     Args:
-        found: (place in the file or "", problem, remedy) of each problem.
-        remedy: advice for all problems, if any.
+        found: (location in the file or "", problem, remedy) of each problem.
+        remedy: one remedy for all problems, or "".
 
     Attributes:
-        lines: the message as printable lines: the number of problems, the first ``MAX_PROBLEMS``, the remedy.
+        lines: the message as lines: the number of problems, the first ``MAX_PROBLEMS`` of them, and the remedy.
     """
 
     def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> None:
@@ -79,7 +79,7 @@ class BadRecords(BadFile):
 
 
 def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> BadFile:
-    """Return a ``BadFile`` for one problem of a file, or a ``BadRecords`` for several; same arguments."""
+    """Return a ``BadFile`` for one problem, or a ``BadRecords`` for several; for the arguments, see ``BadRecords``."""
     if len(found) > 1:
         return BadRecords(path, found, remedy)
     ((where, problem, fix),) = found
@@ -95,7 +95,7 @@ class MissingPackage(BadInput):
 
 
 class InfeasibleTask(EvenshardError):
-    """A task without a legal placement. ``problem`` and ``remedy`` are sentences; ``problem`` may include a remedy."""
+    """A task without a legal placement. The message is ``problem``, which may include a remedy, and ``remedy``."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem} {remedy}" if remedy else problem)
@@ -116,7 +116,7 @@ class DatasetRefused(EvenshardError):
 
 
 class PipelineFailed(EvenshardError):
-    """A failed run of a pipeline, or a server that does not answer."""
+    """A failed run of a pipeline, or a pipeline server that does not answer."""
 
 
 class TrackingFailed(EvenshardError):
@@ -137,7 +137,7 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a reader of a user's file so that any unexpected error becomes a BadFile.
 
     Args:
-        read: reader whose first argument is the path. EvenshardError, OSError and ImportError pass unchanged.
+        read: reader whose first argument is the path. EvenshardError, OSError and ImportError are not converted.
     """
 
     @wraps(read)
@@ -157,10 +157,10 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def blame_folder(folder: Path, what: str, remedy: str) -> Iterator[None]:
-    """Convert every error in the block to a BadFile about a folder of saved training results.
+    """Convert every error in the block to a BadFile about a folder of a saved model.
 
     Args:
-        what: content of the folder, such as "network".
+        what: name of the content in messages, such as "network".
     """
     try:
         yield

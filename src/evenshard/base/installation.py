@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 from evenshard.base.errors import MissingPackage
 from evenshard.base.messages import reason_of
 
-# The smallest extra of pyproject.toml with a package, and the feature that needs it, by import name.
+# For each optional package, by import name: the smallest extra with it, and the feature that needs it.
 EXTRAS = {
     "scipy": ("near", "An exact solver"),
     "torch": ("learn", "A learned model, training or measuring"),
@@ -43,12 +43,12 @@ def require_package(module: str) -> None:
     """Import a module of an optional package (``EXTRAS``), such as ``kfp.kubernetes``, to fail early if it is missing.
 
     Raises:
-        MissingPackage: if it is not installed or cannot be imported, for example with the installed torch.
+        MissingPackage: if it is not installed, or its import fails, for example because it does not match torch.
     """
     package = module.partition(".")[0]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # packages import deprecated modules of each other
+            warnings.simplefilter("ignore")  # packages import deprecated modules
             importlib.import_module(module)
     except (ImportError, OSError) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == package
@@ -73,13 +73,13 @@ def remedy(package: str) -> str:
     if not in_image():
         return install_command(package)
     extra = EXTRAS[package][0]
-    return f"this image lacks it. Add the extra {extra} in the Dockerfile and rebuild it, or run this outside."
+    return f"this image lacks it. Add the extra {extra} to the Dockerfile and rebuild it, or run outside the image."
 
 
 def install_command(package: str) -> str:
-    """Return the command that installs a package of ``EXTRAS`` from the source that evenshard was installed from.
+    """Return the command that installs a package of ``EXTRAS``, and evenshard from the same source as before.
 
-    The command keeps the installed torch unless it is too old for a supported FBGEMM or for TorchRec 1.7.
+    It keeps the installed torch, unless this is too old for a supported FBGEMM or for TorchRec 1.7.
     """
     command = f"pip install {pip_words(EXTRAS[package][0])}"
     if package not in ("fbgemm_gpu", "torchrec") or importlib.util.find_spec("torch") is None:
@@ -102,7 +102,7 @@ def install_command(package: str) -> str:
 
 
 def in_image() -> bool:
-    """Return True inside an image of the Dockerfile."""
+    """Return True inside a container of our Dockerfile's images."""
     return bool(os.environ.get(IMAGE_MARK))
 
 
@@ -116,7 +116,7 @@ def checkout() -> Path | None:
 def pip_words(extra: str) -> str:
     """Return the arguments of ``pip install`` for an extra, quoted for a shell, such as ``'evenshard[mlops]'``.
 
-    The original wheel, folder or URL is reused. If it no longer exists, the packages of the extra are listed.
+    They name the wheel, folder or URL from which evenshard was installed; if it is gone, the packages of the extra.
     """
     root = checkout()
     if root is not None:

@@ -1,4 +1,4 @@
-"""Declarations of settings: a field of a frozen dataclass with its default, meaning, range and flag.
+"""Declarations of settings (knobs): fields of dataclasses with a default, meaning, range and command-line flag.
 
 ::
 
@@ -6,10 +6,10 @@
     class Memory:
         host_memory_gb: float | None = knob(None, "GB of each host's memory that tables may take")
 
-Flags, keywords, keys of params.yaml and requests, component parameters, schemas and docs are generated from them.
+Flags, keyword arguments, keys of files, component parameters, schemas and docs are generated from the knobs.
 
-Ranges are far larger than realistic placements. They keep sums of bytes below 2**63, and stop a typo from starting a
-search that takes hours. They apply to all inputs: files, flags, params.yaml, Python and pipelines.
+The ranges apply to all inputs: files, flags, params.yaml, Python and pipelines. They are far wider than realistic
+values, but keep sums of bytes below 2**63, and reject typos that would start a search of many hours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evenshard.base.messages import brief
 from evenshard.base.outputs import Output
 
 MAX_TABLES = 100_000  # in a file; a longer file is rejected before its values are checked
-MAX_TABLE_BYTES = 2**50  # weights of a table, 1 PiB; also the most rows
+MAX_TABLE_BYTES = 2**50  # of the weights of a table, 1 PiB; also the limit of its rows
 # Most bytes of all tables with their optimizer state, and of all devices; NumPy's integers end at 2**63.
 MAX_TOTAL_BYTES = 2**62
 # Most values in a Parquet file of tables, which is loaded into memory as a whole.
@@ -38,7 +38,7 @@ MAX_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values of a number, integer or not, from ``least`` (or ``above`` it) to ``most``."""
+    """Range of a number from ``least`` to ``most``; without ``least`` itself if ``above``; integers if ``whole``."""
 
     least: float
     most: float
@@ -46,7 +46,7 @@ class Range:
     above: bool = False
 
     def problem(self, value: Any) -> str | None:
-        """Return the problem of an invalid value, such as "is -1, not a whole number from 1 to 4,096", or None."""
+        """Describe an invalid value, such as "is -1, not a whole number from 1 to 4,096"; None if it is valid."""
         right_kind = isinstance(value, Integral if self.whole else Real) and not isinstance(value, bool)
         if right_kind and self.least <= value <= self.most and not (self.above and value == self.least):
             return None
@@ -57,7 +57,7 @@ class Range:
 # Counts fit into a signed 32-bit integer.
 COUNT, COUNT_OR_NONE = Range(1, 2**31 - 1, whole=True), Range(0, 2**31 - 1, whole=True)
 SHARE, POSITIVE, NOT_NEGATIVE = Range(0, 1), Range(0, 1_000_000_000, above=True), Range(0, 1_000_000_000)
-# Ranges by the name of the number, for all inputs; 2**20 GB = 1 PiB.
+# Ranges by the name of the setting; 2**20 GB = 1 PiB.
 RANGES: Mapping[str, Range] = {
     "num_devices": Range(1, 4_096, whole=True),
     "nodes": Range(1, 4_096, whole=True),
@@ -83,7 +83,7 @@ RANGES: Mapping[str, Range] = {
     "pooling_factor": Range(0, 1_000_000),
     "default_pooling_factor": Range(0, 1_000_000),
 }
-# The suffix of a number's name is its unit.
+# Units by the suffix of a setting's name.
 UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
 REQUIRED: Any = MISSING
 Part = TypeVar("Part")
@@ -95,7 +95,7 @@ def knob(default: Any, help: str, **how: Any) -> Any:
     Args:
         default: default value; ``REQUIRED`` if the user must give one.
         help: meaning, one line without markup.
-        how: other fields of ``Knob``.
+        how: values of other fields of ``Knob``.
     """
     declared = Knob("", Any, default, help, **how)
     metadata = {"description": help, "range": declared.range, "knob": declared}
@@ -121,7 +121,7 @@ class Knob:
             a positional argument.
         section: section of params.yaml that has its default, under the same name.
         parameter: parameter of the pipeline component; "" for none.
-        output: rule for the content that an output path may replace.
+        output: rule for what an output path may replace.
         use: role of a path in a stage; see ``evenshard.loop.stage``.
     """
 
@@ -142,12 +142,12 @@ class Knob:
 
     @property
     def kind(self) -> Any:
-        """Return the setting's type without ``None``."""
+        """Return the type of the setting, without ``None``."""
         return reduce(or_, (kind for kind in _kinds(self.type) if kind is not NoneType))
 
     @property
     def unit(self) -> str:
-        """Return the unit of its number; "" if it has none."""
+        """Return the unit of the setting, such as GB; "" if it has none."""
         return next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
 
     @property
@@ -206,13 +206,13 @@ def _evaluate(kind: Any, names: Mapping[str, Any]) -> Any:
 
 
 def check_knobs(config: Any, where: str = "") -> None:
-    """Raise BadConfig for the first number of a dataclass that is out of range."""
+    """Raise BadConfig for the first number in a dataclass that is out of range; ``where`` begins the message."""
     for problem in range_problems(config):
         raise BadConfig(f"{where}{problem}. Correct it.")
 
 
 def range_problems(config: Any) -> Iterator[str]:
-    """Yield a clause for each number of a dataclass that is out of range."""
+    """Yield a problem for each number in a dataclass that is out of range."""
     for setting in fields(config):
         value, limits = getattr(config, setting.name), setting.metadata.get("range") or RANGES.get(setting.name)
         if limits and isinstance(value, int | float) and (problem := limits.problem(value)):
@@ -227,7 +227,7 @@ def check_ranges(**values: Any) -> None:
 
 
 def changed_knobs(knobs: Any) -> Mapping[str, Any]:
-    """Return the knobs of a dataclass with values other than the default."""
+    """Return the knobs of a dataclass whose values differ from the default, by name."""
     values = ((each, getattr(knobs, each.name)) for each in knobs_of(type(knobs)))
     return {each.name: value for each, value in values if not each.is_default(value)}
 

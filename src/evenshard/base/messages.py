@@ -1,8 +1,8 @@
-"""User-facing messages: one printable line, with long values shortened and passwords hidden; and plain-text tables.
+"""Formatting of user-facing messages: one printable line without passwords; also plain-text tables.
 
-Names, values and addresses come from the user's files and environment. They must not control the terminal, flood it,
-or leak a password to a log. Every ``EvenshardError`` and every log line passes through this module; each message
-shortens its values with ``brief``.
+Messages contain names, values and addresses from the user's files. ``one_line``, which every ``EvenshardError`` uses,
+removes control characters and passwords and limits the length. Code that writes a message shortens values with
+``brief``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-UNKNOWN = "unknown"  # replaces a missing commit, hardware or version
+UNKNOWN = "unknown"  # shown instead of an unknown commit, hardware or version
 MAX_VALUE = 80  # characters of one value
 MAX_NAMES = 3  # names shown of a long list
-MAX_MESSAGE = 1200  # characters of a whole message; nobody reads a longer one
-_LEAST_WIDTH = 30  # characters; a wrapped column of ``text_table`` is not made narrower
+MAX_MESSAGE = 1200  # characters of a whole message
+_LEAST_WIDTH = 30  # characters, minimum width of a wrapped column of ``text_table``
 _CREDENTIALS = re.compile(r"\b((?!s3:)[a-zA-Z][\w+.-]*://)\S*@")
 _SECRET_SETTINGS = re.compile(
     r"(?i)([?&;][\w-]*(?:passw(?:or)?d|pwd|token|secret|signature|credential|sig|api[_-]?key)[\w-]*=)[^\s&;#'\"]+"
@@ -46,7 +46,7 @@ def cut(text: str, most: int = MAX_VALUE) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean X?" for the closest known word, to end an error message; "" if none is close."""
+    """Return " Did you mean X?" with the closest known word, to append to an error; "" if none is close."""
     close = get_close_matches(cut(word), list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
@@ -64,7 +64,7 @@ def names_text(names: Sequence[Any], most: int = MAX_NAMES, write: Callable[[Any
 
 
 def count_text(count: int, what: str) -> str:
-    """Format a count with its noun: 1 table, 2 tables."""
+    """Format a count with its noun, such as 1 table or 2 tables."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -76,14 +76,14 @@ def tables_text(names: Sequence[str]) -> str:
 def without_credentials(text: str) -> str:
     """Hide users, passwords and tokens in the addresses of a text: ``http://***@host``.
 
-    A password may contain a slash or an @, so everything up to the last @ of an address is hidden. An s3:// address has
-    no user, and its key may contain an @, so it is kept. Secret query parameters become ``?password=***``.
+    Everything up to the last @ of an address is hidden, because a password may contain slashes and @. s3:// addresses
+    are kept, because their keys may contain @. Secret query parameters become ``?password=***``.
     """
     return _SECRET_SETTINGS.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
 
 
 def one_line(text: str) -> str:
-    """Make a message safe to print or log on one line; see the module."""
+    """Return a message on one line of limited length, without control characters and passwords."""
     return cut(printable(" ".join(without_credentials(text).split())), MAX_MESSAGE)
 
 
@@ -101,10 +101,10 @@ def root_of(error: BaseException) -> BaseException:
 
 
 def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", width: int | None = None) -> str:
-    """Format rows as lines; columns are as wide as their widest cell and two spaces apart.
+    """Format a table as lines; columns are as wide as their widest cell and two spaces apart.
 
     Args:
-        rows: the headings first; all of the same length.
+        rows: cells of each row, the headers first.
         sides: alignment of each column, "<" or ">"; the last character applies to all further columns.
         indent: prefix of each line.
         width: maximum length of a line, if given; the last column wraps.

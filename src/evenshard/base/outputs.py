@@ -1,11 +1,11 @@
-"""Output paths: the content that a command may replace, and atomic writes of files and folders.
+"""Output paths: rules for what a command may replace, and atomic writes of files and folders.
 
-A command replaces only an earlier output of the same kind: a file replaces a file, and a folder replaces a folder
-that has no other files. Devices, pipes and sockets are never replaced. A link is kept, and its target is replaced.
+A command may replace a file with a file, and a folder with a folder of the same kind, if no other file would be lost.
+Devices, pipes and sockets are never replaced. If the path is a link, the link stays and its target is replaced.
 
-Content is first written and synced to a draft next to the path, ``.evenshard-1a2b3c4d5e6f.cost_net``, which is then
-renamed. An older folder is first renamed to ``.evenshard-7a8b9c0d1e2f-old.cost_net`` and removed at the end. A killed
-command may leave such files behind, and nothing removes them; but the old or the new content is always complete.
+Content is first written and synced to a draft next to the path, such as ``.evenshard-1a2b3c4d5e6f.cost_net``. An older
+folder is renamed to ``.evenshard-7a8b9c0d1e2f-old.cost_net``, the draft is renamed to the path, and the older folder is
+removed. A killed command may leave files with these names, but the old or the new content is always complete.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Output:
-    """Rule for an output path; also the ``type`` of an argparse argument."""
+    """Rule for an output path: what it may replace. An instance is also the ``type`` of an argparse argument."""
 
     def __call__(self, text: str) -> Path:
         """Convert an argument to a path."""
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """Return all paths that the command writes, or replaces as a whole."""
+        """Return the files and folders that the command writes."""
         return (path,)
 
     def require(self, path: Path) -> None:
@@ -110,16 +110,16 @@ class Folder(Output):
 
 @dataclass(frozen=True)
 class FilesInside(Output):
-    """Rule for files in a folder whose other files are kept.
+    """Rule for some files in a folder, whose other files are kept.
 
-    The files of ``in_git`` are small texts that people compare, so they are tracked in git.
+    ``in_git`` lists the files that belong in git, because they are small and readable.
     """
 
     names: tuple[str, ...] = ()
     in_git: tuple[str, ...] = ()
 
     def paths(self, path: Path) -> tuple[Path, ...]:
-        """Return the files that are written."""
+        """Return the paths of the files in the folder."""
         return tuple(path / name for name in self.names)
 
     def require(self, path: Path) -> None:
@@ -169,7 +169,7 @@ def check_writable(output: Output, path: Path) -> None:
         return
     found = path if isinstance(output, FilesInside) else (follow_links(path) if path.is_symlink() else path).parent
     while not found.exists() and found != found.parent:
-        found = found.parent  # missing folders are created when there is content for them
+        found = found.parent  # missing folders are created later
     if not found.is_dir():
         raise BadFile(path, f"cannot be written: {found} is not a folder", OTHER_PATH)
     if not os.access(found, os.W_OK | os.X_OK):
@@ -232,16 +232,15 @@ def names_below(folder: Path) -> list[str]:
 def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to ``path`` when the block succeeds.
 
-    The temporary path is in the same folder (created if missing) and has the suffix of ``path``, so that writers choose
-    the same format. If the block raises, the temporary content is removed and an existing ``path`` stays unchanged. If
-    the block creates a folder at the temporary path, it replaces an older folder as a whole. If ``path`` is a link, its
-    target is replaced.
+    The temporary path is in the same folder, which is created if missing, and has the same suffix, because some writers
+    choose the format by suffix. If the block raises, the temporary content is removed and ``path`` stays unchanged. The
+    block may create a folder at the temporary path, which then replaces an older folder as a whole.
 
     Args:
         kind: kind of the folder, if the block creates one.
 
     Raises:
-        BadFile: other content exists at ``path`` and would be lost; see the module.
+        BadFile: ``path`` has content that must not be replaced; see the module.
         FileNotFoundError: the block succeeded but wrote nothing.
         OSError: the disk is full or a write failed; the error names ``path``.
     """
@@ -280,9 +279,9 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 
 @contextmanager
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
-    """Raise an OSError that names ``path`` for any error in the block that a full disk caused.
+    """Convert any error in the block that a full disk caused to an OSError that names ``path``.
 
-    Libraries hide that cause below their own errors. If the error names ``draft``, ``path`` replaces it.
+    It searches the causes of the error, because libraries raise their own errors. ``path`` also replaces ``draft``.
     """
     try:
         yield
@@ -306,7 +305,7 @@ def _draft_path(target: Path, mark: str = "") -> Path:
 
 def _replace_folder(draft: Path, target: Path) -> None:
     try:
-        os.rename(draft, target)  # if nothing or an empty folder is there
+        os.rename(draft, target)  # works if there is nothing or an empty folder
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -22,8 +22,8 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 def one_thread() -> Iterator[None]:
     """Limit torch to one thread within the block; no effect if torch has not been imported.
 
-    A CPU device is measured on one core. Training uses one thread because the networks are small: more threads gain
-    little on an idle machine, and wait for each other on a busy machine.
+    Measurements on CPU use one core. Training uses one thread because the networks are small: more threads gain little
+    on an idle machine, and wait for each other on a busy machine.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -54,14 +54,14 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
-    """Call ``do``, which may raise, on SIGTERM within the block; no effect outside of the main thread."""
+    """Call ``do``, which may raise, on SIGTERM within the block; no effect outside the main thread."""
     with _handle_signal(signal.SIGTERM, do):
         yield
 
 
 @contextmanager
 def delay_sigterm() -> Iterator[None]:
-    """Delay SIGTERM until the end of the block, for a library that an exception could leave in a bad state."""
+    """Delay SIGTERM until the end of the block, because an exception could leave a library in a bad state."""
     heard: list[bool] = []
     try:
         with on_sigterm(lambda: heard.append(True)):
@@ -75,8 +75,8 @@ def delay_sigterm() -> Iterator[None]:
 def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Yield two connected sockets; the first receives a byte as soon as a signal with a handler arrives.
 
-    A thread that reads it detects SIGTERM at once, while the Python handler waits for the main thread's current call,
-    such as a kernel.
+    A thread that reads from it notices SIGTERM at once. Python's handler runs only when the main thread's current call,
+    such as a kernel, has ended.
     """
     ours, written = socket.socketpair()
     with ours, written:
@@ -91,13 +91,13 @@ def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def terminate() -> NoReturn:
-    """Exit with the code of SIGTERM after running all open ``finally`` blocks; further SIGTERMs have no effect."""
+    """Exit with the code of SIGTERM after running ``finally`` blocks; further SIGTERMs have no effect."""
     ignore_sigterm()
     raise SystemExit(TERMINATED)
 
 
 def ignore_sigterm() -> None:
-    """Ignore SIGTERM from now on, because the process is already ending."""
+    """Ignore SIGTERM from now on, for a process that is already ending."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -128,12 +128,12 @@ def _handle_signal(number: signal.Signals, do: Callable[[], None]) -> Iterator[N
 
 
 def machine_bytes() -> int:
-    """Return the memory of the machine, or the limit of this process's control group if that is lower."""
+    """Return the memory of the machine, or the memory limit of this process's control group if that is lower."""
     return min((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()))
 
 
 def _limits() -> Iterator[int]:
-    """Yield the memory limits of the process's control group and its parents; a container may hide these."""
+    """Yield the memory limits of the process's control group and its parents; in a container, these may be hidden."""
     if not OWN_GROUPS.exists():
         return
     for line in OWN_GROUPS.read_text().splitlines():

@@ -14,13 +14,13 @@ from evenshard.base.messages import UNKNOWN
 from evenshard.base.outputs import HARDWARE_FILE, REPORT, REPORTS
 from evenshard.version import __version__
 
-# Files that a run of the loop writes and the user then commits; their changes do not make the commit dirty.
+# Files that a run of the loop writes for the user to commit; changes of these do not make a commit dirty.
 RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Provenance of a file: commit, SHA-256 of the whole params.yaml, and evenshard's version.
+    """Provenance of an output: the git commit, the SHA-256 of params.yaml, and evenshard's version.
 
     The commit has 40 hex digits, followed by "-dirty" if tracked files other than ``RESULT`` were changed.
     """

@@ -1,6 +1,6 @@
-"""Registry of functions that the core calls by name, because it must not import the packages that define them.
+"""Registry of functions that are called by name, because the calling package must not import their packages.
 
-``evenshard/__init__.py`` registers the functions; each is imported on first use.
+``evenshard/__init__.py`` registers the functions. A function is imported when it is first called.
 """
 
 from __future__ import annotations

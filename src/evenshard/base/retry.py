@@ -1,8 +1,8 @@
-"""Retries within the process after transient failures: S3 or MLflow is down, a kernel fails, or writes collide.
+"""Retries within the process after transient failures: S3 or MLflow is down, a kernel fails, or writes conflict.
 
-Kubeflow Pipelines retries a pod only if it was deleted: a stock installation sets Argo's ``retryPolicy: OnError``, and
-its compiler cannot set another policy (kubeflow/pipelines#9950). Argo treats an evicted pod as a failure, like bad
-input; the command that waits for the run retries it (``remote``).
+They are needed because Kubeflow Pipelines retries only pods that were deleted: its compiler cannot set another policy
+than Argo's ``retryPolicy: OnError`` (kubeflow/pipelines#9950). The command that waits for a run retries its evicted
+pods (``remote``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evenshard.base.errors import MeasurementFailed, StorageFailed, TrackingFail
 
 # Variable of a pod: seconds before each retry, such as "60 120"; unset means no retries.
 PAUSES = "EVENSHARD_RETRY_PAUSES"
-# Errors that a retry may fix; bad input is none of them.
+# Errors that a retry may fix.
 TRANSIENT_ERRORS = (MeasurementFailed, StorageFailed, TrackingFailed)
 log = logging.getLogger(__name__)
 Given = ParamSpec("Given")
@@ -34,7 +34,7 @@ def with_retries(
 
     Args:
         pauses_s: seconds before each retry; None reads them from the variable ``PAUSES``.
-        is_transient: tells errors that a retry may fix from all others, which are raised at once.
+        is_transient: function that returns True for errors to retry; other errors are raised at once.
     """
 
     @wraps(call)

@@ -1,8 +1,8 @@
-"""Transfer of files and folders on S3 with boto3's transfer manager; the only module that imports boto3.
+"""Upload and download of files and folders on S3 with boto3, which only this module imports.
 
-A file is one object, which becomes visible when its upload is complete. A folder is all objects below its address.
-boto3 and the server verify checksums. The parts of a killed upload stay invisible until a lifecycle rule of the bucket
-(AbortIncompleteMultipartUpload) removes them.
+A file is one object, which becomes visible when its upload is complete. A folder is all objects whose keys begin with
+its address and a slash. boto3 and the server verify checksums. A killed upload leaves invisible parts, until a
+lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
 
 boto3 reads keys, region and endpoint from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE,
 AWS_DEFAULT_REGION and AWS_ENDPOINT_URL.
@@ -31,9 +31,9 @@ from evenshard.base.messages import brief, reason_of
 from evenshard.base.outputs import ANY_FOLDER, File, atomic_path, scratch_folder
 
 SCHEME = "s3://"
-TRIES = 4  # attempts of each request by boto3; callers retry a whole transfer (``retry``)
+TRIES = 4  # attempts of each request by boto3; callers retry whole transfers (``retry``)
 KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-# Error codes of S3 servers by their cause; numbers are HTTP statuses of answers without a body.
+# Error codes of S3 servers by cause; numbers are HTTP statuses of responses without a body.
 MISSING = {"NoSuchKey", "404", "NotFound"}
 FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "MethodNotAllowed"}
 _WRONG_KEY = {"SignatureDoesNotMatch", "InvalidAccessKeyId", "InvalidToken", "InvalidSecurity", "AuthFailure"}
@@ -69,7 +69,7 @@ class Address:
         return self.key.rpartition("/")[2]
 
     def below(self, path: str) -> Address:
-        """Return the address of a path inside this folder."""
+        """Return the address of a relative path in this folder."""
         return Address(self.bucket, f"{self.key}/{path}")
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ def upload(source: Path, to: str) -> None:
 def download(source: str, to: Path) -> Path:
     """Download a file or a folder to ``to``, which appears or is replaced when the download is complete.
 
-    Return ``to``. A folder is every object below the address ``source``, as the server lists them at the start.
+    Objects that are added to a folder during the download are not included. Return ``to``.
 
     Raises:
         BadFile: if there is no object at ``source``.
@@ -148,7 +148,7 @@ def remove(address: str) -> None:
 
 
 def content_hash(source: str) -> str:
-    """Return a fingerprint of the content at an address, from the server's ETags and without a download.
+    """Return a hash of the ETags of all objects at an address, which changes with their content.
 
     Raises:
         BadInput, StorageFailed: see ``download``.
@@ -180,7 +180,7 @@ def _head(address: Address) -> dict[str, Any]:
 
 
 def _list_folder(address: Address) -> dict[str, dict[str, Any]]:
-    """Return the objects of a folder by path, sorted; {} for a file, or without permission to list."""
+    """Return the objects of a folder by path, in order; {} if it is a file, or the key may not list objects."""
     from botocore.exceptions import ClientError
 
     folder = address.below("")
@@ -190,7 +190,7 @@ def _list_folder(address: Address) -> dict[str, dict[str, Any]]:
         if code_of(error) in FORBIDDEN:
             return {}
         raise
-    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # no folder markers
+    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # without folder markers
     if problem := _problem_of_paths(list(objects)):
         raise BadFile(str(address), problem, "Rename that object.")
     return objects
@@ -203,7 +203,7 @@ def _problem_of_paths(paths: Sequence[str]) -> str | None:
         if _UNSAFE.search(key) or str(path) != key or path.is_absolute() or ".." in path.parts:
             return f"the key {brief(key)} is not a plain path below the folder"
         if files & {str(folder) for folder in path.parents}:
-            return f"the key {brief(key)} is below another object, which is a file"
+            return f"a parent folder of the key {brief(key)} is itself a file"
     return None
 
 
@@ -220,7 +220,7 @@ def s3_client() -> Any:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    # An endpoint that does not answer is reported within a minute; 60 s without data end a read.
+    # With these limits, an endpoint that does not answer is reported within a minute; a read may pause for 60 s.
     config = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "total_max_attempts": TRIES})
     try:
         client = boto3.session.Session().client("s3", config=config)
@@ -274,7 +274,7 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
 
 
 def code_of(error: Any) -> str:
-    """Return the error code of an S3 server's answer, such as NoSuchKey."""
+    """Return the error code of a boto3 error, such as NoSuchKey."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -289,7 +289,7 @@ def _explain(error: Any, address: Address, doing: str) -> NoReturn:
     elif code in _WRONG_KEY:
         said = f"the endpoint {_endpoint()} does not know this key ({code}). Check {KEYS}."
     elif code in _EXPIRED:
-        said = f"the session token has expired ({code}). Get a new one."
+        said = f"the session token has expired ({code}). Get a new token."
     elif code in FORBIDDEN:
         said = f"this key has no permission to {doing} here ({code}). Request it, or use another key."
     elif code in _WRONG_REGION:

@@ -1,7 +1,7 @@
 """Files of ``torch.save``: tensors written by other programs, and the weights of evenshard's networks.
 
-A pickle could run code, so only plain data is read. Weights are always finite: saving the network of a diverged
-training fails, and so does loading a damaged file. The tensors must have the names, shapes and types of the network.
+Only plain data is read, because a pickle could run code. Weights with infinite or NaN values are neither saved nor
+loaded. Loaded tensors must have the names, shapes and types of the network.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
 
     Args:
         path: path in error messages.
-        source: file that is read, if it differs, such as an unpacked copy.
-        mmap: keep the tensors on disk until they are accessed; needs a path, and a file of torch 1.6 or newer.
+        source: file to read instead, such as an unpacked copy.
+        mmap: read the tensors from disk only when they are accessed; needs a path, and a file of torch 1.6 or newer.
 
     Raises:
         BadFile: if it is damaged, or contains anything but plain data.
@@ -42,7 +42,7 @@ def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
     """Read a file of torch.save without running code from it; errors do not name the file.
 
     Raises:
-        ValueError: if it is damaged, or contains anything but plain data; one line.
+        ValueError: if it is damaged, or contains anything but plain data. The message is one line.
     """
     import torch
 
@@ -52,11 +52,11 @@ def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
     except (MemoryError, FileNotFoundError):
         raise
     except Exception:  # damaged files raise many types of errors in torch, with misleading advice
-        raise ValueError("cannot be read: it is damaged, or contains other objects than tensors") from None
+        raise ValueError("cannot be read: it is damaged, or contains objects other than tensors") from None
 
 
 def integer_problem(value: Any) -> str | None:
-    """Return the reason, as a clause, that a value is not a dense tensor of integers from a file; None if it is."""
+    """Return the reason that a value from a file is not a dense tensor of integers; None if it is."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -83,7 +83,7 @@ def _save(state: Any, path: Path) -> None:
 
     try:
         torch.save(state, path)
-    except RuntimeError:  # its message hides a full disk, which the second attempt reports as OSError
+    except RuntimeError:  # it hides the cause, such as a full disk; the second attempt raises OSError
         content = BytesIO()
         torch.save(state, content)
         path.write_bytes(content.getbuffer())
@@ -99,7 +99,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
     """Load a network's weights from a file written by ``save_weights``.
 
     Raises:
-        ValueError: if the file does not fit the network; one line.
+        ValueError: if the file does not fit the network. The message is one line.
     """
     state = _tensors(_load(path), path.name)
     expected = net.state_dict()
@@ -125,10 +125,10 @@ def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Load the state that ``save_adam`` wrote into a new Adam optimizer, which keeps its settings.
+    """Load state that ``save_adam`` wrote into a new Adam optimizer, whose settings do not change.
 
     Raises:
-        ValueError: if the file does not fit the optimizer; one line.
+        ValueError: if the file does not fit the optimizer. The message is one line.
     """
     import torch
 
@@ -140,7 +140,7 @@ def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
     for number, moments in kept.items():
         where = f"{path.name}, parameter {number}"
         if sorted(_tensors(moments, where)) != ["exp_avg", "exp_avg_sq", "step"]:
-            raise ValueError(f"{where}: is not the state of an Adam optimizer")
+            raise ValueError(f"{where} is not the state of an Adam optimizer")
         for name, wanted in (
             ("step", torch.zeros(())),
             ("exp_avg", parameters[number]),

@@ -1,7 +1,7 @@
-"""Strict type checks by pydantic: JSON and YAML records, settings, and arguments of public functions.
+"""Strict type checks with pydantic: for records from JSON and YAML, settings, and arguments of public functions.
 
-A string is not accepted for a number or a bool, nor True for 1; an integer is accepted for a float. Ranges are checked
-by ``knobs``, or by the receiving dataclass or function.
+Strings are not converted to numbers or bools, nor True to 1; integers are accepted for floats. Ranges of numbers are
+checked by ``knobs``, or by the dataclass or function that receives the value.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CLASSES = {"Sequence": "a list", "Path": "a path"}
 
 
 class WrongValues(ValueError):
-    """Error for values of wrong types in a record; ``problems`` lists (place, problem, remedy) of each."""
+    """Error for wrong values in a record; ``problems`` has a tuple (location, problem, remedy) for each."""
 
     def __init__(self, problems: Sequence[tuple[str, str, str]]) -> None:
         lines = (f"{where}: {problem}".removeprefix(": ") for where, problem, _ in problems)
@@ -56,7 +56,7 @@ class WrongValues(ValueError):
 
 
 def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _Record:
-    """Convert a plain value to a dataclass, a pydantic model or a type such as ``tuple[int, ...]``.
+    """Convert plain data to a dataclass, a pydantic model or a type such as ``tuple[int, ...]``.
 
     Lists become tuples, and integers become floats where the type is float.
 
@@ -68,7 +68,7 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
     """
     try:
         from pydantic import ValidationError
-    except ImportError:  # without pydantic, a GPU machine reads only plans that another machine has checked
+    except ImportError:  # a GPU machine without pydantic reads only plans that another machine has checked
         return cast(_Record, _convert(kind, content))
     try:
         text = json.dumps([content], default=str, ensure_ascii=False).encode()
@@ -79,12 +79,12 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
     except ValidationError as error:
         known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
         raise WrongValues(_problems(error, json.loads(text), "", known)) from None
-    except (TypeError, ValueError, RecursionError) as error:  # a key or text that JSON cannot represent; a cycle
+    except (TypeError, ValueError, RecursionError) as error:  # a value that JSON cannot represent, such as a cycle
         raise WrongValues([("", reason_of(error), "Correct it.")]) from None
 
 
 def _convert(kind: Any, content: Any) -> Any:
-    """Convert a plain value to a type, or to the first suitable type of a union, without checks."""
+    """Convert plain data to a type without checks; for a union, to its first suitable type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if content is None:
@@ -117,7 +117,7 @@ def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], re
 
 
 def section(params: dict[str, Any], name: str, kind: type[_Record], **overrides: Any) -> _Record:
-    """Convert a section of params.yaml to its dataclass; values of ``overrides`` (flags) take precedence unless None.
+    """Convert a section of params.yaml to its dataclass; ``overrides`` (flags) that are not None take precedence.
 
     Raises:
         BadConfig: if a key is unknown or missing, or a value is invalid; the message names section and key.
@@ -146,19 +146,19 @@ def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[list[Any]]:
-    """Return pydantic's adapter for ``list[kind]``; the list makes its configuration apply to plain dataclasses."""
+    """Return pydantic's adapter for ``list[kind]``; without the list, dataclasses would ignore its configuration."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(list[kind], config=ConfigDict(extra="forbid", allow_inf_nan=False))
 
 
 def _problems(error: ValidationError, content: Any, name: str, known: Iterable[str] = ()) -> list[tuple[str, str, str]]:
-    """Convert a ValidationError to (place, problem, remedy) tuples; the types of a union become one problem.
+    """Convert a ValidationError to (location, problem, remedy) tuples, with one tuple for all types of a union.
 
     Args:
-        content: the checked value; for a record, in a list.
+        content: the checked value; a record is in a list.
         name: name of the value; "" for a record.
-        known: fields of a record.
+        known: names of the fields of a record.
     """
     found: dict[tuple[str | int, ...], list[Any]] = {}
     for issue in error.errors(include_url=False):
@@ -167,7 +167,7 @@ def _problems(error: ValidationError, content: Any, name: str, known: Iterable[s
     above = {path[:length] for path in found for length in range(len(path))}
     problems = []
     for path, of_path in found.items():
-        if path in above:  # an alternative of a union with another shape
+        if path in above:  # about another type of a union
             continue
         steps = (name, *path) if name else path[1:]
         last = max((at for at, step in enumerate(steps) if isinstance(step, str)), default=0)
@@ -191,7 +191,7 @@ def _problem(name: str, errors: Sequence[Any], known: Iterable[str]) -> tuple[st
     *others, last = words
     expected = f"{', '.join(others)} or {last}" if others else last
     remedy = "Correct it."
-    if "a number" in words or "a whole number" in words:  # quoted, or YAML's 1e-3, which is text
+    if "a number" in words or "a whole number" in words:  # a quoted number, or 1e-3, which YAML reads as text
         number = _parse_number(value)
         expected += "" if number is None else f" (write {number})"
     elif isinstance(value, str) and "a list" in words:
@@ -235,13 +235,13 @@ def _join_steps(steps: Sequence[str | int]) -> str:
 def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
     """Decorate a function to check its arguments against its signature and raise ``BadConfig`` for wrong types.
 
-    Numbers and arrays of other libraries (NumPy) are converted, and 1.0 is accepted for 1. Text must be UTF-8.
+    NumPy's numbers and arrays are converted, and 1.0 is accepted for 1. Text must be valid in UTF-8.
 
     Args:
         knobs: knobs that the function takes as ``**knobs``. Its signature and docstring show each knob as a separate
             keyword; an argument of the same name has the type and the default of the knob.
-        homes: module of each type in the signature that is not imported because it is slow to import. Other unknown
-            names accept any type.
+        homes: module of each type in the signature that is slow to import, and therefore not imported yet. Any other
+            unknown name accepts every type.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -289,7 +289,7 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
 
 
 def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.Signature:
-    """Return the signature with a keyword for each knob in place of ``**knobs``, before its other keywords."""
+    """Return the signature with ``**knobs`` replaced by a keyword per knob, before the other keywords."""
     of_name = {knob.name: knob for knob in knobs}
     own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
     for name, knob in of_name.items():
@@ -308,7 +308,7 @@ def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> 
 
 
 def _strict(kind: Any) -> Any:
-    """Return the strict type that pydantic checks for an argument; for a class, any instance of it."""
+    """Return the strict type with which pydantic checks an argument; for other classes, only the class is checked."""
     from pydantic import AfterValidator, BeforeValidator, InstanceOf, Strict
 
     origin, parts = get_origin(kind), get_args(kind)

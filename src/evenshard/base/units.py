@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 _Number = TypeVar("_Number", int, float)
-BYTES_PER_GB = 1024**3  # like the memory of GPUs; bandwidths are in 10**9 bytes per second instead
-# Memory units in texts, the largest first, and their bytes.
+BYTES_PER_GB = 1024**3  # as GPU memory is given; bandwidths are in 10**9 bytes per second
+# Units of memory in texts and their bytes, the largest first.
 UNITS = (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10))
 
 
@@ -70,7 +70,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def missing_text(num_bytes: int) -> str:
-    """Format a memory shortfall, rounded up, such as "0.25 GB is missing"; below 0.01 GB in a smaller unit."""
+    """Format missing memory, rounded up, such as "0.25 GB is missing"; below 0.01 GB in a smaller unit."""
     if num_bytes < BYTES_PER_GB / 100:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"

@@ -1,26 +1,25 @@
-"""Memory model: memory of a table part on its devices, host and SSD, and of every device's own samples.
+"""Memory model: the memory that table parts need on devices, hosts and SSDs, and that devices need for their samples.
 
-This module defines optimizers and training pipelines (TorchRec's ``TrainPipeline*``) as far as they affect memory.
+It depends on the optimizer and on the training pipeline (TorchRec's ``TrainPipeline*``), which this module describes.
 
-A part uses on each of its devices, for B samples of the global batch:
+Each device with a part needs memory for:
 
-- weights, and the optimizer state as FBGEMM stores it: FP32, in the same memory as the weights. Row-wise states are
+- the weights and the optimizer state, which FBGEMM stores in FP32 in the same memory as the weights. Row-wise state is
   always in device memory;
-- for a cache: its rows, plus 16 bytes per cached row and 4 bytes per row of the table; with a prefetching pipeline,
-  also the prefetched inputs;
-- inputs: indices, lengths and offsets of all samples, weights of lookups; for every batch in flight;
-- outputs, and a send buffer for outputs that an all-to-all sends;
-- for a replica: its dense gradient, twice, because backward and DistributedDataParallel each have a copy; gradient and
-  states have the data type of the weights.
+- a cache, if the part has one: its rows, plus 16 bytes per cached row and 4 bytes per row of the table; with a
+  prefetching pipeline, also the prefetched inputs;
+- the inputs of every batch in flight: indices, lengths, offsets and lookup weights of the whole global batch;
+- the outputs, and a send buffer if an all-to-all sends them;
+- the dense gradient of a replica, twice, because backward and DistributedDataParallel each have a copy. Gradient and
+  optimizer state of a replica have the data type of the weights.
 
-Every device also uses, for any placement: inputs of its own samples before they are sent, and the outputs of all tables
-that it receives for its own samples.
+Every device also needs memory for its own samples: their inputs before the input dist, and the outputs of all tables
+that it receives in the output dist.
 
-A device's memory peaks at one of five moments of a step (``moments``). Outputs and their gradients do not exist at the
-same time: each is freed after it was sent. All terms were checked against training (benchmarks/memory_cpu_202611.md),
-except the workspace for sorting indices on a GPU, which is from FBGEMM's source.
+A device's memory peaks at one of five moments of a step (``moments``). All terms were checked against training
+(benchmarks/memory_cpu_202611.md), except the workspace for sorting indices on a GPU, which is from FBGEMM's source.
 
-If a task names no pipeline, only weights and optimizer states count.
+For a task without a pipeline, only weights and optimizer state count.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ class Optimizer:
     """An optimizer that FBGEMM fuses with the backward pass of tables."""
 
     state_numbers: tuple[int, int]  # state values per row, and per weight
-    fbgemm_names: tuple[str, ...]  # in ``EmbOptimType``: the kernel's own name first, then names with the same state
+    fbgemm_names: tuple[str, ...]  # in ``EmbOptimType``, the kernel's name first, then types with the same state
     torch_name: str  # class in ``torch.optim`` with the same state per weight
     has_cpu_kernels: bool = False
-    dense_problem: str = ""  # reason that no dense optimizer is equivalent, for replicas; "" if one is
+    dense_problem: str = ""  # reason that replicas cannot use it: no dense optimizer is equivalent; "" if one is
 
 
 _IN_NEITHER = "neither torch.optim nor TorchRec has it"
-# Sorted by state size, which is also the order of update times.
+# By size of the state, which is also the order of update times.
 OPTIMIZERS = {
     SGD: Optimizer((0, 0), ("EXACT_SGD", "SGD", "NONE"), "SGD", has_cpu_kernels=True),
     "rowwise_adagrad": Optimizer(
@@ -95,7 +94,7 @@ STATE_NUMBERS = {name: optimizer.state_numbers for name, optimizer in OPTIMIZERS
 
 
 def optimizer_problem(optimizer: str) -> str | None:
-    """Return the problem of a name that is not in ``OPTIMIZERS``; None if it is valid."""
+    """Return an error message if the name is not in ``OPTIMIZERS``, or None."""
     if optimizer in OPTIMIZERS:
         return None
     return f"optimizer is {brief(optimizer)}, not one of {', '.join(OPTIMIZERS)}"
@@ -120,12 +119,12 @@ def row_state_bytes(dims: Numbers, optimizer: str) -> Numbers:
 
 @dataclass(frozen=True)
 class TrainingPipeline:
-    """A training pipeline, described by the batches that it has in memory."""
+    """A training pipeline, described by the numbers of batches whose inputs are in device memory."""
 
     batches: int  # batches whose inputs are on the tables' devices
     own_batches: int  # batches whose inputs are on the devices of their samples
-    leaving_batches: int  # batches of which these devices also have a copy, ordered for sending, during the whole step
-    overlaps_inputs: bool  # True if the input dist overlaps the step before
+    leaving_batches: int  # batches of which these devices also keep a copy, ordered for the input dist
+    overlaps_inputs: bool  # True if the input dist runs during the previous step
 
 
 PREFETCH, USUAL_PIPELINE = "prefetch", "sparse_dist"
@@ -141,36 +140,36 @@ PIPELINES = {
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 # Bytes of a value of an output or a gradient: FP32.
 VALUE_BYTES = 4
-# Batches of inputs that a prefetch of cached rows keeps, by TorchRec's estimate: 1, and 6 more in bursts.
+# Batches of inputs that a prefetching cache keeps, as TorchRec estimates: 1, and 6 more in bursts.
 PREFETCH_INPUTS = 7
-# Bytes per row, to map it to its table; bytes per cached row, for its index and last use.
+# Bytes of a cache per row of the table, to map it to the table; and per cached row, for its index and last use.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
 # Bytes per lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal indices.
 WORKSPACE_BYTES = 40
 
 
 class PartMemory(NamedTuple):
-    """Memory of a part on each of its devices, on its host and on the SSD, in bytes."""
+    """Memory of a part in bytes: on each of its devices, on its host and on the SSD."""
 
-    weights: int = 0  # in device memory; for a cache, its rows
+    weights: int = 0  # in device memory; with a cache, only its rows
     optimizer_state: int = 0  # in device memory
     cache_state: int = 0  # the index of a cache
     inputs: int = 0  # of all batches in flight
-    outputs: int = 0  # the outputs; their gradients reuse the same size
+    outputs: int = 0  # of the forward pass; their gradients later need the same memory
     sent: int = 0  # send buffer of an all-to-all; 0 for row shards, whose outputs are reduce-scattered in place
     prefetch: int = 0  # of cached rows
     dense_gradient: int = 0  # of a replica: both copies
-    # More inputs while a batch arrives: the unordered receive buffer, and FBGEMM's previous batch.
+    # Additional inputs during the input dist: the receive buffer, and the previous batch, which FBGEMM keeps.
     arriving: int = 0
     returned: int = 0  # received gradients of sequences, before they are ordered
-    workspace: int = 0  # of an update, to sort its indices
+    workspace: int = 0  # of the update, to sort indices
     host_weights: int = 0
     host_state: int = 0
     ssd_weights: int = 0  # on the SSD, with optimizer state
 
     @property
     def device_bytes(self) -> int:
-        """Return the device memory during the output dist, which searches use; ``peak_bytes`` covers all moments."""
+        """Return the device memory during the output dist, which searches compare with the available memory."""
         return sum(_on_device(self))
 
     @property
@@ -199,7 +198,7 @@ _on_device = attrgetter(*ON_DEVICE_KINDS)
 def part_memory(
     part: TablePart, table: Table, *, num_devices: int, batch_size: int, optimizer: str, pipeline: str
 ) -> PartMemory:
-    """Return the memory of a part on each of its devices; it is linear in the number of columns.
+    """Return the memory of a part, per device; it is linear in the number of columns.
 
     Args:
         part: a part of ``table``; a replica if it has several devices.
@@ -261,13 +260,13 @@ def _input_bytes(table: Table, samples: float) -> float:
 
 @dataclass(frozen=True)
 class SampleMemory:
-    """Memory of every device for its own samples, in bytes, for any placement of the tables."""
+    """Memory that every device needs for its own samples, in bytes, whatever the placement."""
 
     inputs: int = 0  # of all batches in flight, before they are sent to the tables' devices
     received: int = 0  # embeddings of all tables, or their gradients
     leaving: int = 0  # copy of the inputs, ordered for sending
     ordered: int = 0  # gradients, ordered for an all-to-all
-    sliced: int = 0  # slices of the gradients of all tables, if several collectives send them
+    sliced: int = 0  # slices of the gradients, if several collectives send them
 
     @property
     def total(self) -> int:
@@ -282,8 +281,8 @@ def sample_memory(
 
     Args:
         parts: parts of all tables; by default, all tables are whole. Lookups are sent once for each column part.
-            Gradients of pooled tables that are cut by rows or replicated need no all-to-all; if there are any, the
-            gradients of the other tables are sliced first.
+            Pooled tables that are cut by rows or replicated need no all-to-all for their gradients. If a placement
+            has any of these, gradients of other tables are copied to slices first.
     """
     if not pipeline:
         return SampleMemory()
@@ -317,7 +316,7 @@ def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set
 
 
 def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
-    """Return a device's memory at each possible peak of a step, without the memory that it uses during all of it."""
+    """Return the temporary memory of a device, in bytes, at each moment of a step that may be the peak."""
     return {
         "inputs arrive": parts.arriving + sample.leaving,
         "outputs are sent": parts.outputs + parts.sent + sample.received,
@@ -328,5 +327,5 @@ def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
 
 
 def peak_bytes(parts: PartMemory, sample: SampleMemory) -> int:
-    """Return the peak memory of a device without the dense model; arguments as in ``moments``."""
+    """Return the peak memory of a device, in bytes, without the dense model."""
     return parts.lasting_bytes + sample.inputs + max(moments(parts, sample).values())

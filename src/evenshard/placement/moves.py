@@ -1,14 +1,13 @@
 """Bytes that move between two placements, and the renumbering of devices that minimizes them.
 
-Tables are compared by the overlaps of their old and new parts, which neither placement cuts, so splits and merges move
-exactly the bytes that a device lacks. An overlap includes its optimizer state. Weights in host memory or on SSDs are
-available to all devices of the host; only the cache belongs to one device. A replica is copied to every device that
-lacks it; removing a replica moves nothing.
+The overlap of an old and a new part is the rows and columns that both have. Its weights and optimizer state move to
+each device of the new part that does not have them yet. Weights in host memory or on SSDs are available to all devices
+of the host. Removing a replica moves nothing.
 
-Devices are permuted within a node, nodes within a domain, and domains as a whole, so that devices keep their neighbors.
-Only devices with the same hardware, memory and rules can be swapped.
+The renumbering permutes devices within a node, nodes within a domain, and domains, so that devices keep their
+neighbors. Only devices with the same hardware, memory and rules are swapped.
 
-Legend: D devices, O devices of the old answer, N devices of the new one; both padded to the same number.
+Legend: O devices of the old placement, N devices of the new placement; the smaller number is padded to the larger.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
-# Fields in which two tables with the same name must agree, or no weights can be reused.
+# Fields that must be equal for a table to reuse the weights of the old table with the same name.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 @dataclass(frozen=True)
 class PartOverlap:
-    """Rows and columns of a table that an old part and a new part have in common, and the devices of both parts."""
+    """Rows and columns that an old and a new part of a table have in common, and the devices of both parts."""
 
     table: str
     rows: Span
     columns: Span
     old_devices: tuple[int, ...]
     new_devices: tuple[int, ...]
-    # Devices with access to the old weights: the old devices, or, if host or SSD store them, all devices of the hosts.
+    # Devices with access to the old weights: the old devices, or all devices of their hosts if host or SSD store them.
     reach: tuple[int, ...]
     weight_bytes: int
     state_bytes: int
-    num_kept: int  # new devices that keep their weights
+    num_kept: int  # number of new devices that already have the weights
 
     @property
     def num_bytes(self) -> int:
@@ -52,12 +51,12 @@ class PartOverlap:
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes that are copied to devices without access to them."""
+        """Return the bytes that are copied to new devices without access to the old weights."""
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
 def shape_changes(old: Table, new: Table) -> str:
-    """Describe changes of shape that make old weights unusable for the new table; "" if there are none."""
+    """Describe the changes of shape that prevent the reuse of old weights; "" if there are none."""
     values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
@@ -94,11 +93,11 @@ def _list_overlaps(
 
 @dataclass(frozen=True)
 class EarlierPlacement:
-    """A placement in use, whose trained weights are kept."""
+    """The placement before a change, whose trained weights are reused."""
 
     parts_of_table: Mapping[str, tuple[TablePart, ...]]  # of the tables whose weights can be reused
     machine: Nodes
-    optimizer_of: Mapping[str, str] = field(default_factory=dict)  # by table, if its state moves too
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)  # by table; empty if optimizer state is not moved
 
     def list_overlaps(
         self, tables: Iterable[Table], after: Mapping[str, Sequence[TablePart]], machine: Nodes
@@ -121,7 +120,7 @@ DeviceMap = npt.NDArray[np.int64]
 
 
 def device_kinds(task: ShardingTask) -> list[int]:
-    """Return a kind for each device; devices of the same kind can be swapped without breaking a rule."""
+    """Return a number for each device; devices with the same number (kind) can be swapped without breaking a rule."""
     limits = [task.limits_of(position).devices for position in range(len(task.tables))]
     machine = task.machine
     hosts = [sizes or (0,) * machine.num_nodes for sizes in (machine.host_bytes, machine.ssd_bytes)]
@@ -141,11 +140,12 @@ def device_kinds(task: ShardingTask) -> list[int]:
 def match_devices(overlaps: Iterable[PartOverlap], kinds: Sequence[int], machine: Nodes) -> DeviceMap:
     """Map each new device to an old device so that the fewest bytes move, [N].
 
-    Among equal solutions, most devices keep their ids.
+    Among solutions that move equally many bytes, the most devices keep their ids.
 
     Args:
-        overlaps: overlaps of both placements; old devices beyond the machine are ignored.
-        kinds: kinds of the new placement's devices. Removed devices can be swapped if all devices are of one kind.
+        overlaps: overlaps of both placements.
+        kinds: kinds of the new placement's devices (``device_kinds``). A new device can replace an old
+            device that was removed only if all devices are of one kind.
         machine: machine of the placement with more devices.
     """
     most = machine.num_devices
@@ -154,7 +154,7 @@ def match_devices(overlaps: Iterable[PartOverlap], kinds: Sequence[int], machine
         old = [device for device in overlap.reach if device < most]
         held_NO[np.ix_(overlap.new_devices, old)] += overlap.num_bytes
     all_kinds = np.array([*kinds, *[kinds[0] if len(set(kinds)) == 1 else -1] * (most - len(kinds))])
-    # A kept byte is worth more than all kept ids together; a forbidden pair is worth less than any other assignment.
+    # A byte that stays is worth more than all kept ids together. A pair of different kinds is worth less than anything.
     worth_NO = held_NO.astype(np.float64) * (most + 1) + np.eye(most)
     worth_NO[all_kinds[:, None] != all_kinds] = -1.0 - worth_NO.sum()
     _, old_of_new = _assign_devices(worth_NO, (machine.domain_size, machine.devices_per_node, 1))
@@ -162,7 +162,7 @@ def match_devices(overlaps: Iterable[PartOverlap], kinds: Sequence[int], machine
 
 
 def _assign_devices(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, DeviceMap]:
-    """Return the most valuable assignment, by the Hungarian algorithm for domains, nodes and devices, and its value."""
+    """Return the highest total worth, and its assignment: the Hungarian algorithm at each level, from devices up."""
     require_package("scipy")
     from scipy.optimize import linear_sum_assignment
 

@@ -1,7 +1,7 @@
 """The machine of a placement: hosts with devices, and two tiers of links.
 
-Devices have the ids 0, 1, 2, ..., host after host. The fast link connects the devices of a domain, which is a host, or
-several hosts that NVLink spans (TorchRec: a pod). The slow link connects domains.
+Device ids count up from 0 through the hosts. A fast link connects the devices of a domain: one host, or several hosts
+that share NVLink (TorchRec: a pod). A slow link connects domains.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from evenshard.base.knobs import RANGES
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """Devices of one kind with consecutive ids."""
+    """Consecutive devices with the same hardware."""
 
     hardware: str  # such as simulated:h100
     num_devices: int
@@ -25,9 +25,9 @@ class Nodes:
 
     Attributes:
         nodes_per_domain: hosts whose devices share the fast link.
-        intra: name of the link within a domain, of ``price.link``; "" for the link of the hardware.
+        intra: name of the link within a domain (see ``price.link``); "" for the hardware's default.
         inter: name of the link between domains; "" for a single domain.
-        groups: kinds of devices; empty if all are of one kind.
+        groups: groups of equal devices, in the order of ids; empty if all devices are equal.
         host_bytes: memory of each host that tables may use; empty for none.
         host_gb_s: bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown.
         ssd_bytes: SSD space of each host that tables may use; empty for none.
@@ -47,7 +47,7 @@ class Nodes:
 
     @staticmethod
     def one_node(num_devices: int) -> Nodes:
-        """Return a machine that is one host with all devices."""
+        """Return a machine with one host."""
         return Nodes(num_devices, num_devices)
 
     @property
@@ -75,7 +75,7 @@ class Nodes:
         return range(first, first + self.devices_per_node)
 
     def hardware_of(self, device: int) -> str:
-        """Return the hardware of a device; "" if all devices are of one kind."""
+        """Return the hardware of a device; "" if all devices are equal."""
         for group in self.groups:
             if device < group.num_devices:
                 return group.hardware
@@ -83,7 +83,7 @@ class Nodes:
         return ""
 
     def problem(self) -> str | None:
-        """Return the problem of an invalid machine and its remedy, as a sentence; None if it is valid."""
+        """Return an error message with a remedy if the machine is invalid, or None."""
         for what in ("num_devices", "devices_per_node", "nodes_per_domain"):
             if problem := RANGES[what].problem(getattr(self, what)):
                 return f"{what} {problem}. Correct it."
@@ -113,5 +113,8 @@ class Nodes:
             return f"there are {self.num_devices} devices, but the device kinds have {counts}. Correct the kinds."
         for what, sizes in (("host memory", self.host_bytes), ("SSDs", self.ssd_bytes)):
             if sizes and (len(sizes) != self.num_nodes or min(sizes) < 0):
-                return f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one per node, from 0."
+                return (
+                    f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one per node, each at "
+                    f"least 0."
+                )
         return None

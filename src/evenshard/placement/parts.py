@@ -1,7 +1,7 @@
 """Parts of tables (TorchRec: shards): ranges of rows and columns, their devices, and the storage of their weights.
 
-A part that is cut by columns has all lookups of the whole table, so it acts as a table with fewer columns. Features,
-cost networks, simulator and kernels need no special case (docs/decisions/0017).
+A column part has all lookups of its table, so features, cost networks, simulator and kernels treat it as a table with
+fewer columns (docs/decisions/0017).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Storage:
 
         fused                device memory, the only storage of replicas
         fused_uvm_caching    host memory, with a cache in device memory
-        fused_uvm            host memory, read and written by the device over its link to the host
+        fused_uvm            host memory, read and written by the device over PCIe or NVLink
         key_value            SSD, with a cache in device memory
-        host                 host memory, looked up and updated by the host's processor
+        host                 host memory, read and written by the host's processor
     """
 
     kernel: str = FUSED  # one of ``COMPUTE_KERNELS``
@@ -81,7 +81,7 @@ ON_DEVICE = Storage()
 
 
 def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ...]:
-    """Return the storages of a kernel: one per load factor if it has a cache, or a single storage."""
+    """Return the storages of a compute kernel: one per load factor if it has a cache, or only one."""
     return tuple(Storage(kernel, share) for share in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)
 
 
@@ -90,7 +90,7 @@ COLUMN_STEP = 4
 # Columns of the widest table or part that FBGEMM trains on a GPU; its CPU kernels have no such limit.
 MAX_GPU_COLUMNS = 2_048
 
-# Lookups of a batch that the default reuse histogram of a deduplicated table assumes, since the batch is not known.
+# Lookups per batch of a deduplicated table without a reuse histogram; its default histogram depends on them.
 LOOKUPS_WHERE_UNCOUNTED = 1e6
 
 
@@ -120,29 +120,29 @@ class TablePart:
     table: str  # name of the whole table
     rows: Span
     columns: Span
-    # Id of its device (TorchRec: rank), or of each device with a replica; empty before it is placed.
+    # Its device (TorchRec: rank), or all devices with a replica; empty before the part is placed.
     devices: tuple[int, ...] = ()
     storage: Storage = ON_DEVICE  # the same for all parts of a table
 
     @property
     def device(self) -> int:
-        """Return the device of a part on a single device."""
+        """Return the device of a part that is on one device."""
         (device,) = self.devices
         return device
 
     @property
     def extent(self) -> str:
-        """Return the columns as text, such as 0:64."""
+        """Return the columns of the part as text, such as 0:64."""
         return str(self.columns)
 
 
 def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = ON_DEVICE) -> TablePart:
-    """Return a table as one part, on one device or replicated on several devices."""
+    """Return a whole table as one part, on one device or replicated on several devices."""
     return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices, storage)
 
 
 def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tuple[Table, ...]:
-    """Convert parts to tables, with the columns in their names, for placing, measuring and predicting.
+    """Convert parts to tables whose names contain the columns, such as ads[0:64].
 
     Raises:
         BadConfig: if a part would have the same name as a table.
@@ -151,7 +151,7 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
     found = tuple(part_table(part, by_name[part.table]) for part in parts)
     twice = next((name for name, count in Counter(table.name for table in found).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"the table name {brief(twice)} is also that of a shard of another table. Rename the table.")
+        raise BadConfig(f"the table name {brief(twice)} is also the name of another table's shard. Rename the table.")
     return found
 
 
@@ -181,7 +181,7 @@ _NAME = re.compile(r"(.*)\[(?:rows (\d+):(\d+), )?(\d+):(\d+)\]", re.DOTALL)
 
 
 def find_part(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
-    """Parse a name that ``part_table`` made back to its part; None if it matches no table of ``by_name``."""
+    """Return the part whose name ``part_table`` made; None if it is not a part of a table in ``by_name``."""
     if name in by_name:
         return whole_part(by_name[name])
     found = _NAME.fullmatch(name)
@@ -195,7 +195,7 @@ def find_part(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
 
 
 def lookup_share(table: Table, rows: Span) -> float:
-    """Return the fraction of a table's lookups that read these rows, assumed uniform over rows if not counted."""
+    """Return the share of a table's lookups that read these rows; uniform over rows if it was not counted."""
     if table.row_shares is None:
         return rows.size / table.num_rows
     edges = np.linspace(0, table.num_rows, len(table.row_shares) + 1)
@@ -210,7 +210,7 @@ def row_starts(num_rows: int, devices: int) -> range:
 
 
 def row_spans(table: Table, devices: int) -> list[Span]:
-    """Return equal blocks of rows, one per device; fewer blocks if there are not enough rows."""
+    """Return the blocks of ``row_starts``, one per device; fewer if there are not enough rows."""
     starts = row_starts(table.num_rows, devices)
     return [Span(start, min(start + starts.step, table.num_rows)) for start in starts]
 
@@ -225,7 +225,7 @@ def busiest_rows(table: Table, devices: int) -> Span:
 def cut_rows(
     table: Table, devices: Sequence[int], columns: Span | None = None, storage: Storage = ON_DEVICE
 ) -> list[TablePart]:
-    """Cut a table, or some of its columns, into equal blocks of rows, one per device, except perhaps the last."""
+    """Cut a table, or some of its columns, into TorchRec's blocks of rows, one per device (``row_spans``)."""
     columns = columns or Span(0, table.embedding_dim)
     cut = zip(row_spans(table, len(devices)), devices, strict=False)
     return [TablePart(table.name, rows, columns, (device,), storage) for rows, device in cut]
@@ -243,14 +243,14 @@ def even_widths(columns: int, parts: int) -> tuple[int, ...]:
 
 
 def replica_table(table: Table, num_devices: int) -> Table:
-    """Return a replicated table as seen by one device, which looks up only its own samples."""
+    """Return a replicated table with the reuse histogram of one device, which looks up only its own samples."""
     if table.reuse_bins is None or num_devices == 1:
         return table
     return table.with_fields(reuse_bins=thin_reuse_bins(table.reuse_bins, 1 / num_devices))
 
 
 def deduplicate_table(table: Table, num_devices: int) -> Table:
-    """Return a table with the lookups that the input dist sends, after index deduplication if the table uses it."""
+    """Return a table with the lookups that remain after index deduplication; unchanged if it is not deduplicated."""
     if not table.is_deduplicated:
         return table
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, LOOKUPS_WHERE_UNCOUNTED)

@@ -1,4 +1,4 @@
-"""Placements of whole tables, and the ONLY definition of a legal placement: within a task's memory and its rules.
+"""Placements of whole tables, and the ONLY check that a placement is legal: it fits in memory and follows all rules.
 
 Legend: D devices.
 """
@@ -32,7 +32,7 @@ from evenshard.tables.table import MEAN, Table
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of whole tables, the answer of a sharder; the rest of the code uses only its ``parts``."""
+    """Placement of whole tables, as sharders return it. Other code should use only its ``parts``."""
 
     device_of_table: tuple[int, ...]  # device of each table, in the order of ``task.tables``
     num_devices: int  # devices of the task; some may be empty
@@ -40,7 +40,7 @@ class Placement:
     @staticmethod
     def of(task: ShardingTask, parts: Sequence[TablePart]) -> Placement:
         """Return the placement of parts that are whole tables, in the order of the task."""
-        assert [part.table for part in parts] == [table.name for table in task.tables], "parts are whole, and in order"
+        assert [part.table for part in parts] == [table.name for table in task.tables], "not whole tables, in order"
         return Placement(tuple(part.device for part in parts), task.num_devices)
 
     def shards(self) -> tuple[tuple[int, ...], ...]:
@@ -63,7 +63,7 @@ class Placement:
         if len(self.device_of_table) != len(tables):
             raise BadConfig(
                 f"the placement has {len(self.device_of_table)} tables, but {len(tables)} tables are given. "
-                f"Give the tables of its task, in their order."
+                f"Give the tables of its task, in the same order."
             )
         return tuple(whole_part(table, (device,)) for table, device in zip(tables, self.device_of_table, strict=True))
 
@@ -80,7 +80,7 @@ def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, 
     """Group parts by table, in the order of the task, each sorted by columns, then rows.
 
     Raises:
-        BadConfig: if the task lacks the table or device of a part, or a table's parts match no sharding type.
+        BadConfig: if a part's table or device is not in the task, or a table's parts match no sharding type.
     """
     found = group_parts(task.tables, task.num_devices, parts)
     for table in task.tables:
@@ -114,7 +114,7 @@ def group_parts(
 
 
 def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
-    """Raise InfeasibleTask if the parts break the task's memory or rules; BadConfig if they are ill-formed."""
+    """Raise InfeasibleTask if the parts exceed memory or break a rule; BadConfig as in ``parts_by_table``."""
     by_table = parts_by_table(task, parts)
     if (broken := find_broken_rule(task, by_table)) is not None:
         raise InfeasibleTask(f"{broken}. Place it again.")
@@ -131,7 +131,7 @@ def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
 
 
 def check_placement(task: ShardingTask, placement: Placement) -> None:
-    """Raise InfeasibleTask, with the task's name, if a placement exceeds the task's memory or breaks a rule."""
+    """Raise InfeasibleTask, with the task's id, if a placement exceeds memory or breaks a rule."""
     try:
         check_sharding(task, placement.parts(task.tables))
     except InfeasibleTask as error:
@@ -139,7 +139,7 @@ def check_placement(task: ShardingTask, placement: Placement) -> None:
 
 
 def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
-    """Raise InfeasibleTask if a device or a host exceeds its available memory, without checking rules."""
+    """Raise InfeasibleTask if the parts exceed the available memory of a device or host; rules are not checked."""
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             raise InfeasibleTask(
@@ -161,7 +161,7 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
 
 
 def row_wise_means(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> set[tuple[str, bool, bool]]:
-    """Return the collections with MEAN tables whose tables are all cut by rows in a placement."""
+    """Return the collections with MEAN tables in which the placement cuts every table by rows."""
     collections = {table.collection for table in task.tables if table.pooling == MEAN and task.num_devices > 1}
     for at, table in enumerate(task.tables):
         if table.collection in collections:
@@ -172,12 +172,12 @@ def row_wise_means(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart
 
 
 def require_row_wise_means(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
-    """Restrict a task so that the collections of ``row_wise_means`` must stay cut by rows, as TorchRec requires."""
+    """Restrict a task so that all tables in the collections of ``row_wise_means`` must be cut by rows."""
     return restrict_to_row_wise(task, row_wise_means(task, by_table))
 
 
 def find_broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:
-    """Return the first rule that the parts break, as a text, or None; memory is not checked."""
+    """Describe the first rule of the task that the parts break; None if they follow all rules."""
     task = require_row_wise_means(task, by_table)
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
@@ -193,7 +193,7 @@ def find_broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePa
 
 
 def find_broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:
-    """Return the first limit that a table's parts break, as a text, or None."""
+    """Describe the first rule of one table that its parts break; None if they follow all its rules."""
     table, limits = task.tables[position], task.limits_of(position)
     if problem := width_problem(task, max(part.columns.size for part in parts)):
         whole = "" if problem == width_problem(task, table.embedding_dim) else "a shard of "
@@ -237,7 +237,7 @@ def caps_text(room_bytes: Sequence[int]) -> str:
 
 
 def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Renumber devices of the same kind (``moves.device_kinds``) in the order of their first table."""
+    """Renumber devices of the same kind (``moves.device_kinds``) in the order in which tables first use them."""
     left = {kind: iter([device for device, own in enumerate(kinds) if own == kind]) for kind in set(kinds)}
     names: dict[int, int] = {}
     for device in devices:
@@ -255,7 +255,7 @@ def device_mask(num_devices: int, devices: frozenset[int] | None) -> npt.NDArray
 
 
 def common_device_mask(task: ShardingTask, positions: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of the devices that all of these tables may use, [D]; None if no device is excluded."""
+    """Return a mask of the devices that all of these tables may use, [D]; None if they may use any device."""
     sets = {devices for at in positions if (devices := task.limits_of(at).devices) is not None}
     if not sets:
         return None
@@ -263,12 +263,12 @@ def common_device_mask(task: ShardingTask, positions: Sequence[int]) -> npt.NDAr
 
 
 def separation_groups(task: ShardingTask, positions: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices in ``task.apart`` of the groups that contain any of these tables, ascending."""
+    """Return the indices of the groups in ``task.apart`` that contain any of these tables, in ascending order."""
     return tuple(number for number, group in enumerate(task.apart) if not set(group).isdisjoint(positions))
 
 
 def merge_groups(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Partition the positions 0 to count - 1 by group; groups that share a position are merged."""
+    """Partition the numbers 0 to count - 1 into groups; groups that share a number are merged."""
     home = list(range(count))
     for group in groups:
         homes = {home[position] for position in group}

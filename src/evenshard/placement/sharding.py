@@ -1,17 +1,17 @@
-"""The seven sharding types, and the ONLY definition of which parts form each.
+"""The seven sharding types, and the ONLY check that the parts of a table form one of them.
 
 ::
 
-    table_wise          one part                                        on one device
-    column_wise         parts by columns                                on one device each
-    table_column_wise   parts by columns                                on devices of one node
-    row_wise            parts by rows                                   on all devices
-    table_row_wise      parts by rows                                   on all devices of one node
-    grid_shard          parts by columns, each in parts by rows         each on all devices of one node
-    data_parallel       one part                                        a replica on every device
+    table_wise          the whole table                                 on one device
+    column_wise         cut by columns                                  each part on its own device
+    table_column_wise   cut by columns                                  each part on its own device of one node
+    row_wise            cut by rows                                     over all devices
+    table_row_wise      cut by rows                                     over all devices of one node
+    grid_shard          cut by columns, and each column part by rows    each column part over all devices of one node
+    data_parallel       the whole table                                 a replica on every device
 
-The type of a table is derived from its parts, so it cannot contradict them. Two parts of a table are never on the same
-device: they would be one wider part. If a table has fewer rows than all devices need, the last devices have none.
+The type of a table is derived from its parts, so the two always agree. Each device has at most one part of a table. If
+a table has too few rows for all devices, the last devices get none.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from evenshard.tables.table import DATA_TYPES, Table
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
 DATA_PARALLEL = "data_parallel"
-# Scopes of a column part's rows: on one device, cut over a node's devices or over all devices, or replicated.
+# Scopes: a column part is on one device, is cut by rows over a node's devices or all devices, or is replicated.
 DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
 
 
 @dataclass(frozen=True)
 class ShardingType:
-    """A sharding type, described by the devices of its parts."""
+    """A sharding type: how it cuts tables, and which devices may have the parts."""
 
     name: str  # TorchRec's name
-    scope: str  # scope of the rows of a column part: DEVICE, NODE, EVERYWHERE or REPLICA
+    scope: str  # of each column part: DEVICE, NODE, EVERYWHERE or REPLICA
     cuts_columns: bool = False
-    within: str = EVERYWHERE  # scope of all parts of a table: NODE or EVERYWHERE
-    call: str = ""  # type with which pooled tables share kernel calls and all-to-alls; "" if there is none
-    within_node: str = ""  # equivalent type if all devices are on the same node; "" if there is none
+    within: str = EVERYWHERE  # devices of all parts of a table: NODE or EVERYWHERE
+    call: str = ""  # type whose pooled tables are in the same kernel calls and all-to-alls; "" if there is none
+    within_node: str = ""  # equivalent type if all its parts are on one node; "" if there is none
     of_sequences: bool = False  # True if TorchRec supports it for an ``EmbeddingCollection``
 
     @property
     def cuts_rows(self) -> bool:
-        """Return True if rows are cut, so that devices hold partial sums of all samples' bags."""
+        """Return True if rows are cut, so that each device computes partial sums of the bags of all samples."""
         return self.scope not in (DEVICE, REPLICA)
 
     @property
@@ -61,23 +61,23 @@ class ShardingType:
         return self.scope == DEVICE and (self.within != EVERYWHERE or not self.cuts_columns)
 
     def span(self, machine: Nodes) -> int:
-        """Return the number of consecutive devices that share the rows of a column part."""
+        """Return the number of devices over which the rows of a column part are cut; their ids are consecutive."""
         return _size(machine, self.scope)
 
     def places(self, machine: Nodes) -> tuple[range, ...]:
-        """Return the possible sets of devices for the rows of a column part."""
+        """Return the sets of devices on which a column part can be; it is on all devices of one set."""
         return _sets(machine, self.span(machine))
 
     def home_span(self, machine: Nodes) -> int:
-        """Return the size of the set of consecutive devices that must contain all parts of a table."""
+        """Return the number of devices among which all parts of a table must be; their ids are consecutive."""
         return _size(machine, self.within)
 
     def homes(self, machine: Nodes) -> tuple[range, ...]:
-        """Return the possible sets of devices for all parts of a table."""
+        """Return the sets of devices, one of which must contain all parts of a table."""
         return _sets(machine, self.home_span(machine))
 
     def most_column_parts(self, machine: Nodes) -> int:
-        """Return the largest number of column parts on a machine."""
+        """Return the largest number of column parts of a table on a machine."""
         return self.home_span(machine) // self.span(machine)
 
     def covers(self, machine: Nodes) -> bool:
@@ -85,7 +85,7 @@ class ShardingType:
         return self.scope != DEVICE and not self.cuts_columns and self.span(machine) == machine.num_devices
 
     def is_distinct_on(self, machine: Nodes) -> bool:
-        """Return True if no other type is equivalent on a machine; on one device, all types equal table_wise."""
+        """Return True unless a simpler type is equivalent on a machine; on one device, all types equal table_wise."""
         narrow = {self.scope, self.within} - {DEVICE, EVERYWHERE, REPLICA}
         if narrow:
             return all(1 < _size(machine, scope) < machine.num_devices for scope in narrow)
@@ -93,11 +93,11 @@ class ShardingType:
 
     @property
     def with_more_columns(self) -> str:
-        """Return the column-sharding type that equals this type with a single column part; "" if there is none."""
+        """Return the type that also cuts columns, of which this type is the case of one column part; "" for none."""
         return "" if self.cuts_columns else self.call
 
     def row_devices(self, machine: Nodes, device: int) -> range:
-        """Return the devices that share the rows of a column part, given one of them."""
+        """Return the devices of a column part, given one of them."""
         return self.places(machine)[device // self.span(machine)]
 
 
@@ -128,9 +128,9 @@ SHARDING_TYPES = tuple(TYPES)
 BY_COLUMNS = (TABLE_WISE, COLUMN_WISE)
 # Types that TorchRec can use for the tables of an ``EmbeddingCollection``.
 SEQUENCE_TYPES = tuple(kind.name for kind in TYPES.values() if kind.of_sequences)
-# Types whose devices compute partial sums of all samples' bags.
+# Types that cut rows, so that devices compute partial sums.
 IN_ROWS = tuple(kind.name for kind in TYPES.values() if kind.cuts_rows)
-# Types that cut only rows. TorchRec computes means correctly if all tables of a collection have such a type.
+# Types that cut only rows. TorchRec computes means correctly only if all tables of a collection have these types.
 ROWS_ALONE = tuple(kind.name for kind in TYPES.values() if kind.cuts_rows and not kind.cuts_columns)
 # Types that cut columns, with or without rows.
 CUT_COLUMNS = tuple(kind.name for kind in TYPES.values() if kind.cuts_columns)
@@ -144,7 +144,7 @@ GRIDS = tuple(kind.name for kind in TYPES.values() if kind.cuts_columns and kind
 NODE_ROWS = tuple(kind.name for kind in TYPES.values() if kind.cuts_rows and kind.scope != EVERYWHERE)
 # Types that do not include a whole table on one device.
 NEVER_WHOLE = tuple(kind.name for kind in TYPES.values() if not kind.may_be_whole)
-# Types that have several column parts for every table.
+# Types with at least two column parts of every table.
 ALWAYS_CUT_COLUMNS = tuple(name for name in NEVER_WHOLE if TYPES[name].cuts_columns)
 # Types with the whole table on every device.
 REPLICATED = tuple(kind.name for kind in TYPES.values() if kind.is_replicated)
@@ -172,12 +172,12 @@ class Communication:
 
     @property
     def forward_bytes(self) -> float:
-        """Return the bytes of an output value."""
+        """Return the bytes per value of an output."""
         return DATA_TYPES[self.forward] / 8
 
     @property
     def backward_bytes(self) -> float:
-        """Return the bytes of a gradient value."""
+        """Return the bytes per value of a gradient."""
         return DATA_TYPES[self.backward] / 8
 
 
@@ -187,7 +187,7 @@ class Communication:
 def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
     """Return the sharding type of a table, given all its parts.
 
-    Column parts on one node are column_wise, which is equivalent to table_column_wise.
+    For column parts on one node, this is column_wise, which is then equivalent to table_column_wise.
 
     Raises:
         BadConfig: if the parts match no sharding type.
@@ -211,16 +211,16 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> s
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """Return the sharding type of a table's parts, or the equivalent type within a node if only that is allowed."""
+    """Return the sharding type of a table's parts, or its equivalent within a node if only that is allowed."""
     found = sharding_type(parts, table, machine)
     in_node = TYPES[found].within_node or found
     return in_node if found not in allowed and in_node in allowed else found
 
 
 def join_type(name: str, allowed: Collection[str], others: Collection[str]) -> str:
-    """Return the type to write for a pooled table: an equivalent type that its collection also uses, or its own.
+    """Return the type to write to a plan for a pooled table: an equivalent type of its collection, or its own type.
 
-    TorchRec has separate kernel calls and all-to-alls for each type, so fewer types save time.
+    TorchRec makes separate kernel calls and all-to-alls for each type, so fewer types save time.
 
     Args:
         name: type of the table.
@@ -232,7 +232,7 @@ def join_type(name: str, allowed: Collection[str], others: Collection[str]) -> s
 
 
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Nodes) -> str | None:
-    """Return the reason that parts match no sharding type, a sentence without the table's name; None if they do."""
+    """Return the reason that the parts match no sharding type; None if they match a type."""
     if _is_whole_on_one_device(parts, table):  # by far the most frequent case
         return None
     if problem := tiling_problem(parts, table):
@@ -285,7 +285,7 @@ def _is_whole_on_one_device(parts: Sequence[TablePart], table: Table) -> bool:
 
 
 def _covers_devices(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
-    """Return True if each of ``num_devices`` has rows, or there are too few rows for the last of them."""
+    """Return True if the parts are row-wise over ``num_devices``, of which the last may have no rows."""
     if len(parts) == num_devices:
         return True
     blocks = row_starts(table.num_rows, num_devices)
@@ -317,12 +317,12 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
     held = cut(", ".join(map(str, spans)) or "none")
     return (
         f"has shards with the {what} {held}; each of its {size} {what} must be in exactly one. Correct the shards, or "
-        f"give the tables that they belong to."
+        f"give the tables to which they belong."
     )
 
 
 def matching_types(parts: Sequence[TablePart], table: Table, machine: Nodes) -> frozenset[str]:
-    """Return all sharding types that the parts match; a whole table also matches types with a single column part."""
+    """Return all sharding types that the parts match, including equivalent types."""
     found = sharding_type(parts, table, machine)
     if machine.num_devices == 1:
         return frozenset(SHARDING_TYPES)
@@ -336,7 +336,7 @@ def matching_types(parts: Sequence[TablePart], table: Table, machine: Nodes) -> 
 
 
 def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
-    """Return the types with column parts on one node that parts on these devices match."""
+    """Return the types whose column parts must be on one node, if these devices are on one node."""
     sizes = {name: TYPES[name].home_span(machine) for name in COLUMNS_ALONE if TYPES[name].within != EVERYWHERE}
     return [name for name, size in sizes.items() if len({device // size for device in devices}) == 1]
 
@@ -349,11 +349,11 @@ def least_limited_column_type(types: Collection[str], machine: Nodes, default: s
 
 @lru_cache(maxsize=4096)
 def types_on_all(machine: Nodes) -> tuple[str, ...]:
-    """Return the types whose placements all use every device."""
+    """Return the types that always use every device."""
     return tuple(kind.name for kind in TYPES.values() if kind.covers(machine))
 
 
 @lru_cache(maxsize=4096)
 def allowed_sets(machine: Nodes, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
-    """Return the sets of ``size`` consecutive devices that are all in ``devices``; None allows any device."""
+    """Return the possible sets of ``size`` consecutive devices, all of them in ``devices`` (None: any device)."""
     return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

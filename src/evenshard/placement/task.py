@@ -35,7 +35,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.tables.table import MEAN, Table
 
-# Id of a task outside of a file of tasks.
+# Id of a task that is not from a file of tasks.
 TASK_ID = "placement"
 
 
@@ -46,8 +46,8 @@ class TableLimits:
     types: frozenset[str] = frozenset(SHARDING_TYPES)  # allowed sharding types
     # Allowed devices; None for any. All devices of the table must be among them.
     devices: frozenset[int] | None = None
-    min_columns: int = COLUMN_STEP  # fewest columns of a part of a table that is cut
-    kernels: frozenset[str] | None = None  # allowed compute kernels; None for those of the task
+    min_columns: int = COLUMN_STEP  # minimum width of a column part
+    kernels: frozenset[str] | None = None  # allowed compute kernels; None for the task's ``kernels``
 
     @property
     def min_column_steps(self) -> int:
@@ -60,7 +60,7 @@ NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
 
 @dataclass(frozen=True)
 class ShardingTask:
-    """Tables to shard over the devices of a machine, within rules.
+    """Tables to place on the devices of a machine, and the rules that a placement must follow.
 
     Raises:
         BadConfig: if the bytes of the tables or of the devices overflow NumPy's integers.
@@ -79,12 +79,12 @@ class ShardingTask:
     kernels: tuple[str, ...] = (FUSED,)  # compute kernels that tables may use
     # Optimizers of tables, by name, that differ from ``optimizer``; they affect memory.
     table_optimizers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # True if MEAN tables of ``may_be_row_wise`` may be cut by rows even if other tables of their collections are not.
-    # Only for searches, which check that their answer is correct.
+    # True if MEAN tables in collections of ``may_be_row_wise`` may be cut by rows, even if the collection's other
+    # tables are not. Only for searches, which check the result.
     means_of_rows: bool = False
-    # Columns of the widest table or part that a device can train. Not in ``repr``, like ``task_id``.
+    # Most columns of a table or part that a device can train. Not in ``repr``, like ``task_id``.
     max_columns: int = field(default=sys.maxsize, repr=False)
-    # Unique within a file of tasks. Not in ``repr``, which identifies measurements of parts.
+    # Unique within a file of tasks. Not in ``repr``, because measurements do not depend on it.
     task_id: str = field(default=TASK_ID, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class ShardingTask:
     def whole(
         task_id: str, tables: tuple[Table, ...], num_devices: int, memory_cap_bytes: int, batch_size: int
     ) -> ShardingTask:
-        """Create a task of whole tables on equal devices of one node, whose memory counts only weights.
+        """Create a task of whole tables on equal devices of one node; only weights count as memory.
 
         Raises:
             BadConfig: if there are too many devices or bytes.
@@ -107,7 +107,7 @@ class ShardingTask:
 
     @property
     def as_whole(self) -> ShardingTask:
-        """Return the task restricted to whole tables in device memory, for a sharder of whole tables."""
+        """Return the task with rules that keep every table whole and in device memory."""
         limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
         return replace(self, limits=limits, kernels=(FUSED,))
 
@@ -147,7 +147,7 @@ class ShardingTask:
         return self.limits[position] if self.limits else NO_LIMITS
 
     def fewest_column_parts(self, table: Table) -> int:
-        """Return the fewest column parts of a table of which none is wider than ``max_columns``."""
+        """Return the number of column parts that a table needs so that none is wider than ``max_columns``."""
         return -(-table.embedding_dim // self.max_columns)
 
     def optimizer_of(self, name: str) -> str:
@@ -156,7 +156,7 @@ class ShardingTask:
 
     @cached_property
     def types(self) -> tuple[frozenset[str], ...]:
-        """Return the possible sharding types of each table; an empty set if its rules contradict each other."""
+        """Return the possible sharding types of each table; an empty set if rules leave no type."""
         return tuple(self.limits_of(at).types - impossible_types(self, at).keys() for at in range(len(self.tables)))
 
     @cached_property
@@ -177,14 +177,14 @@ class ShardingTask:
 
     @cached_property
     def row_wise_only(self) -> frozenset[int]:
-        """Return the tables, by position, of collections whose tables must all be cut by rows."""
+        """Return the tables, by position, of the collections in which rules require all tables to be cut by rows."""
         types_of = [self.limits_of(at).types for at in range(len(self.tables))]
         free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
         return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
 
     @cached_property
     def may_be_row_wise(self) -> frozenset[tuple[str, bool, bool]]:
-        """Return the collections with MEAN tables that may, but need not, be cut by rows as a whole."""
+        """Return the collections with MEAN tables in which all tables may, but need not, be cut by rows."""
         found = {table.collection for table in self.tables if table.pooling == MEAN}
         if not found or self.num_devices == 1:
             return frozenset()
@@ -220,7 +220,7 @@ def _check_total(what: str, sizes: Sequence[int]) -> None:
 
 
 def whole_task_text(task: ShardingTask) -> str:
-    """Return a text that identifies a task of whole tables in journals, and seeds simulated noise."""
+    """Return a text that identifies a task of whole tables in journals, and is the seed of simulated noise."""
     return (
         f"PlacementTask(task_id={task.task_id!r}, tables={task.tables!r}, num_devices={task.num_devices!r}, "
         f"memory_cap_bytes={task.memory_cap_bytes!r}, batch_size={task.batch_size!r})"
@@ -228,13 +228,13 @@ def whole_task_text(task: ShardingTask) -> str:
 
 
 def common_kernels(task: ShardingTask, positions: Sequence[int]) -> tuple[str, ...]:
-    """Return the compute kernels that all of these tables, which must share a device, may use."""
+    """Return the compute kernels that all of these tables may use."""
     first, *others = (task.kernels_of(position) for position in positions)
     return tuple(name for name in first if all(name in kernels for kernels in others))
 
 
 def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMemory:
-    """Return the memory of a part on each of its devices."""
+    """Return the memory of a part, per device."""
     return part_memory(
         part,
         table,
@@ -246,7 +246,7 @@ def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMem
 
 
 def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
-    """Return the device memory of a part, on each of its devices."""
+    """Return the bytes of device memory of a part, per device."""
     return memory_of_part(task, table, part).device_bytes
 
 
@@ -284,13 +284,13 @@ def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> li
 
 
 def may_be_cut_by_columns(table: Table, limits: TableLimits, parts: int = 2) -> bool:
-    """Return True if the table can be cut into ``parts`` column parts, at least two, that are wide enough."""
+    """Return True if the table can be cut into ``parts`` column parts (at least two) of the minimum width."""
     steps, rest = divmod(table.embedding_dim, COLUMN_STEP)
     return not rest and steps >= max(parts, 2) * limits.min_column_steps
 
 
 def width_problem(task: ShardingTask, columns: int) -> str | None:
-    """Return the reason that no device can train a part with this many columns, or None."""
+    """Return the reason that no device can train a part with this many columns; None if a device can."""
     if columns <= task.max_columns:
         return None
     return f"its {columns:,} columns are more than the {task.max_columns:,} that FBGEMM trains in one call on a GPU"
@@ -306,7 +306,7 @@ def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | 
 
 
 def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
-    """Map each sharding type that is impossible for this table to the reason; ``TableLimits.types`` is ignored."""
+    """Map each sharding type that is impossible for this table to the reason, without considering its rule on types."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):
@@ -373,9 +373,9 @@ def restrict_to_row_wise(task: ShardingTask, collections: Collection[object]) ->
 
 
 def allow_row_wise_means(task: ShardingTask) -> ShardingTask:
-    """Relax a task for a search, so that MEAN tables may be cut by rows; they must be if rules allow no other type.
+    """Relax a task for a search: MEAN tables may be cut by rows even if not all tables of their collection are.
 
-    A placement that satisfies the relaxed task must still pass ``placement.check_sharding``.
+    The answer must pass ``placement.check_sharding`` of the original task.
     """
     if not task.may_be_row_wise:
         return task

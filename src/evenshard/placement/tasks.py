@@ -1,4 +1,4 @@
-"""Tasks of whole tables for training and evaluation, sampled from a pool or read from a file."""
+"""Tasks of whole tables for training and evaluation, sampled from a pool of tables or read from a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_SHARD_TABLES = 64  # tables of the largest shard that is measured alone
 
 @dataclass(frozen=True)
 class TaskSampling:
-    """Settings for sampling tasks from a pool; see ``GenerateTablesConfig`` for their meanings."""
+    """Settings for sampling tasks from a pool; for their meanings, see ``GenerateTablesConfig``."""
 
     num_train_tasks: int
     num_test_tasks: int
@@ -73,17 +73,17 @@ def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> Ta
 
 
 def single_table_task(table: Table, batch_size: int) -> ShardingTask:
-    """Return a task with a single table on one device, to measure the table alone."""
+    """Return a task with one table on one device, to measure the table alone."""
     return ShardingTask.whole(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)
 
 
 def sample_shards(
     pool: Sequence[Table], count: int, batch_size: int, memory_cap_bytes: int, rng: np.random.Generator
 ) -> tuple[ShardingTask, ...]:
-    """Sample tasks of one device with 1 to 64 tables of the pool, which are measured as single shards.
+    """Sample tasks with one device and 1 to 64 tables of the pool, for measuring single shards.
 
-    The number of tables is log-uniform, so that small and large shards are equally frequent. Tables that exceed the
-    memory cap are skipped.
+    The number of tables is log-uniform, so that small and large shards are equally frequent. Tables that no longer
+    fit the memory cap are left out.
 
     Raises:
         BadConfig: if no table fits the memory cap.
@@ -166,7 +166,7 @@ def _task(path: Path, where: str, stated: _TaskRecord, by_name: dict[str, Table]
     unknown = next((name for name in names if name not in by_name), None)
     if unknown is not None:
         problem = f"table {brief(unknown)} is not in the table file"
-        raise BadFile(path, problem, "Use the table file from which the tasks were made.", where)
+        raise BadFile(path, problem, "Use the table file from which the tasks were generated.", where)
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise BadFile(path, f"table {brief(twice)} is named twice", "Name each table once.", where)

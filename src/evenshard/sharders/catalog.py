@@ -1,7 +1,7 @@
 """Catalog of all sharders: one entry each, with name, requirements and constructor.
 
-A new sharder is a module and an entry here. The heuristics of comparisons, the loop's evaluation, ``place --compare``
-and the studies of benchmarks/ are selected from this table.
+To add a sharder, write a module and an entry here. Comparisons, the loop's evaluation, ``place --compare`` and the
+studies in benchmarks/ select their sharders from this catalog.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:  # torch takes a second to import, and heuristics do not need 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources for building sharders, such as trained networks and measured costs; None if missing."""
+    """Inputs for building sharders, such as trained networks and measured costs; None if not available."""
 
     seed: int = 0  # seed of random draws
     hardware: str = AUTO  # hardware to place for
     link: str = AUTO  # link between the devices
-    single_cost_ms: Mapping[str, float] | None = None  # measured cost of every table of the tasks on its own, by name
-    policy: TrainedSharder | None = None  # a trained learned sharder
+    single_cost_ms: Mapping[str, float] | None = None  # cost of every table, measured alone, by table name
+    policy: TrainedSharder | None = None  # a learned sharder
     cost_model: CostModel | None = None  # a trained cost model
-    search: SearchConfig | None = None  # settings of the search with the cost model; None for the default
+    search: SearchConfig | None = None  # settings of the cost model's search; None for the defaults
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Entry:
     label: str = ""  # label in reports; "" for its name
     needs: str = ""  # the attribute of ``Resources`` without which it cannot be built; "" if it needs none
     package: str = ""  # package that must be installed; "" if it needs none
-    is_full_space: bool = False  # it uses all sharding types, and is built for a ``ShardingTask``
+    is_full_space: bool = False  # True if it uses all sharding types instead of whole tables
 
     @property
     def is_heuristic(self) -> bool:
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def in_loop(self) -> bool:
-        """Return True if the loop's evaluation includes this sharder: it needs no extra package."""
+        """Return True if the loop's evaluation includes this sharder, because it needs no extra package."""
         return not self.package
 
     @property
@@ -65,7 +65,7 @@ class Entry:
         return self.needs in ("policy", "cost_model")
 
     def can_use(self, resources: Resources) -> bool:
-        """Return True if all required resources are present; its package is not checked."""
+        """Return True if all required resources are available; the package is not checked."""
         if self.needs == "policy":
             return resources.policy is not None and resources.policy.name == self.name
         return not self.needs or getattr(resources, self.needs) is not None
@@ -119,7 +119,7 @@ def sharder(name: str, resources: Resources) -> Sharder:
 
 
 def label_of(name: str) -> str:
-    """Return the report label of a sharder, even one no longer in the catalog."""
+    """Return the label of a sharder in reports, also if it is no longer in the catalog."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
 

@@ -1,7 +1,7 @@
-"""Checkpoints of networks between stages: a folder of config.json, state.pt and optimizer.pt, without pickled code.
+"""Checkpoints of networks: folders with config.json, state.pt and optimizer.pt, which contain no pickled code.
 
-A cost network also has trained_on.json. Placing tables takes only config.json and state.pt (``load_network``); training
-continues from a whole checkpoint.
+A cost network's folder also has trained_on.json. Inference reads only config.json and state.pt (``load_network``).
+Training continues from a whole checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evenshard.sharders.training_domain import TrainingDomain
 
 
 class Network(nn.Module):
-    """Interface of a learned sharder's networks, as saved in checkpoints."""
+    """Base class of the networks of learned sharders, which checkpoints store."""
 
     kind: ClassVar[str]
     """The kind in its config.json, such as dreamshard_policy."""
@@ -43,7 +43,7 @@ class Round:
     num_rounds: int
 
     def decay(self, learning_rate: float) -> float:
-        """Decay linearly from the full learning rate in round 1 to 0 after the last round (DreamShard, section 4.1)."""
+        """Return this round's learning rate: it falls linearly to 0 after the last round (DreamShard, section 4.1)."""
         return learning_rate * (1 - (self.number - 1) / self.num_rounds)
 
 
@@ -63,7 +63,7 @@ class Checkpoint(Generic[Net]):
 
 
 def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
-    """Return an untrained network with a new Adam, whose learning rate each training loop sets."""
+    """Return a checkpoint of an untrained network with a new Adam; training loops set its learning rate."""
     return Checkpoint(net, normalizer, torch.optim.Adam(net.parameters(), fused=True), round=0)
 
 
@@ -74,7 +74,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
         TrainingFailed: if the training diverged; an existing folder is kept.
 
     Args:
-        trained_on: the training domain; None for a policy, which is trained on a cost network.
+        trained_on: the training domain of a cost network; None for a policy.
     """
     net, normalizer = checkpoint.net, checkpoint.normalizer
     config = {"kind": net.kind, "round": checkpoint.round, "normalizer": asdict(normalizer)}
@@ -91,7 +91,7 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
     """Load a network of the given class for further training.
 
     Raises:
-        BadFile: if the folder is missing, torn, or holds another kind of network.
+        BadFile: if the folder is missing, incomplete, or has another kind of network.
     """
     with _explain_read_errors(folder):
         net, normalizer, round_number = _read_network(folder, kind)
@@ -102,10 +102,10 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
 
 @blame_file
 def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]:
-    """Load a network of the given class for inference, with or without its optimizer's file.
+    """Load a network of the given class for inference, which needs no optimizer.pt.
 
     Raises:
-        BadFile: if the folder is missing, torn, or holds another kind of network.
+        BadFile: if the folder is missing, incomplete, or has another kind of network.
     """
     with _explain_read_errors(folder):
         return _read_network(folder, kind)[:2]
@@ -115,7 +115,7 @@ def read_kind(folder: Path) -> str:
     """Read the kind of the network in a folder.
 
     Raises:
-        BadFile: if the folder is missing or torn.
+        BadFile: if the folder is missing or incomplete.
     """
     with _explain_read_errors(folder):
         return record_of(_Config, load_json((folder / "config.json").read_bytes())).kind
@@ -128,7 +128,7 @@ def _explain_read_errors(folder: Path) -> AbstractContextManager[None]:
 def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
     config = record_of(_Config, load_json((folder / "config.json").read_bytes()))
     if config.kind != kind.kind:
-        raise BadFile(folder, f"holds a {cut(config.kind)}, not a {kind.__name__}", "Name the other folder.")
+        raise BadFile(folder, f"contains a {cut(config.kind)}, not a {kind.__name__}", "Name another folder.")
     if config.round < 0:
         raise ValueError(f"round is {config.round}, below 0")
     net = kind()

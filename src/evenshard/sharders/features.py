@@ -1,4 +1,4 @@
-"""Features of a table for a network: 21 numbers (DreamShard, section 3.1), normalised over the training pool.
+"""Table features for networks: 21 numbers per table (DreamShard, section 3.1), normalised over the training tables.
 
 Legend: T tables, P distinct tables, F = 21 features.
 """
@@ -22,9 +22,9 @@ NUM_FEATURES = 4 + NUM_REUSE_BINS  # dim, rows, pooling factor, size, and the re
 def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
     """Compute unnormalized table features, [T, F] float64.
 
-    Embedding dim and pooling factor enter as square roots, row count and size in bytes as logarithms: they span up to
-    seven decades, and a z-score of the plain numbers leaves most tables indistinguishable next to the largest. The 17
-    reuse bins enter unchanged; a table without counted lookups gets the default histogram (``tilt_to_feasible``).
+    The features are the square roots of embedding dim and pooling factor, the logarithms of row count and size in
+    bytes, and the 17 reuse bins. Without roots and logarithms, z-scores of all but the largest tables would be nearly
+    equal. A table without counted lookups gets the default histogram (``tilt_to_feasible``).
     """
     scalars = np.array(
         [
@@ -47,10 +47,10 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FeatureNormalizer:
-    """Feature normalizer: z-scores with the training pool's mean and deviation, saved with the model.
+    """Feature normalizer: z-scores with the mean and deviation of the training tables, saved with the model.
 
     Raises:
-        ValueError: if the number of means or scales is not F, or a value is impossible.
+        ValueError: if the number of means or scales is not F, or a value is not finite.
     """
 
     mean: tuple[float, ...]  # F numbers
@@ -60,14 +60,14 @@ class FeatureNormalizer:
         if not len(self.mean) == len(self.scale) == NUM_FEATURES:
             raise ValueError(f"its normalizer does not have {NUM_FEATURES} features")
         if not all(map(math.isfinite, (*self.mean, *self.scale))) or min(self.scale) <= 0:
-            raise ValueError("its normalizer has a mean that is not finite, or a scale that is not above 0")
+            raise ValueError("its normalizer has a mean that is not finite, or a scale of 0 or below")
 
     @staticmethod
     def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:
-        """Fit mean and deviation to ``tables``. A constant feature is only centred, never divided by 0.
+        """Fit mean and deviation to ``tables``. A feature that is equal for all tables has the scale 1.
 
-        The reuse bins are shares between 0 and 1 and remain unchanged: the upper bins are so rare that a z-score would
-        make an unseen table that has any an outlier of many deviations.
+        The reuse bins, which are shares, stay unchanged: the upper bins are almost always 0, so a table with lookups in
+        them would have an extreme z-score.
         """
         features_TF = raw_features_TF(tables, batch_size)
         mean, deviation = features_TF.mean(axis=0), features_TF.std(axis=0)
@@ -81,7 +81,7 @@ class FeatureNormalizer:
         return torch.from_numpy(features_TF.astype(np.float32))
 
     def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
-        """Return an index of the tasks' distinct tables and their features, [P, F] float32; one batch size."""
+        """Return each distinct table's row, and the features [P, F] float32; tasks must share one batch size."""
         batch_sizes = {task.batch_size for task in tasks}
         assert len(batch_sizes) == 1, "tasks of one batch must share the batch size"
         distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}

@@ -1,8 +1,8 @@
-"""Sharder interface and registry of learned sharders: training data, checkpoints and loading.
+"""Interface of sharders, and the registry of learned sharders.
 
-Each learned sharder trains two networks in every round of the loop: a cost network on measurements, and a policy
-against the cost network. The two folders name their kinds, so that reading them needs no setting. Another learned
-sharder is a package that declares its ``SHARDER``, and a line in ``LEARNED``.
+Every round of the loop trains two networks: a cost network on measurements, and a policy on the cost network's
+predictions. The config.json of each network names its kind. To add a learned sharder, write a module that
+defines ``SHARDER``, and list it in ``LEARNED``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:  # torch takes a second to import, and the command line only n
 
 
 class Sharder(Protocol):
-    """Method that decides where tables are placed."""
+    """Interface of methods that place whole tables."""
 
     @property
     def name(self) -> str:
-        """Return the name in reports."""
+        """Return the sharder's name in reports."""
 
     def place(self, task: ShardingTask) -> Placement:
         """Return a placement within every device's memory.
@@ -46,10 +46,10 @@ class TrainedSharder(Sharder, Protocol):
     """A learned sharder with its trained networks."""
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """Sample one placement per task, for exploration; None if the policy ran out of memory."""
+        """Sample one placement per task, for exploration; None if a table fit on no device."""
 
     def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
-        """Predict the time of the slowest device of a placement by the cost network, ms."""
+        """Return the cost network's prediction for the slowest device of a placement, ms."""
 
 
 LEARNED = {
@@ -66,21 +66,21 @@ class LearnedSharder:
     name: str  # name of its sharder, and value of ``train_policy.method``
     cost_net: type[Network]
     policy: type[Network]
-    settings: type  # dataclass of its policy's training settings, a part of section ``train_policy``
-    # Selects the training data of the cost network from all measurements within memory.
+    settings: type  # dataclass of its policy's training settings, in section ``train_policy``
+    # Selects the training data of the cost network from all measurements that did not run out of memory.
     examples: Callable[[Iterable[MeasuredPlacement]], list[MeasuredPlacement]]
     # Trains the cost network for one round, in place.
     fit_round: Callable[
         [Checkpoint[Any], Sequence[MeasuredPlacement], FitConfig, Round, torch.Generator, Track], FittedCostNet[Any]
     ]
-    # Trains the policy for one round, in place; also returns its success in every update, NaN if unknown.
+    # Trains the policy for one round, in place; also returns ``objective`` in every update, NaN if unknown.
     train_round: Callable[
         [Checkpoint[Any], Any, Sequence[ShardingTask], Any, Round, torch.Generator, Track],
         tuple[Checkpoint[Any], list[float]],
     ]
-    # Builds the sharder of the trained networks, which compares this number of sampled placements if it can.
+    # Builds the sharder from its trained networks, and a number of placements to sample and compare.
     sharder: Callable[[Any, Any, Any, int], TrainedSharder]
-    objective: str  # name of the success that its training reports, such as predicted_ms
+    objective: str  # name of the quantity that its training reports, such as predicted_ms
 
     def settings_of(self, config: Any) -> Any:
         """Return this sharder's settings: fields of ``config``, overridden by ``config.settings``.
@@ -98,10 +98,10 @@ def load_learned_sharder(name: str) -> LearnedSharder:
     """Return the learned sharder of this name.
 
     Raises:
-        BadConfig: if there is none.
+        BadConfig: if no learned sharder has this name.
     """
     if name not in LEARNED:
-        raise BadConfig(f"train_policy.method is {brief(name)}, which is none of {', '.join(LEARNED)}. Correct it.")
+        raise BadConfig(f"train_policy.method is {brief(name)}. Choose from {', '.join(LEARNED)}.")
     declared: LearnedSharder = import_module(LEARNED[name]).SHARDER
     return declared
 
@@ -110,14 +110,14 @@ def identify_sharder(policy: Path) -> LearnedSharder:
     """Return the learned sharder of the policy in a folder.
 
     Raises:
-        BadFile: if the folder is missing, torn, or holds another network.
+        BadFile: if the folder is missing, incomplete, or has another network.
     """
     from evenshard.sharders.checkpoint import read_kind
 
     kind = read_kind(policy)
     found = next((one for one in map(load_learned_sharder, LEARNED) if kind == one.policy.kind), None)
     if found is None:
-        raise BadFile(policy, f"holds a {brief(kind)}, not the policy of a sharder", "Name the other folder.")
+        raise BadFile(policy, f"contains a {brief(kind)}, not the policy of a sharder", "Name another folder.")
     return found
 
 
@@ -125,7 +125,7 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     """Load a sharder from the folders of its cost network and its policy.
 
     Raises:
-        BadFile: if a folder is missing, torn, or has other content.
+        BadFile: if a folder is missing, incomplete, or has other content.
     """
     from evenshard.sharders.checkpoint import load_network
 
@@ -134,7 +134,7 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     return of.sharder(load_network(cost_net, of.cost_net)[0], net, normalizer, num_rollouts)
 
 
-# Most sampled placements, and most tables times devices over all of them, so that a core's caches hold the work.
+# Limits of ``roll_out``: placements, and tables times devices times placements, so that they fit in a core's caches.
 MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
 
 

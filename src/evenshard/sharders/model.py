@@ -1,6 +1,6 @@
-"""Interface of models that predict the times of placements, and the device model of simulated hardware.
+"""Interface of models that predict the times of placements, and its implementation for simulated hardware.
 
-The other implementation is a learned model (``models``); it alone needs torch.
+Learned models, the other implementation, are in ``models``, because they need torch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Model(Protocol):
 
     @property
     def hardware(self) -> str:
-        """Return the predicted hardware in the spelling of flags: cpu, cuda or simulated:<profile>."""
+        """Return the hardware whose times the model predicts, as in flags: cpu, cuda or simulated:<profile>."""
 
     @property
     def source(self) -> str:
-        """Return the text that names the model in an answer."""
+        """Return the name of the model in answers."""
 
     @property
     def digest(self) -> str:
@@ -46,29 +46,29 @@ class Model(Protocol):
 
     @property
     def registered(self) -> Mapping[str, Any] | None:
-        """Return its identity in MLflow, if it came from there."""
+        """Return the model's name, version and ids in MLflow; None if it was not loaded from there."""
 
     @property
     def trained_on(self) -> TrainingDomain | None:
-        """Return its training domain; None for a device model, which is not trained."""
+        """Return the training domain; None for a device model, which is not trained."""
 
     @property
     def policy(self) -> TrainedSharder | None:
-        """Return the policy that proposes placements, if there is one."""
+        """Return the policy that proposes placements; None without a policy."""
 
     @property
     def link(self) -> str:
-        """Return the name of the link between its devices; empty if unknown."""
+        """Return the name of the link between devices; empty if unknown."""
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of a simulated device against the real one; None for real hardware."""
+        """Return the simulated device's error relative to the real device; None for real hardware."""
 
     def require_hardware(self, hardware: str) -> None:
-        """Raise BadConfig unless the model is for this hardware, in any spelling."""
+        """Raise BadConfig unless the model predicts times of this hardware."""
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts compute times on its hardware."""
+        """Return the price that predicts compute times on the model's hardware."""
 
     def exchange_link(self) -> Link | None:
         """Return the link that predicts communication times; None if unknown."""
@@ -94,40 +94,40 @@ class DeviceModel:
 
     @property
     def source(self) -> str:
-        """Return the name by which an answer refers to the model."""
+        """Return the name of the model in answers."""
         return self.hardware
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of its profile."""
+        """Return the SHA-256 of the GPU profile."""
         return sha256_of(profile_path(HardwareName.parse(self.hardware).device))
 
     @property
     def link(self) -> str:
-        """Return the name of the link between its devices."""
+        """Return the name of the link between devices."""
         return self.profile.link
 
     @property
     def device_error(self) -> DeviceError:
-        """Return its error against the real device."""
+        """Return the error of the simulated device relative to the real device."""
         return self.profile.error
 
     def require_hardware(self, hardware: str) -> None:
-        """Raise BadConfig unless this is the model of the hardware, in any spelling."""
+        """Raise BadConfig unless the model predicts times of this hardware."""
         if not HardwareName.parse(hardware).has_measured(HardwareName.parse(self.hardware).provenance):
             raise BadConfig(f"{self.hardware} is not a model of {hardware}. Name only one of them.")
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts its compute times."""
+        """Return the price that predicts compute times on the simulated device."""
         return DeviceModelPrice(self.profile)
 
     def exchange_link(self) -> Link:
-        """Return the link between its devices."""
+        """Return the link between devices."""
         return link(self.link)
 
 
 def digest_of(folder: Path, weights_only: bool = False) -> str:
-    """Return the SHA-256 over the file names and contents of a model folder's three parts."""
+    """Return the SHA-256 over names and contents of all files in the subfolders of a model (``MODEL_PARTS``)."""
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
     files = [path for path in files if not (weights_only and path.name == DOMAIN_FILE)]

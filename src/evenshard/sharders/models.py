@@ -2,11 +2,11 @@
 
 ::
 
-    cost_model/   the cost model (config.json, state.pt) and trained_on.json, the ranges of its training data
-    cost_net/     a learned sharder's cost network, which its policy needs     (only together with policy/)
-    policy/       its policy, whose rollouts are starts of the search; both folders name their kind
+    cost_model/   the cost model (config.json, state.pt), and its training domain (trained_on.json)
+    cost_net/     cost network of a learned sharder                        (only together with policy/)
+    policy/       policy of the learned sharder; the search starts from placements that it samples
 
-A round of the loop writes this folder (``work/round_3``).
+Each round of the loop writes a model folder, such as ``work/round_3``.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class PlacementModel:
     trained_on: TrainingDomain
     source: str  # origin of the model: its folder, or its name in MLflow
     digest: str  # SHA-256 of its files (``digest_of``)
-    # Identity in MLflow, if it came from there: name, version, model_id, run_id, and its policy's name and version.
+    # For a model from MLflow: its name, version, model_id and run_id, and its policy's name and version.
     registered: Mapping[str, Any] | None = None
 
     @property
     def hardware(self) -> str:
-        """Return the hardware of its training data in the spelling of flags: cpu, cuda or simulated:<profile>."""
+        """Return the hardware of the training data, as in flags: cpu, cuda or simulated:<profile>."""
         return str(HardwareName.parse(self.trained_on.hardware))
 
     @property
     def link(self) -> str:
-        """Return the link name of its training data; empty if unknown."""
+        """Return the name of the link in the training data; empty if unknown."""
         return self.trained_on.link
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of the simulated device that it was trained on; None for real hardware."""
+        """Return the error of the simulated device in the training data; None if it was real hardware."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:
@@ -65,7 +65,7 @@ class PlacementModel:
         return LearnedPrice(self.cost_model)
 
     def exchange_link(self) -> Link | None:
-        """Return the link of its training data, or one with the fitted all-to-all constants."""
+        """Return the link in the training data, or, if its name is unknown, a link with the fitted constants."""
         if self.link in LINKS:
             return LINKS[self.link]
         learned = self.cost_model.exchange
@@ -74,7 +74,7 @@ class PlacementModel:
         return learned.link(f"fitted to {self.link or 'the all-to-alls of the training data'}")
 
     def require_hardware(self, hardware: str) -> None:
-        """Raise BadConfig unless it was trained on this hardware, in any spelling."""
+        """Raise BadConfig unless the model was trained on this hardware."""
         if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
             raise BadConfig(
                 f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name "
@@ -90,8 +90,8 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
         hardware: required hardware of the training data, such as simulated:h200 or cuda; None or auto for any.
 
     Raises:
-        BadConfig: if it was trained on other hardware.
-        BadFile: if the folder is missing, torn, or has other content.
+        BadConfig: if the model was trained on other hardware.
+        BadFile: if the folder is missing, incomplete, or has other content.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -112,7 +112,7 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDom
 
 
 def _policy(folder: Path) -> TrainedSharder | None:
-    """Load the policy; None if there is only a cost network so far."""
+    """Load the policy; None if the model folder has no policy."""
     if not (folder / POLICY).exists():
         return None
     return load_sharder(folder / COST_NET, folder / POLICY)

@@ -1,8 +1,8 @@
 """Sharders without training: random placements and heuristics.
 
-A heuristic gives each table a weight, and puts the heaviest table on the device with the least weight so far. The four
-human-expert strategies of DreamShard (section 4.1) differ only in the weight. So does single-cost greedy, which weighs
-a table by its own measured cost.
+A heuristic gives each table a weight. It places the heaviest table first, always on the device with the least weight so
+far. The four human-expert strategies of DreamShard (section 4.1) and single-cost greedy differ only in the weight; the
+last uses the measured cost of the table alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTEMPTS = 20  # random draws before ``random_sharding`` gives up
 
 
 class RandomSharder:
-    """Random sharder, uniform over the legal devices, table by table; each task has its own random stream."""
+    """Sharder that draws a random legal device for each table; each task has its own random stream."""
 
     name = "random"
 
@@ -47,7 +47,7 @@ class RandomSharder:
 def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
     """Place the tables in random order, each on a uniformly drawn device with enough memory.
 
-    Tables that stay together are one group. Groups with restricted devices go first.
+    Tables that must share a device form one group. Groups with a rule that limits their devices go first.
 
     Raises:
         InfeasibleTask: if no device has enough memory for a table.
@@ -76,13 +76,13 @@ def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[Pack
 
 
 def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
-    """Draw a feasible sharded placement; half of the draws use one sharding type for all tables if possible.
+    """Draw a legal sharded placement; half of the draws use one sharding type for all tables that allow it.
 
     Args:
         types: sharding types to draw from; a table that supports none of them stays whole.
 
     Raises:
-        InfeasibleTask: if several draws do not fit in memory.
+        InfeasibleTask: if ``ATTEMPTS`` draws exceed memory or break a rule.
     """
     for attempt in range(ATTEMPTS):
         drawn = [str(rng.choice(list(types)))] if rng.random() < 0.5 else types
@@ -104,9 +104,9 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 
 
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
-    """Return the sharding types that a table supports and that differ on this machine."""
+    """Return the sharding types that a table supports, without types that are equivalent on this machine."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
-    # A search excludes more types: those with the same parts as another, and row-wise with a device without rows.
+    # A search excludes more: types whose parts equal those of another type, and row-wise if a device gets no rows.
     return tuple(
         name
         for name, of in TYPES.items()
@@ -160,7 +160,7 @@ SINGLE_COST = "single_cost_greedy"
 class GreedySharder:
     """Greedy sharder: heaviest table first, to the least loaded device (LPT).
 
-    Tables that stay together are one group with the sum of their weights; groups with restricted devices go first.
+    Tables that must share a device form one group with the sum of their weights. Groups with a device rule go first.
     """
 
     def __init__(self, name: str, weight: Weight) -> None:
@@ -199,5 +199,5 @@ def expert_sharders() -> tuple[GreedySharder, ...]:
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:
-    """Build a greedy sharder weighted by each table's measured cost, which every table needs."""
+    """Build a greedy sharder that weighs each table by its measured cost, which must be known for every table."""
     return GreedySharder(SINGLE_COST, lambda table: cost_ms_of_table[table.name])

@@ -24,13 +24,13 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def linear_layers(net: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    """Return the hidden and output layers of an ``mlp``, unwrapping it if necessary."""
+    """Return the hidden and output layers of an ``mlp``, which may be inside another module."""
     hidden, output = (layer for layer in net.modules() if isinstance(layer, nn.Linear))
     return hidden, output
 
 
 class ScaledNetwork(Network):
-    """Network with costs in units of ``cost_scale_ms``, the mean cost of the first training data.
+    """Network that predicts costs in units of ``cost_scale_ms``, the mean cost in the first round's training data.
 
     This makes training independent of the speed of the hardware.
     """
@@ -43,7 +43,7 @@ class ScaledNetwork(Network):
 
 
 class TableNetwork(ScaledNetwork):
-    """Network that encodes each table by an MLP 21-128-32; the representations of a device's tables are summed."""
+    """Network that encodes each table by an MLP 21-128-32, and sums the representations of a device's tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def standardise_B(returns_B: torch.Tensor) -> torch.Tensor:
 
 
 def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
-    """Divide the cheapest by the most expensive device cost, [B], 0 to 1 (AutoShard, section 2).
+    """Return the lowest device cost divided by the highest, [B], 0 to 1 (AutoShard, section 2).
 
     A predicted cost below 0 counts as 0. If all devices cost 0, the result is 1.
     """
@@ -81,11 +81,11 @@ def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) ->
 def balance_reward_B(
     costs_BD: torch.Tensor, used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor, device_mask_BD: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the final reward, [B]: degree of balance minus the worst overflow ratio (AutoShard, section 3.3)."""
+    """Compute the final reward, [B]: degree of balance minus overflow ratio (AutoShard, section 3.3)."""
     return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
 
 
-# Wraps a range of updates to show progress.
+# Function that wraps a range of updates, for example to show progress.
 Track = Callable[[range], Iterable[int]]
 
 
@@ -120,7 +120,7 @@ def fit_minibatches(
     """Minimize a loss in place with Adam on random minibatches; return the loss of every update.
 
     Args:
-        loss_of: the loss of the examples with these numbers [M].
+        loss_of: function that returns the loss of a minibatch, given the numbers of its examples [M].
         falls_to_zero: decay the learning rate linearly to 0, so that the last minibatches do not dominate.
     """
     losses = []
@@ -133,7 +133,7 @@ def fit_minibatches(
 
 
 def entropy(log_probs: torch.Tensor) -> torch.Tensor:
-    """Compute the entropy over the last dimension, [...]; log-probabilities of -inf add nothing."""
+    """Compute the entropy over the last dimension, [...]; a log-probability of -inf contributes 0."""
     return -(log_probs.exp() * log_probs.masked_fill(log_probs.isneginf(), 0.0)).sum(dim=-1)
 
 
@@ -144,7 +144,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_gradient_norm: float = float("inf")) -> None:
-    """Take one gradient step, with the gradient clipped to a norm."""
+    """Take one gradient step with a clipped gradient norm."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     if max_gradient_norm < float("inf"):

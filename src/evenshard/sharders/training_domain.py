@@ -1,4 +1,4 @@
-"""Training domain of a model: value ranges, origin, and checks whether a task lies within it."""
+"""Training domain of a model: the ranges and origin of its training data, and checks of tasks against the ranges."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from evenshard.version import __version__
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # tolerance beyond a range of tables or the batch
 DEVICE_SLACK = 2.0  # tolerance for tables and dims on a device, which the model adds up by design
-# Upper limit of factors beyond the training data.
+# Upper limit of the factors by which a task may exceed the training range.
 MOST_FACTOR = 1000.0
-# Shares of the tables at which ``TrainingDomain`` keeps quantiles.
+# Probabilities of the quantiles in ``TrainingDomain``.
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _REMEDY = "Train the model again."
 
 
 @dataclass(frozen=True)
 class TrainingDomain:
-    """Training domain of a model: the range of each quantity in its training data."""
+    """Training domain of a model: the range of each quantity in its training data, and the origin of the data."""
 
     # Origin of the measurements (``costs.Provenance``).
     hardware: str
@@ -54,7 +54,7 @@ class TrainingDomain:
     tables_per_device: SeenRange
     dims_per_device: SeenRange
     weight_bits: tuple[int, ...]  # all values in the training data
-    # Of the code that ran the training.
+    # Code that ran the training.
     git_commit: str = UNKNOWN
     evenshard_version: str = __version__
     costs_sha256: tuple[str, ...] = ()  # hash of each file of measured costs; empty if there is none
@@ -62,11 +62,11 @@ class TrainingDomain:
     num_rows_quantiles: tuple[float, ...] = ()
     embedding_dim_quantiles: tuple[float, ...] = ()
     pooling_factor_quantiles: tuple[float, ...] = ()
-    # The same quantiles of the mean lookups of an index in a batch; also empty if no table has a histogram.
+    # Likewise of the mean lookups per distinct index in a batch; also empty if no table has a histogram.
     reuse_quantiles: tuple[float, ...] = ()
-    # Largest error of the simulated devices against the real ones; None for real hardware.
+    # Largest error of the simulated devices relative to real devices; None for real hardware.
     device_error: DeviceError | None = None
-    timed_apart: bool = True  # True if forward and backward compute of any device were timed apart
+    timed_apart: bool = True  # True if forward and backward compute of any device were timed separately
     optimizer: str = SGD  # optimizer of the measured backward passes
 
     @staticmethod
@@ -76,13 +76,13 @@ class TrainingDomain:
         """Return the domain of measured placements, which must not be empty.
 
         Args:
-            git_commit: commit of the code (``lineage.git_commit``).
+            git_commit: commit of the code (``Lineage.git_commit``).
             costs: the files of the measurements, if any.
 
         Raises:
             BadInput: if the measurements use several optimizers.
         """
-        # Memory may have left a shard unmeasured that a search still evaluates.
+        # Includes tables on devices that ran out of memory, because a search still predicts them.
         tables = distinct_tables([one.task for one in measured])
         counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
         reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
@@ -114,11 +114,11 @@ class TrainingDomain:
         )
 
     def problem(self) -> str | None:
-        """Return why the domain is impossible; None if it is valid."""
+        """Return the reason that the domain is invalid; None if it is valid."""
         for name in _RANGES:
             low, high = getattr(self, name)
             if not 0 <= low <= high < math.inf:
-                return f"{name} is from {low:g} to {high:g}"
+                return f"the range of {name} is {low:g} to {high:g}"
         for name in _QUANTILES:
             values = getattr(self, name)
             if len(values) not in (0, len(QUANTILES)) or not all(0 <= value < math.inf for value in values):
@@ -134,8 +134,8 @@ class TrainingDomain:
     def outside(self, task: ShardingTask) -> tuple[str, ...]:
         """Describe, in one line per quantity, where a task lies outside the training range; empty if it is inside.
 
-        Predictions outside the training range are guesses. A value may exceed a range by a slack. For the tables and
-        dims on a device, which depend on the placement, the mean counts.
+        A value counts as outside only if it exceeds a range by more than a tolerance. Tables and dims per device depend
+        on the placement, so their mean over devices is checked.
         """
         return (
             *self.batch_outside(task.batch_size),
@@ -145,7 +145,7 @@ class TrainingDomain:
         )
 
     def batch_outside(self, batch_size: int) -> list[str]:
-        """Return the part of ``outside`` that depends on the global batch, samples."""
+        """Return the lines of ``outside`` about the global batch (samples)."""
         low, high = self.batch_size
         batch = f"the global batch of {batch_size:,} samples"
         if batch_size > high * TABLE_SLACK:
@@ -155,7 +155,7 @@ class TrainingDomain:
         return []
 
     def tables_outside(self, tables: Sequence[Table]) -> list[str]:
-        """Return the part of ``outside`` that depends on the tables."""
+        """Return the lines of ``outside`` about the tables."""
         # A table without lookups costs nothing and needs no training data.
         read = [table for table in tables if table.pooling_factor > 0]
         found = [
@@ -172,23 +172,23 @@ class TrainingDomain:
         return found
 
     def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
-        """Return the part of ``outside`` about the number of devices and the load per device."""
+        """Return the lines of ``outside`` about the number of devices and the load per device."""
         mean_tables, mean_dims = _loads(tables, num_devices)
         found = []
         slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # see ``missing_measurements``
         for value, (_, high), slack, what in (
             (float(num_devices), self.num_devices, slack_of_devices, "{0:,.0f} devices are more"),
-            (mean_tables, self.tables_per_device, DEVICE_SLACK, "{0:,.0f} tables on a mean device are far more"),
-            (mean_dims, self.dims_per_device, DEVICE_SLACK, "dims of {0:,.0f} on a mean device are far more"),
+            (mean_tables, self.tables_per_device, DEVICE_SLACK, "{0:,.0f} tables per device on average are far more"),
+            (mean_dims, self.dims_per_device, DEVICE_SLACK, "{0:,.0f} dims per device on average are far more"),
         ):
             if value > high * slack:
                 found.append(f"{what.format(value)} than the {high:,.0f} the model was trained on")
         return found
 
     def table_factor(self, table: Table) -> float:
-        """Return by what factor a table exceeds the training range, multiplied over its quantities; 1 inside.
+        """Return the factor by which a table exceeds the training range, the product over its quantities; 1 inside.
 
-        Twice the largest number of rows and half the smallest dim are a factor of 4.
+        With twice the largest number of rows and half the smallest dim, the factor is 4.
         """
         nearest_bits = min(abs(math.log(table.weight_bits / bits)) for bits in self.weight_bits)
         factor = math.exp(nearest_bits) * _factor(table.num_rows, self.num_rows)
@@ -196,7 +196,7 @@ class TrainingDomain:
         return min(factor, MOST_FACTOR)
 
     def load_factor(self, tables: Sequence[Table], num_devices: int, batch_size: int) -> float:
-        """Return the factor by which the batch and the load of a mean device are beyond the training data; 1 inside."""
+        """Return the factor by which the batch and the mean load per device exceed the training range; 1 inside."""
         factor = _factor(batch_size, self.batch_size)
         for value, (_, high) in zip(
             _loads(tables, num_devices), (self.tables_per_device, self.dims_per_device), strict=True
@@ -205,11 +205,11 @@ class TrainingDomain:
         return min(factor, MOST_FACTOR)
 
     def exchange_factor(self, num_devices: int) -> float:
-        """Return by what factor the number of devices exceeds the training range of communication; 1 inside."""
+        """Return the factor by which the number of devices exceeds the training range of communication; 1 inside."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def missing_measurements(self, num_devices: int) -> list[str]:
-        """Return the part of ``outside`` about times that were never measured: forward alone, or communication."""
+        """Return the lines of ``outside`` about times that were not measured: forward alone, or communication."""
         found = []
         if not self.timed_apart:
             found.append("only the sum of forward and backward was measured, so the split is assumed")
@@ -223,16 +223,16 @@ class TrainingDomain:
 
     @staticmethod
     def load(path: Path) -> TrainingDomain:
-        """Read a file of ``save``.
+        """Read a file that ``save`` wrote.
 
         Raises:
-            BadFile: if it is missing, torn, or not a training domain.
+            BadFile: if it is missing, incomplete, or not a training domain.
         """
         with blame_folder(path, "description of training data", _REMEDY):
             content = load_json(path.read_bytes())
             found = record_of(TrainingDomain, content)
             missing = {field.name for field in fields(TrainingDomain)} - {*content}
-            if missing:  # a default would describe the reading code
+            if missing:  # a default would describe this version, not the training
                 raise ValueError(f"missing: {', '.join(sorted(missing))}")
             if problem := found.problem():
                 raise ValueError(problem)
@@ -244,7 +244,7 @@ _RANGES = tuple(field.name for field in fields(TrainingDomain) if field.type == 
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:
-    """Return the mean lookups per distinct index in a batch; None if not counted."""
+    """Return the mean lookups per distinct index in a batch; None if the table has no reuse histogram."""
     if table.reuse_bins is None:
         return None
     bins, lookups = np.array([table.reuse_bins]), np.array([table.pooling_factor * batch_size])
@@ -267,7 +267,7 @@ def _factor(value: float, seen: SeenRange) -> float:
 
 
 def _loads(tables: Sequence[Table], num_devices: int) -> tuple[float, float]:
-    """Return the tables and dims of a mean device."""
+    """Return the mean number of tables and of dims per device."""
     return len(tables) / num_devices, sum(table.embedding_dim for table in tables) / num_devices
 
 

@@ -365,7 +365,7 @@ def test_both_networks_come_back_from_their_folders_as_they_were(tmp_path: Path)
     assert float(loaded.net.cost_scale_ms) == 17.0 and float(kept.net.cost_scale_ms) == 42.0
     again = AutoShardSharder(loaded.net, kept.net, kept.normalizer)
     assert best_of(again, MIXED) == best_of(AutoShardSharder(net, policy, NORMALIZER), MIXED)
-    with pytest.raises(BadFile, match="holds a autoshard_policy"):
+    with pytest.raises(BadFile, match="contains a autoshard_policy"):
         load_checkpoint(tmp_path / "policy", AutoShardCostNet)
 
 

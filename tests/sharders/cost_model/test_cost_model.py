@@ -210,7 +210,7 @@ def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
     random_model().save(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "kind": "dreamshard_policy"}))
-    with pytest.raises(BadFile, match="holds a dreamshard_policy"):
+    with pytest.raises(BadFile, match="contains a dreamshard_policy"):
         CostModel.load(folder)
     (folder / "config.json").write_text(json.dumps({**config, "sizes": {**config["sizes"], "num_members": 4}}))
     with pytest.raises(BadFile, match="not readable as a saved cost model"):
@@ -235,16 +235,16 @@ def test_a_model_that_was_saved_without_the_terms_of_other_devices_still_loads(t
     [
         ("sizes.num_members", "3", "num_members is '3', not a whole number"),
         ("sizes.num_members", 0, "an ensemble of 0 members"),
-        ("sizes.table_hidden", 10**9, "is impossible"),
+        ("sizes.table_hidden", 10**9, "too small or too large"),
         ("sizes.across_batches", 0, "across_batches is 0, not true or false"),
         ("exchange.latency_ms", "0", "latency_ms is '0', not a number"),
-        ("exchange.ms_per_byte", -1.0, "all-to-all takes"),
-        ("exchange.slowest_ms_per_byte", -1.0, "all-to-all takes"),
-        ("calibration.factor", -1.0, "its intervals are -1 deviations"),
-        ("calibration.floor", 0, "its intervals are"),
+        ("exchange.ms_per_byte", -1.0, "all-to-all constants are"),
+        ("exchange.slowest_ms_per_byte", -1.0, "all-to-all constants are"),
+        ("calibration.factor", -1.0, "its calibration is invalid: factor -1"),
+        ("calibration.floor", 0, "its calibration is invalid"),
         ("calibration.floor", None, "floor is None, not a number"),
         ("normalizer.scale", 1.0, "scale is 1.0, not a list"),
-        ("kind", [], "holds a"),
+        ("kind", [], "contains a"),
         ("more", 1, "'more' is unknown"),
     ],
 )
@@ -266,9 +266,9 @@ def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: An
     [
         ("net.table_weight", math.nan, "net.table_weight: a number is not finite"),
         ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not positive"),
-        ("net.piece_weight", -1.0, "its weights are not convex"),
-        ("net.output_weight", 1.0, "its weights are not convex"),
-        ("net.overhead", -1e-6, "its weights are not convex"),
+        ("net.piece_weight", -1.0, "its weights do not give a convex function"),
+        ("net.output_weight", 1.0, "its weights do not give a convex function"),
+        ("net.overhead", -1e-6, "its weights do not give a convex function"),
     ],
 )
 def test_weights_that_no_training_leaves_are_refused(tmp_path: Path, name: str, value: float, why: str) -> None:

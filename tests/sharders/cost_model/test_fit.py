@@ -371,7 +371,7 @@ def test_a_sum_counts_beside_parts_and_leaves_the_parts_to_those_who_know_them()
 def test_nothing_that_ran_is_refused() -> None:
     costs = PlacementCost((DeviceCost.out_of_memory(),), "modelled")
     for data in ([], [measured(task(TRAIN_TABLES[:2], 1), (0, 0), costs)]):
-        with pytest.raises(BadConfig, match="no device that held tables"):
+        with pytest.raises(BadConfig, match="no measured device with tables"):
             fit_cost_model(data, CONFIG)
 
 

@@ -3,17 +3,16 @@
 The network encodes each table, sums the representations of a shard, and reads the sum with one head. It predicts the
 fused forward and backward compute time of the shard, but no communication.
 
-An environment runs episodes in parallel slots. An episode places the tables of one task, one per step, in descending
-predicted single-table cost.
+An environment runs many episodes in parallel, one per slot. An episode places the tables of one task, one per step, in
+descending predicted single-table cost.
 
 - State: the table to place and the share of the task's tables already placed.
-- Action: a device, given as the sum of its tables' representations, its predicted compute cost and its used memory.
+- Action: a device, of which the policy sees the sum of its tables' representations, predicted cost and used memory.
 - Devices with enough available memory for the table are legal (``placement.legal_mask``). A table without a legal
-  device ends the episode. With ``mask_illegal=False``, as published, every device of the task may be chosen.
-- Reward: none until the end, then the degree of balance, minus the overflow ratio. A dead end gets no balance, only
-  minus the overflow that the table would cause on the emptiest device, as a share of the largest device's memory.
-
-Each table is encoded once. A step changes one device per slot, and only that device is computed again.
+  device ends the episode (a dead end). With ``mask_illegal=False``, as published, every device may be chosen.
+- Reward: 0 until the last step, then the degree of balance (lowest cost of a device / highest) minus the overflow ratio
+  (``training.overflow_ratio_B``). The reward of a dead end is minus the overflow that the table would cause on the
+  emptiest device, as a share of the largest device's memory.
 
 Legend: K tasks, T tables of the longest task, P distinct tables, B slots, D devices, H representation size.
 """
@@ -47,7 +46,7 @@ class AutoShardCostNet(TableNetwork):
     def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
         """Predict forward plus backward compute time of shards, [...] ms, from summed representations [..., H].
 
-        An empty shard costs 0; the network is not evaluated for it, because its training data has no empty shard.
+        Callers use 0 for a device without tables, because the training data has no empty shard.
         """
         costs: torch.Tensor = self.cost_head(sums).squeeze(-1) * self.cost_scale_ms
         return costs
@@ -55,16 +54,16 @@ class AutoShardCostNet(TableNetwork):
 
 @dataclass(frozen=True)
 class Observation:
-    """Input of the policy in every slot before a choice; [B, ...], or [U, B, ...] after ``stack``."""
+    """Input of the policy in every slot, [B, ...]; after ``stack``, of U steps, [U, B, ...]."""
 
     table_BH: torch.Tensor  # representation of the table to place
     step_ratio_B: torch.Tensor  # share of the task's tables already placed, 0 to 1
     sums_BDH: torch.Tensor  # summed representations of each device's tables
     costs_BD: torch.Tensor  # predicted compute of each device, ms; 0 without tables
     used_gb_BD: torch.Tensor  # weights on each device
-    device_mask_BD: torch.Tensor  # False for devices the task does not have
+    device_mask_BD: torch.Tensor  # False for devices that the task does not have
     legal_BD: torch.Tensor  # devices that may be chosen; all of the task's devices in a slot without a table to place
-    fresh_B: torch.Tensor  # True at the first step of an episode, where the memory is reset
+    fresh_B: torch.Tensor  # True at the first step of an episode, where the LSTM's state is reset
 
     @staticmethod
     def stack(observations: Sequence[Observation]) -> Observation:
@@ -75,17 +74,17 @@ class Observation:
 
 @dataclass(frozen=True)
 class Transition:
-    """Result of one step in every slot, [B]: done flags, and rewards (0 until the episode ends)."""
+    """Result of one step in every slot, [B]: the reward (0 until the episode ends), and whether the episode ended."""
 
     reward_B: torch.Tensor
     done_B: torch.Tensor
 
 
 class BalanceEnv:
-    """Batched placement environment: each slot places the tables of one task at a time.
+    """Batched placement environment: each slot runs an episode for one task.
 
     Attributes:
-        position_KT: positions in ``task.tables`` of each task in placing order; padding last.
+        position_KT: positions of each task's tables in ``task.tables``, in placing order; padding last.
         step_B: tables placed so far.
         active_B: False in a slot whose episode has ended.
         used_BD: bytes on each device.
@@ -124,7 +123,7 @@ class BalanceEnv:
             per_device[slots_B] = 0
 
     def observe(self) -> Observation:
-        """Return copies of every slot's observation, which later steps do not change."""
+        """Return the observations of all slots, as copies that later steps do not change."""
         length_B = self._length_K[self.task_B]
         table_B = self._table_KT[self.task_B, self._row_B()]
         return Observation(

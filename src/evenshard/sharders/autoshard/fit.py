@@ -1,6 +1,6 @@
 """AutoShard's training round, and the training of its cost network on measured shards (section 3.2).
 
-Measurements are single shards or whole placements: every device with tables is a shard.
+The tables of one device form a shard. A measurement is of a whole placement, or of a single shard.
 
 Legend: N measured placements, S shards, P distinct tables, F features, M shards of a minibatch.
 """
@@ -23,7 +23,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def select_shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: every measured shard except control measurements."""
+    """Select the training data of the cost network: all measurements except controls, which are repetitions."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
 
@@ -37,7 +37,7 @@ def cost_net_round(
 ) -> FittedCostNet[AutoShardCostNet]:
     """Train the cost network in place for one round on all shards measured so far.
 
-    The mean cost of the first round's shards is the cost scale of all rounds. The learning rate falls to 0.
+    All rounds use the mean cost of the first round's shards as the cost scale. The learning rate falls to 0.
     """
     net, data = checkpoint.net, ShardTensors.of(measured, checkpoint.normalizer)
     if checkpoint.is_new:
@@ -61,7 +61,7 @@ class ShardTensors:
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> ShardTensors:
         """Convert measured placements with one batch size to training tensors.
 
-        Devices without tables, and devices that ran out of memory, are left out.
+        Devices that have no tables or ran out of memory are left out.
         """
         distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         shards = [
@@ -109,7 +109,7 @@ def fit_autoshard_net(
 def _sharder(
     cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
 ) -> AutoShardSharder:
-    """Build a sharder that returns only the most probable placement, as published; ``num_rollouts`` has no effect."""
+    """Build a sharder, which returns the most probable placement, as published; ``num_rollouts`` has no effect."""
     return AutoShardSharder(cost_net, policy, normalizer)
 
 

@@ -1,8 +1,8 @@
 """IMPALA training of AutoShard's policy: actors with older weights, corrected by V-trace (section 3.4).
 
-The published version runs actors in separate processes. Here all actors are slots of one batch in one process: a
-step of all of them is one matrix product, the learner dominates the time, and runs are deterministic. IMPALA stays
-off-policy, explicitly: the actors' weights are the learner's of up to ``sync_every - 1`` updates ago.
+The published version runs actors in separate processes. Here one process runs all actors as slots of one batch, so that
+runs are fast and deterministic. Training is still off-policy: the actors get the learner's weights only every
+``sync_every`` updates.
 
 Legend: U steps of an unroll, B slots, D devices.
 """
@@ -28,15 +28,15 @@ from evenshard.sharders.training import Track, descend, entropy, set_learning_ra
 
 @dataclass(frozen=True)
 class ImpalaConfig:
-    """Settings of policy training; defaults are as published unless marked as our choice."""
+    """Settings of policy training; defaults are the paper's unless marked."""
 
-    num_updates: int = knob(300, "gradient steps, each on one unroll of all slots; our choice")
-    num_slots: int = knob(16, "episodes played in parallel; our choice")
+    num_updates: int = knob(300, "gradient steps, each on one unroll of every slot (default not from the paper)")
+    num_slots: int = knob(16, "slots: episodes that run in parallel (default not from the paper)")
     unroll_length: int = knob(100, "steps of an unroll; episodes continue in the next unroll")
-    sync_every: int = knob(2, "updates after which the actors get the learner's weights; our choice")
+    sync_every: int = knob(2, "updates between copies of the weights to the actors (default not from the paper)")
     learning_rate: float = knob(1e-3, "initial learning rate of Adam; it falls linearly to 0")
     max_gradient_norm: float = knob(
-        40.0, "gradients are clipped to this norm. Some seeds forget halfway and recover within the run"
+        40.0, "maximum gradient norm. With some seeds, the reward drops halfway through training and recovers"
     )
     entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
     baseline_weight: float = knob(0.5, "weight of the value head's squared error")
@@ -52,9 +52,9 @@ class ImpalaConfig:
 class Unroll:
     """Observations and actions of the actors."""
 
-    seen: Observation  # stacked observations, U + 1 steps: the next unroll begins at the last one
+    seen: Observation  # observations of U + 1 steps; the last is the first of the next unroll
     device_UB: torch.Tensor  # the devices chosen
-    acting_log_prob_UB: torch.Tensor  # its log-probability under the actor, over the legal devices
+    acting_log_prob_UB: torch.Tensor  # their log-probabilities under the actor, over the legal devices
     reward_UB: torch.Tensor  # reward of the step
     done_UB: torch.Tensor  # True where the episode ended with the step
     memory: Memory  # state of the LSTM before the first step
@@ -74,7 +74,7 @@ class Actors:
         env.restart(everywhere, self._draw_tasks())
 
     def synchronise(self, learner: AutoShardPolicy) -> None:
-        """Copy the learner's weights."""
+        """Copy the learner's weights to the actors."""
         self._policy.load_state_dict(learner.state_dict())
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class Actors:
 
 
 def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities of the chosen devices, [U, B]; a trailing extra step is ignored."""
+    """Return the log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
@@ -115,7 +115,7 @@ class VTrace:
     """V-trace value targets and policy-gradient advantages."""
 
     target_UB: torch.Tensor  # targets of the value head
-    # Weights of the log-probabilities in the policy gradient, with the importance weights.
+    # Weights of the log-probabilities in the policy gradient, including the importance weights.
     advantage_UB: torch.Tensor
 
 
@@ -136,7 +136,7 @@ def v_trace(
     Args:
         log_ratio_UB: log-probability of the choice under the learner, minus that under the actor.
         reward_UB: reward of the step.
-        discount_UB: gamma, and 0 where the episode ended with the step.
+        discount_UB: gamma, or 0 where the episode ended with the step.
         value_UB: the learner's value before the step.
         bootstrap_B: the learner's value after the last step.
         clip_rho: highest importance weight of a step's own error; sets the values' fixed point.
@@ -211,7 +211,7 @@ def train_impala(
     generator: torch.Generator,
     track: Track = iter,
 ) -> list[float]:
-    """Train the policy in place, in an environment of the train tasks.
+    """Train the policy in place, in an environment with the training tasks.
 
     Returns:
         Mean reward of the episodes that ended in each update; NaN if no episode ended.

@@ -1,4 +1,4 @@
-"""AutoShard's policy (KDD 2022, section 3.3) and the sharder that follows it.
+"""AutoShard's policy (KDD 2022, section 3.3), and the sharder that uses it.
 
 Legend: U steps, B slots, D devices, H = 32 representation size, S = 64 state size.
 """
@@ -39,10 +39,10 @@ class PolicyOutput:
 class AutoShardPolicy(ScaledNetwork):
     """Policy network with one logit per device, for any number of tables and devices.
 
-    State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
-    the sum of its tables' representations (frozen, the cost network's) and an embedding 2-64-32 of its predicted cost
-    and used memory. One head 192-128-128-64-1 reads (s, a, s * a) of every device. The value head reads s and the mean
-    and maximum of a over the devices, because the state alone lacks the devices' tables.
+    A state s is the output of an LSTM (2 layers of 64) over the steps, given the table's representation and the
+    share of tables already placed. A device is represented by a vector a: the sum of its tables' representations, from
+    the frozen cost network, and an embedding (MLP 2-64-32) of its predicted cost and used memory. The policy head
+    (192-128-128-64-1) computes a device's logit from (s, a, s * a). The value head reads s, mean a and maximum a.
     """
 
     kind = "autoshard_policy"
@@ -67,7 +67,7 @@ class AutoShardPolicy(ScaledNetwork):
 
         Args:
             seen: stacked observations, [U, B, ...].
-            memory: state of the LSTM from the step before; reset wherever an episode begins.
+            memory: state of the LSTM after the previous step; it is reset wherever an episode begins.
         """
         state_UBS, memory = self._states(seen, memory)
         load_UBD2 = torch.stack([seen.costs_BD / self.cost_scale_ms, seen.used_gb_BD], dim=-1)
@@ -82,7 +82,7 @@ class AutoShardPolicy(ScaledNetwork):
         return PolicyOutput(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
 
     def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
-        """Run the LSTM in one call per segment between episode starts, [U, B, S]."""
+        """Return the states, [U, B, S]; the LSTM is called once per segment between starts of episodes."""
         inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
         begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
         cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]
@@ -121,7 +121,7 @@ class AutoShardSharder:
         return self._play_feasible(tasks, choose_sampled(generator))
 
     def predict_ms(self, task: ShardingTask, placement: Placement) -> float:
-        """Predict compute of the slowest device of any placement, ms, without communication."""
+        """Predict the compute time of the slowest device, ms, without communication."""
         with torch.no_grad():
             of_tables = self.cost_net.encode(self.normalizer(task.tables, task.batch_size))
             sums = [of_tables[list(positions)].sum(dim=0) for positions in placement.shards() if positions]
@@ -153,7 +153,7 @@ class AutoShardSharder:
 
 
 def is_feasible(task: ShardingTask) -> bool:
-    """Return True if each table fits on some device and their total fits (necessary, not sufficient)."""
+    """Return True if each table fits on some device, and all tables together fit. A legal placement may not exist."""
     return find_reason(task) is None
 
 

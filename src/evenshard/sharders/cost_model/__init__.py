@@ -1,1 +1,1 @@
-"""evenshard's own method: a cost model that is convex in a device's load, and a search that minimises it."""
+"""evenshard's own sharder: a learned cost model, and a search that minimizes its prediction."""

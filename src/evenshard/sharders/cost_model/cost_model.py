@@ -1,21 +1,18 @@
-"""Learned cost model, convex in a device's load; extrapolates to more tables and devices.
+"""Learned cost model of devices: an ensemble of networks for compute, and a formula for all-to-alls.
 
-Convexity makes lower bounds possible (``bounds/``).
+The model predicts a device's compute time as
+``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
 
-A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
-Representations are non-negative; ``g`` is convex and non-decreasing (non-negative weights, ReLU), as kernels are: they
-take the longest of several additive limits, plus fixed overheads. ``p``, the time of the sort's passes, and ``l``, the
-time of the lanes of the widest table, are non-decreasing step functions. The mean of the ensemble has this form
-because its members have it. The network itself is in ``network.py``.
+- ``g`` is convex and non-decreasing, like the time of a kernel: the longest of several additive limits, plus an
+  overhead. Convexity makes lower bounds possible.
+- ``p`` and ``l`` are non-decreasing step functions: the time of FBGEMM's radix-sort passes, which depends on the rows
+  of the shard, and of the warp lanes, which depends on its widest table. Their steps are called jumps.
 
-All-to-all times need no network: a latency and three byte counts over bandwidths, with four fitted numbers.
+``network.py`` defines the network, and ``price.py`` predicts placements. ``ExchangeTime`` is
+the formula for all-to-alls, with four fitted numbers.
 
-``price.py`` predicts the costs of placements by the model.
-
-Ours; DreamShard's network (``dreamshard/sharder.py``) is neither convex nor bounded.
-
-Legend: T tables, K members, H representation size (column 0: dims; ``JUMPS``: sums that decide about jumps;
-``INPUTS``: inputs of the heads), N placements.
+Legend: T tables, K members of the ensemble, N placements, H size of a representation (column 0 is the dim; columns
+``JUMPS`` determine the jumps; columns ``INPUTS`` are inputs of ``g``).
 """
 
 from __future__ import annotations
@@ -43,12 +40,12 @@ from evenshard.tables.table import Table
 KIND = "convex_cost_model"
 
 JUMPS, INPUTS = slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
-LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables underestimate errors on unseen tables
+LEAST_HALF_WIDTH = 0.005  # minimum, because errors on unseen tables are larger than the held-out errors
 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """All-to-all time model: latency plus own, slowest and total bytes over bandwidths, as in ``Link``."""
+    """Time of an all-to-all: a latency, plus times per byte of the device, the busiest device and all devices."""
 
     latency_ms: float = 0.0  # fixed time of an all-to-all
     ms_per_byte: float = 0.0  # for the device's own busier direction; an inverse bandwidth
@@ -57,7 +54,7 @@ class ExchangeTime:
 
     @property
     def takes_time(self) -> bool:
-        """Return True if the all-to-all was measured and takes time."""
+        """Return True if any constant is above 0, so that an all-to-all takes time."""
         return any(astuple(self))
 
     def link(self, source: str) -> Link:
@@ -69,37 +66,37 @@ class ExchangeTime:
         return Link(self.latency_ms * 1e3, source, own, slowest, shared)
 
     def problem(self) -> str | None:
-        """Return why the constants are impossible; None if they are valid."""
+        """Return the reason that the constants are invalid; None if they are valid."""
         fine = all(0 <= number < math.inf for number in astuple(self))
-        return None if fine else f"all-to-all takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
+        return None if fine else f"all-to-all constants are {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of prediction intervals: 90 % of held-out errors were within ``factor`` deviations.
+    """Width of prediction intervals: 90 % of held-out errors were within ``factor`` deviations.
 
-    A deviation of log cost combines the members' spread and ``floor``, as independent errors.
+    The deviation of a log cost combines two independent errors: the spread of the ensemble's members, and ``floor``.
     """
 
     factor: float = 1.645  # half-width of the interval in deviations
     floor: float = 0.05  # error that all members share
 
     def problem(self) -> str | None:
-        """Return why the width is impossible; None if it is valid."""
+        """Return the reason that the width is invalid; None if it is valid."""
         fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
-        return None if fine else f"its intervals are {self.factor:g} deviations of at least {self.floor:g} wide"
+        return None if fine else f"its calibration is invalid: factor {self.factor:g}, floor {self.floor:g}"
 
     def deviation_N(self, spread_N: torch.Tensor) -> torch.Tensor:
-        """Return the deviations of log cost, [N]."""
+        """Return the deviations of log costs, [N], given the spread of the members."""
         return (spread_N.square() + self.floor**2).sqrt()
 
     def half_width_N(self, spread_N: torch.Tensor) -> torch.Tensor:
-        """Return the half-width of the 90 % interval of log cost, [N]."""
+        """Return the half-widths of the 90 % intervals of log costs, [N], given the spread of the members."""
         return (self.factor * self.deviation_N(spread_N)).clamp(min=LEAST_HALF_WIDTH)
 
 
 class CostModel(nn.Module):
-    """Predictor of device times: a network for compute, all-to-all constants, and the calibration of intervals."""
+    """Cost model: the network for compute times, the all-to-all constants, and the calibration of intervals."""
 
     def __init__(
         self, sizes: EnsembleSizes, normalizer: FeatureNormalizer, generator: torch.Generator | None = None
@@ -110,7 +107,7 @@ class CostModel(nn.Module):
 
     @torch.no_grad()
     def represent(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Compute non-negative table representations (dims, jumps, inputs) that add up over tables, [T, H] float32."""
+        """Compute representations of tables, [T, H] float32, whose sum over a device's tables determines its time."""
         dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
         inputs_TI = self.net.encode(*self.net.table_inputs(tables, batch_size))
         return torch.cat([dims_T1, jump_sums_TJ(tables), inputs_TI], dim=1)
@@ -140,13 +137,13 @@ class CostModel(nn.Module):
         """Load a model from a folder written by ``save``.
 
         Raises:
-            BadFile: if it is missing, torn, or not a cost model.
+            BadFile: if it is missing, incomplete, or not a cost model.
         """
         with blame_folder(path, "cost model", "Fit the cost model again."):
             content = load_json((path / "config.json").read_bytes())
             kind = content.get("kind") if isinstance(content, dict) else None
             if kind != KIND:
-                raise BadFile(path, f"holds a {cut(str(kind))}, not a {KIND}", "Name the other folder.")
+                raise BadFile(path, f"contains a {cut(str(kind))}, not a {KIND}", "Name another folder.")
             config = record_of(_Config, content)
             if problem := config.exchange.problem() or config.calibration.problem():
                 raise ValueError(problem)
@@ -154,7 +151,7 @@ class CostModel(nn.Module):
             model.exchange, model.calibration = config.exchange, config.calibration
             load_weights(model, path / "state.pt")
             if not model.net.is_convex():
-                raise ValueError("its weights are not convex")
+                raise ValueError("its weights do not give a convex function")
             return model
 
 

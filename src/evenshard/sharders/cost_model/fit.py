@@ -1,11 +1,11 @@
 """Training of the cost model on the relative errors of every device of all measured placements.
 
-Each member of the ensemble is trained without one part of the placements. Its errors there determine the width of
-intervals that hold nine of ten measured costs. A search prefers placements for which a model is too optimistic: choices
-that were measured before the model was trained on them widen the intervals.
+Each member of the ensemble is trained without some of the placements, and its errors on these determine the width of
+90 % prediction intervals. Because a search prefers placements that the model underestimates, errors of the previous
+model on placements that it chose widen the intervals.
 
-Legend: R devices that held tables and ran, P distinct pairs of table and batch size, K members, N measured placements,
-M rows of a minibatch, Q pairs that these need.
+Legend: R measured devices with tables, P distinct pairs of table and batch size, K members of the ensemble,
+N measured placements, M devices of a minibatch, Q pairs on these devices.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from evenshard.tables.locality import contiguous_share
 from evenshard.tables.table import Table
 
 ROBUST_BEYOND = 0.03  # relative error above which the loss is linear, so that jumps and outliers do not distort the fit
-LEAST_TIME = 1e-4  # share of the mean time; shorter times count as this
-WARM_UP = 0.1  # part of the updates
+LEAST_TIME = 1e-4  # share of the mean time, to which shorter times are raised
+WARM_UP = 0.1  # share of the updates in which the learning rate rises
 COVERAGE = 0.9  # share of the measured costs within an interval
-LEAST_FLOOR = 1e-3  # minimum, because a perfect fit to the data is not certain either
+LEAST_FLOOR = 1e-3  # minimum of ``Calibration.floor``, because even a perfect fit is uncertain
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class CostModelFitConfig:
     num_members: int = knob(5, "members of the ensemble", range=Range(2, 1_000, whole=True))
     table_hidden: int = knob(16, "hidden units of a member's table network", range=COUNT)
     head_hidden: int = knob(4, "hidden units of a member's head", range=COUNT)
-    pieces: int = knob(8, "linear pieces of a head unit, which takes the largest", range=COUNT)
+    pieces: int = knob(8, "linear functions of each head unit, which returns the largest", range=COUNT)
     num_updates: int = knob(1000, "gradient steps", range=COUNT)
     minibatch_size: int = knob(128, "devices per step", range=COUNT)
     learning_rate: float = knob(
         0.01,
-        "highest learning rate of Adam, after the warm-up; it then falls to 0",
+        "learning rate of Adam after the warm-up; it then falls to 0",
         range=Range(0, 1e38, above=True),
     )
-    across_batches: bool = knob(False, "True if the costs have several batch sizes; see EnsembleSizes.across_batches")
+    across_batches: bool = knob(False, "True for costs with several batch sizes; see EnsembleSizes.across_batches")
     seed: int = knob(0, "seed of initial weights, held-out parts and minibatches")
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class CostModelFitMetrics:
 
     losses: tuple[float, ...]  # loss of every update
     # Median absolute error of the overall costs of placements, %, each predicted by the member that was not trained on
-    # it. The ensemble is slightly better; unseen tables are slightly harder.
+    # it. The whole ensemble errs slightly less; on unseen tables, errors are slightly larger.
     held_out_pct_error: float
     exchange_pct_error: float  # median absolute error of the all-to-all times, %; NaN without any
     num_devices: int  # R, measured devices in the training data
@@ -79,17 +79,17 @@ class CostModelFitMetrics:
 class DeviceRows:
     """Measured devices as tensors for training."""
 
-    # For the P distinct pairs.
+    # Of the P distinct pairs.
     tables: tuple[Table, ...]
     batch_sizes: tuple[int, ...]
     held: torch.Tensor  # (device, pair) of every table on a device, device by device
-    # Measured forward and backward compute time and their sum, ms; the parts are NaN if only the sum is known.
+    # Measured forward compute, backward compute and their sum, ms; the first two are NaN if only the sum is known.
     times_R3: torch.Tensor
     placement_R: torch.Tensor  # number of the device's placement, below N
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement]) -> DeviceRows:
-        """Convert all devices that held tables and ran."""
+        """Convert all devices that have tables and did not run out of memory."""
         pairs = dict.fromkeys((t, one.task.batch_size) for one in measured for t in one.task.tables)
         numbers = {pair: n for n, pair in enumerate(pairs)}
         held: list[tuple[int, int]] = []
@@ -106,7 +106,7 @@ class DeviceRows:
         return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
 
     def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
+        """Return the inputs of ``ConvexNet.encode`` for all pairs: features [P, F] and scaled work [P, A]."""
         positions_of: dict[int, list[int]] = {}
         for position, size in enumerate(self.batch_sizes):
             positions_of.setdefault(size, []).append(position)
@@ -124,15 +124,14 @@ def fit_cost_model(
 ) -> tuple[CostModel, CostModelFitMetrics]:
     """Fit a cost model to measured placements and single shards.
 
-    All share the batch size unless ``config.across_batches``. The fit is deterministic. It runs on one thread because
-    the matrices are small.
+    Without ``config.across_batches``, all must have the same batch size. The fit is deterministic.
 
     Raises:
-        BadConfig: if no device ran.
+        BadConfig: if no device with tables was measured, or there are several batch sizes.
     """
     rows = DeviceRows.of(measured)
     if not len(rows.times_R3):
-        raise BadConfig("The costs have no device that held tables and ran. Benchmark placements that fit in memory.")
+        raise BadConfig("The costs have no measured device with tables. Benchmark placements that fit in memory.")
     if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
         raise BadConfig("The costs have several batch sizes. Set across_batches, or benchmark at one batch size.")
     generator = torch.Generator().manual_seed(config.seed)
@@ -156,9 +155,9 @@ def fit_cost_model(
 def assign_held_out_members(
     measured: Sequence[MeasuredPlacement], num_members: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Assign to each placement the ensemble member that does not train on it, [N], by task if possible.
+    """Assign to each placement an ensemble member that is not trained on it, [N].
 
-    Placements of one task share their tables, so a member would look too good on a task from its training data.
+    Placements of a task share tables, so they get the same member if there are enough tasks.
     """
     tasks = {task_id: n for n, task_id in enumerate(dict.fromkeys(one.task.task_id for one in measured))}
     if len(tasks) < num_members:
@@ -175,10 +174,10 @@ def _learn(
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]],
 ) -> list[float]:
-    """Train the model in place on robust errors of log forward, backward and total time."""
+    """Train the model in place on Huber losses of log forward, backward and total time."""
     net = model.net
     mean_ms_2 = rows.times_R3[:, :2].nanmean(dim=0)
-    # Scale of a part without measurements: the two parts add up to the known total.
+    # If forward and backward were only measured together, half of the mean total is the scale of each.
     mean_ms_2 = torch.where(mean_ms_2.isnan(), rows.times_R3[:, 2].mean() / 2, mean_ms_2)
     net.time_scale_ms.copy_(mean_ms_2.clamp(min=1e-6))
     unscaled_PA = rows.inputs(net)[1]
@@ -188,8 +187,7 @@ def _learn(
     jumps_PJ = jump_sums_TJ(rows.tables)
     goal_R3 = rows.times_R3.clamp(min=LEAST_TIME * float(net.time_scale_ms.min())).log()
     known_R3 = (~goal_R3.isnan()).float()
-    # Slow devices determine the cost of a placement: devices faster than the mean weigh less, or they would distort the
-    # fit.
+    # Devices faster than the mean weigh less, because the slow devices determine the cost of a placement.
     total_R = rows.times_R3[:, 2]
     weight_R = (total_R / total_R.mean()).clamp(max=1.0).sqrt()
     learns_RK = held_out_by_R[:, None] != torch.arange(config.num_members)
@@ -221,7 +219,7 @@ def _learn(
 
 
 class _Minibatches:
-    """Sparse table lists of the devices of a minibatch, instead of a matrix of all devices and tables."""
+    """Builder of small matrices for minibatches, instead of one large matrix of all devices and tables."""
 
     def __init__(self, rows: DeviceRows, only_used: bool) -> None:
         self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
@@ -229,7 +227,7 @@ class _Minibatches:
         self._first_R = self._count_R.cumsum(0) - self._count_R
 
     def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the incidence matrix of devices and (table, batch size) pairs, [M, Q], and the pair indices [Q]."""
+        """Return a matrix that is 1 where a device has a (table, batch size) pair, [M, Q], and the pair numbers [Q]."""
         count_M = self._count_R[rows_M]
         row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
         within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
@@ -246,7 +244,7 @@ def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _share_of_rate(progress: float) -> float:
-    """Compute the learning rate's factor: it rises from 0 to 1 and falls to 0 along a cosine."""
+    """Compute the learning rate's factor, which rises from 0 to 1 and falls to 0, both along a cosine."""
     if progress < WARM_UP:
         return 0.5 - 0.5 * math.cos(math.pi * progress / WARM_UP)
     return 0.5 + 0.5 * math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))
@@ -255,13 +253,12 @@ def _share_of_rate(progress: float) -> float:
 def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, float]:
     """Fit the all-to-all latency and bandwidths by relative least squares; also return the median error in %.
 
-    No constant is negative; if byte counts are collinear, the first explains the times. Without any measured all-to-all
-    time, the constants are 0 and the error is NaN.
+    The fitted numbers are non-negative. Without measured all-to-all times, they are 0 and the error is NaN.
     """
     from scipy.optimize import nnls
 
     rows = [
-        (*num_bytes, 1.0, time_ms)  # if all devices send alike, bytes rather than the latency explain the time
+        (*num_bytes, 1.0, time_ms)  # 1.0 for the latency is last: bytes explain equal times first
         for one in measured
         for num_bytes, cost in zip(_device_bytes(one), one.cost.devices, strict=True)
         for time_ms in _exchange_times(one, cost)
@@ -278,7 +275,7 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
 
 
 def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
-    """Return the bytes of each device's busier direction, of the busiest device, and of all devices."""
+    """Return the bytes of each device in its busier direction, the most bytes of a device, and the total bytes."""
     dims = [float(sum(table.embedding_dim for table in shard)) for shard in one.shards]
     moved = whole_table_bytes(dims, one.task.batch_size)
     slowest, total = float(moved.intra_sent.max()), float(moved.intra_sent.sum())
@@ -298,7 +295,7 @@ def cost_model_round(
     own: Sequence[MeasuredPlacement] = (),
     track: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[CostModel, CostModelFitMetrics]:
-    """Fit the cost model of one round, widening its intervals by errors on placements it had chosen before.
+    """Fit the cost model of one round; errors on placements that the previous model chose widen its intervals.
 
     Args:
         previous: the model of the previous round; None in the first.
@@ -318,8 +315,8 @@ def calibrate(
 ) -> tuple[Calibration, float]:
     """Calibrate the prediction intervals on held-out errors; return the calibration and the median error in %.
 
-    Whole placements count; single shards only if there are no placements. A single member errs more than the ensemble,
-    which offsets the tables that a held-out placement shares with the training data.
+    Single shards are used only if there are no placements of several devices. A single member errs more than the whole
+    ensemble, which compensates for the tables that a held-out placement shares with the training data.
     """
     ran = [number for number, one in enumerate(measured) if one.cost.fits]
     chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
@@ -355,10 +352,9 @@ def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
 
 
 def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
-    """Return the conformal half-width, in deviations, that covers a new error with 90 % probability.
+    """Return the half-width of an interval, in deviations, that covers a new error with 90 % probability.
 
-    All orders of n errors and a new one are equally likely, so it is the 0.9 (n + 1)-th smallest (conformal
-    prediction).
+    By conformal prediction, this is the 0.9 (n + 1)-th smallest of the n ratios of error to deviation.
     """
     rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
     return float((errors_N / deviations_N).kthvalue(rank).values)

@@ -1,9 +1,9 @@
-"""Price of a learned model: its network in additive columns, for fast evaluation in the search.
+"""Price of a cost model: the same predictions, computed from sums over tables that a search can update fast.
 
-All calls of a device take as long as one call with all their tables, and at least the launches of as many empty calls
-in sequence. The training data has pooled lookups, so a sequence counts as bags of size 1.
+Several kernel calls on a device are predicted as one call with all their tables, but never below the time of as many
+empty calls. The network is trained on pooled lookups, so a sequence is predicted as bags of size 1.
 
-Legend: P tables looked up, N devices, D devices, H columns, M members of the ensemble, U bent units.
+Legend: P tables looked up, N and D devices, H features that add up over tables, M members, U hidden units.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, CostModel, l
 from evenshard.sharders.cost_model.network import LANE_WORK, LOOKUPS, NUM_JUMP_SUMS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
 
-ROWS, WIDER = 0, slice(1, NUM_JUMP_SUMS)  # columns that determine jumps
-WORK = slice(NUM_JUMP_SUMS, NUM_JUMP_SUMS + len(LANE_WORK))  # columns that jumps multiply
+ROWS, WIDER = 0, slice(1, NUM_JUMP_SUMS)  # the features that determine jumps
+WORK = slice(NUM_JUMP_SUMS, NUM_JUMP_SUMS + len(LANE_WORK))  # the features by which jumps are multiplied
 LOOKED_UP = WORK.start + LANE_WORK.index(LOOKUPS)
 LINEAR = slice(WORK.stop, WORK.stop + 2)  # forward, backward
 FIRST_PIECE = LINEAR.stop
@@ -36,7 +36,7 @@ PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)
 
 
 class LearnedPrice(DevicePrice):
-    """Device compute times as the mean of an ensemble (``DevicePrice``); its all-to-all times are not used."""
+    """Price that predicts compute times by the mean of the cost model's ensemble."""
 
     num_maxima = 0
     is_by_call = False
@@ -60,12 +60,12 @@ class LearnedPrice(DevicePrice):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Return True if the model was trained with hot-row features (tables with and without ``row_shares``)."""
+        """Return True if the model was trained with the share of contiguous hot rows as a feature."""
         return self._model.net.sizes.sees_hot_rows
 
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return the additive columns of tables, [P, H]: jump inputs, linear part and ReLU unit inputs."""
+        """Return features of tables, [P, H]; their sums over a device's tables determine its compute time."""
         lookups = [one.pooled for one in lookups]
         if dims_P is not None:
             lookups = [one.with_dim(dim) for one, dim in zip(lookups, dims_P.tolist(), strict=True)]
@@ -84,21 +84,21 @@ class LearnedPrice(DevicePrice):
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        """Compute forward and backward time of single calls with these tables, [2, N]."""
+        """Compute forward and backward time of one kernel call each, [2, N], from the sums over its tables."""
         bent = (sums_NH[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums_NH), self.pieces, len(self.output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
         smooth = self.overhead_2 + sums_NH[:, LINEAR] + hidden @ self.output_U2
         return np.asarray((smooth + self.jumps_ms(sums_NH)).T)
 
     def jumps_ms(self, sums_NH: Columns) -> Columns:
-        """Compute the jump terms: radix-sort pass time and warp-lane time, [N, 2]."""
+        """Compute forward and backward time of the jumps: radix-sort passes and warp lanes, [N, 2]."""
         sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
         issued = (sums_NH[:, WIDER, None] > 0.5) * sums_NH[:, None, WORK]
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
         return np.asarray(sums_NH[:, LOOKED_UP, None] * sorts_N2 + lanes_N2)
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """Compute forward and backward time of devices over all their kernel calls, [2, N]."""
+        """Compute forward and backward time of devices, [2, N], at least that of as many empty kernel calls."""
         times_2N = np.maximum(times_QGN[:, 0], calls_N * self.empty_ms_2[:, None])
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
@@ -134,14 +134,14 @@ class LearnedPrice(DevicePrice):
 
 
 class LearnedBounds(PriceBounds):
-    """Lower bounds on a learned price."""
+    """Lower bounds of the times that a learned price predicts."""
 
     def __init__(self, price: LearnedPrice) -> None:
         super().__init__(price)
         self._price = price
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return tangents at ``sums_H`` to the compute times without jumps."""
+        """Return the tangent at ``sums_H`` to the compute times without jumps."""
         price = self._price
         bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
         piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
@@ -153,11 +153,11 @@ class LearnedBounds(PriceBounds):
         return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return each table's minimum jump times: radix passes for its rows and lanes for its width, [2, P]."""
+        """Return the jump times of each table alone: radix-sort passes for its rows, lanes for its dim, [2, P]."""
         return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return the radix-sort passes that every placement needs because of combined row counts."""
+        """Return a bound on the radix-sort passes that devices need only for the rows of several tables together."""
         return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
     def least_launch_ms_2(self, calls: int) -> FloatArray:
@@ -171,15 +171,15 @@ price_bounds.register(LearnedPrice, LearnedBounds)
 class SharedPasses(SharedSteps):
     """Lower bound of the total radix-pass time on all devices, attributed to tables.
 
-    A device with fewer rows than a pass's limit saves the pass. These devices have capacity for that many rows each
-    (all devices but one, if the tables have too many rows for all). The most lookups that fit form a knapsack problem.
-    For any price in lookups per row, its optimum is at most the capacity's value plus the value of the fitting tables'
-    lookups beyond the price of their rows. The tightest price is the density of the table that fills the capacity.
+    A device with fewer rows than the limit of a pass (``PASS_ROWS``) saves the pass for all its lookups. All devices
+    may save it, or all but one if the tables have too many rows. The most lookups that save it are the optimum of a
+    knapsack problem, whose capacity is the limit times these devices. The bound is its LP relaxation: it takes tables
+    by lookups per row until one fills the capacity.
 
     Legend: L passes, P tables looked up.
 
     Args:
-        pass_ms_L2: forward and backward time of each pass, for a mean device's lookups.
+        pass_ms_L2: forward and backward time of each pass, for the mean lookups per device.
         columns_PH, num_devices, total_rows: see ``PriceBounds.shared_steps``.
     """
 
@@ -195,14 +195,14 @@ class SharedPasses(SharedSteps):
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
     def compute_work(self, columns_PH: Columns) -> FloatArray:
-        """Return the pass time attributed to tables that need no pass alone, [2, P]."""
+        """Return the pass time that the bound attributes to each table without a pass of its own, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
         return np.asarray((paid_PL @ self._pass_ms_L2).T)
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Return the lookups per row of the table that fills the capacity, in order of density; 0 if all fit."""
+    """Return the lookups per row of the table that fills the capacity, densest tables first; 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
@@ -210,9 +210,9 @@ def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> fl
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
-    """Build a step-time predictor for unsharded tables; the cost is the largest device total, as in training.
+    """Build a predictor of step times for whole tables; the cost is that of the slowest device, as in training.
 
-    They use the model's own all-to-all times, and no input dist.
+    All-to-all times are those fitted to the training data. The input dist is not predicted.
     """
     exchange = model.exchange.link("fitted to the all-to-alls of the training data")
     kind = DeviceKind(price or LearnedPrice(model), float("inf"))
@@ -220,7 +220,7 @@ def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None
 
 
 def predict_whole(model: CostModel, placed: Iterable[tuple[ShardingTask, Placement]]) -> list[PredictedParts]:
-    """Predict placements of whole tables, in order; those of one task are predicted in one batch."""
+    """Predict placements of whole tables, in order; the placements of each task form one batch."""
     price, jobs = LearnedPrice(model), list(placed)
     numbers_of: dict[ShardingTask, list[int]] = {}
     for number, (task, _) in enumerate(jobs):

@@ -1,7 +1,7 @@
-"""evenshard's own sharder of whole tables: other sharders propose, the cost model predicts, the search improves.
+"""evenshard's own sharder of whole tables: a search that minimizes the cost model's prediction.
 
-Proposals come from the greedy experts and, if there is one, a trained policy. They are among the starts of the search
-(``search.PlanSearch``) and remain candidates, so the answer is never predicted worse than any of them.
+The search (``search.PlanSearch``) starts from the best placements of greedy sharders and, if there is one, a trained
+policy. These stay candidates, so the answer is never predicted to be slower than any of them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MOST_STARTS = 8  # best proposals from which the search starts
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Settings of the search effort."""
+    """Settings that limit the effort of the search."""
 
     num_rollouts: int = knob(MOST_PROPOSALS, "placements sampled from the policy; fewer for large tasks")
-    scores_per_table: int = knob(2_000, "changes that the search tries per table of the task")
+    scores_per_table: int = knob(2_000, "changes that the search tries, per table of the task")
     seed: int = knob(0, "seed of rollouts and search")
     time_limit_s: float | None = knob(None, "seconds after which the search ends; None for no limit")
     packing_time_limit_s: float = knob(10.0, "seconds to find any legal placement if no proposal is legal")
@@ -49,9 +49,9 @@ class SearchResult:
 
 
 class EvenshardSharder:
-    """Sharder with a cost model and optionally a policy. It is deterministic.
+    """Sharder that searches with a cost model and optionally a policy.
 
-    (With ``SearchConfig.time_limit_s``, only if the limit is not reached.)
+    It is deterministic unless the search reaches ``SearchConfig.time_limit_s``.
     """
 
     name = "evenshard"
@@ -75,7 +75,7 @@ class EvenshardSharder:
         return self.search(task).candidates[0]
 
     def search(self, task: ShardingTask, known: Sequence[Placement] = ()) -> SearchResult:
-        """Search, and return all results; the answer is no worse than any legal placement of ``known``.
+        """Search, and return all candidates, which include the placements of ``known`` that are legal.
 
         Raises:
             InfeasibleTask: as ``place``.
@@ -103,7 +103,7 @@ class EvenshardSharder:
         return SearchResult(tuple(candidates), best, bound_ms)
 
     def _rollouts(self, task: ShardingTask) -> list[Placement]:
-        """Return legal placements sampled from the policy, which itself considers only memory."""
+        """Return the legal ones among placements sampled from the policy, which considers only memory."""
         if self._policy is None:
             return []
         sampled = roll_out(self._policy, task, self._config.seed, self._config.num_rollouts)
@@ -119,7 +119,7 @@ def _experts(task: ShardingTask) -> list[Placement]:
     for sharder in expert_sharders():
         try:
             placements.append(sharder.place(task))
-        except InfeasibleTask:  # this start has no legal placement
+        except InfeasibleTask:  # this sharder found no legal placement
             continue
     return placements
 

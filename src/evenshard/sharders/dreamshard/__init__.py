@@ -1,1 +1,1 @@
-"""DreamShard (NeurIPS 2022): a cost network, and a policy trained on its estimates."""
+"""DreamShard (NeurIPS 2022): a cost network, and a policy trained on its predictions."""

@@ -5,12 +5,12 @@ One episode places the tables of one task, one table per step, in descending pre
 - State of a device: the sum of its tables' representations under the policy, and its three predicted costs
   (forward compute, backward all-to-all, backward compute). A device without tables has the zero representation.
 - Action: a device. Devices of the task with enough memory for the table are legal (``placement.legal_mask``).
-  Other constraints of a task are ignored: an episode may violate them.
+  Other rules of a task are ignored, so an episode may break them.
 - Reward: none until the end, then minus the predicted overall cost.
 
-Each table is encoded once per rollout. A step changes one device of each episode: only that device's
-sum, costs and logit are computed again. There is no loop over episodes or devices, only over steps, and a step does
-nothing that can be done for all steps at once afterwards: the policy's inputs are collected only for training.
+Each table is encoded once per rollout. Because a step changes only one device of each episode, only that device's sum,
+costs and logit are computed again. The only loop is over steps. For training, the policy's inputs at all steps are
+computed afterwards at once.
 
 Legend: P distinct tables, B episodes, T steps = tables of the longest task, D devices, H representation size,
 C = 3 predicted costs.
@@ -48,7 +48,7 @@ class CostNet(Protocol):
 
 
 class Policy(Protocol):
-    """Policy that scores devices for the next table."""
+    """Interface of policies, which score devices for the next table."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Compute table representations, [P, H], from normalised features [P, F]."""
@@ -64,10 +64,10 @@ class EpisodeBatch:
     """Tables and devices of B episodes; shorter tasks are padded."""
 
     features_PF: torch.Tensor  # normalised features of the distinct tables
-    table_BT: torch.Tensor  # number of the table, of P, at each position of each task; 0 in the padding
+    table_BT: torch.Tensor  # number of the table among the P, at each position of each task; 0 in the padding
     present_BT: torch.Tensor  # False in the padding
     size_BT: torch.Tensor  # bytes
-    device_mask_BD: torch.Tensor  # False for devices a task does not have
+    device_mask_BD: torch.Tensor  # False for devices that a task does not have
     cap_BD: torch.Tensor  # memory of the devices, bytes; negative for a missing device
 
     @property
@@ -77,10 +77,7 @@ class EpisodeBatch:
 
     @staticmethod
     def of(tasks: Sequence[ShardingTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
-        """Build one episode per task; all tasks must share one batch size.
-
-        Its only constraints are device memory and the size of tables.
-        """
+        """Build one episode per task, without the tasks' rules; all tasks must share one batch size."""
         distinct, features_PF = normalizer.of_tasks(tasks)
         longest = max(len(task.tables) for task in tasks)
         shape = (len(tasks), longest)
@@ -132,7 +129,7 @@ class Episodes:
 
     def placement(self, episode: int, task: ShardingTask) -> Placement:
         """Return the placement of a finished episode."""
-        assert bool(self.finished_B[episode]), "the episode met a dead end"
+        assert bool(self.finished_B[episode]), "the episode did not finish"
         num_tables = len(task.tables)
         device_of_table = torch.empty(num_tables, dtype=torch.int64)
         device_of_table[self.position_BT[episode, :num_tables]] = self.device_BT[episode, :num_tables]
@@ -148,7 +145,7 @@ def choose_best(logits_BD: torch.Tensor) -> torch.Tensor:
 
 
 def choose_sampled(generator: torch.Generator) -> Choose:
-    """Return a chooser that draws devices with the probabilities of the logits (Gumbel-max, exact)."""
+    """Return a function that draws devices with the probabilities of the logits (Gumbel-max trick)."""
 
     def choose(logits_BD: torch.Tensor) -> torch.Tensor:
         uniform_BD = torch.rand(logits_BD.shape, generator=generator).clamp_(min=1e-20)
@@ -159,10 +156,10 @@ def choose_sampled(generator: torch.Generator) -> Choose:
 
 @torch.no_grad()
 def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choose) -> Episodes:
-    """Play B episodes to their ends at once."""
+    """Run B episodes to their ends, all in parallel."""
     cost_repr_PH, policy_repr_PH = cost_net.encode(batch.features_PF), policy.encode(batch.features_PF)
     repr_PH = torch.cat([cost_repr_PH, policy_repr_PH], dim=1)
-    num_tables, own = cost_repr_PH.shape  # the first columns are the cost network's, the others the policy's
+    num_tables, own = cost_repr_PH.shape  # the first columns are the cost network's, the rest the policy's
     nothing_1H = repr_PH.new_zeros(1, repr_PH.shape[1])
     repr_PH = torch.cat([repr_PH, nothing_1H])  # the padding has the last row
     position_BT = placing_order(batch, cost_net.device_costs(cost_repr_PH).sum(dim=-1))
@@ -194,7 +191,7 @@ def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choo
             had_room.append(legal_BD.take(slot_B))
             new_costs.append(costs_BC)
 
-    # Steps from the first table without a legal device on do not count.
+    # An episode ends at the first table without a legal device; later steps are ignored.
     alive_BT = torch.stack(had_room, dim=1).cummin(dim=1).values
     taken_BT, finished_B = alive_BT & present_BT, alive_BT[:, -1]
     predicted_ms_B = cost_net.overall_cost(sums_SH[:, :own].view(num_episodes, num_devices, own), batch.device_mask_BD)
@@ -217,7 +214,7 @@ def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Ten
 
 
 def chosen_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
-    """Return a one-hot mask of the device chosen at each step, [B, T, D]; all False if none was."""
+    """Return a one-hot mask of the device chosen at each step, [B, T, D]; all False if no table was placed."""
     device_D = torch.arange(batch.device_mask_BD.shape[1])
     return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
 
@@ -245,8 +242,8 @@ def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
 def replay_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
     """Recompute the logits of every step with gradients, [B, T, D], using the masks of the rollout.
 
-    All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
-    Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.
+    All steps are computed at once: cumulative sums over steps give each device's representations before each step.
+    Steps that placed no table are not masked, because gradients of logits that are all -inf would be NaN.
     """
     repr_BTH = policy.encode(batch.features_PF)[episodes.table_BT]
     placed_BTDH = chosen_mask_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]

@@ -21,9 +21,9 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def select_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: feasible placements, excluding controls and single shards.
+    """Select the training data of the cost network: placements that fit in memory, except repeated controls.
 
-    A control would count several times, and a single shard has no communication; shards count if nothing else exists.
+    Single shards, which have no communication, are used only if there are no other measurements.
     """
     ran = [one for one in measured if one.cost.fits and not one.is_control]
     return [one for one in ran if one.proposed_by != RANDOM_SHARD] or ran
@@ -37,12 +37,12 @@ def cost_net_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> FittedCostNet[DreamShardCostNet]:
-    """Train the cost network for one round (Algorithm 1), from its last checkpoint, on all costs measured so far.
+    """Train the cost network for one round (Algorithm 1) on all costs measured so far.
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
-        measured: ``select_placements`` of all rounds, at least one. The first round's mean cost is the scale of all.
-        config: its learning rate is that of the first round.
+        measured: ``select_placements`` of all rounds, not empty. In the first round, their mean cost becomes the scale.
+        config: settings, with the learning rate of the first round.
     """
     if checkpoint.is_new:
         checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
@@ -60,12 +60,12 @@ class CostTensors:
     """Measured placements as tensors for training."""
 
     features_PF: torch.Tensor  # normalised features of the distinct tables
-    # 1 where a device holds a table, float32. Summing representations is then one product, however many placements
-    # share a table, and each table is encoded once per update.
+    # 1 where a device holds a table, float32. One matrix product with it sums the representations of the tables of
+    # each device.
     holds_NDP: torch.Tensor
-    device_mask_ND: torch.Tensor  # False for devices a placement does not have
-    # Measured forward compute, backward all-to-all, backward compute, ms; the first and the last are NaN where only
-    # ``compute_ND`` is known.
+    device_mask_ND: torch.Tensor  # False for devices that a placement does not have
+    # Measured forward compute, backward all-to-all, backward compute, ms; the first and last are NaN if only their
+    # sum, ``compute_ND``, is known.
     costs_NDC: torch.Tensor
     compute_ND: torch.Tensor  # measured forward and backward compute together, ms
     overall_N: torch.Tensor  # measured cost of the slowest device, ms
@@ -119,7 +119,7 @@ def fit_cost_net(
 def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> torch.Tensor:
     """Compute the squared errors of device costs (mean over devices) and overall cost (mean over placements).
 
-    If only the sum of forward and backward compute is known, its error replaces theirs.
+    If only the sum of forward and backward compute was measured, the error of the sum replaces their errors.
     """
     costs_MDC, overall_M = predict(net, data, rows_M)
     mask_MD, measured_MDC = data.device_mask_ND[rows_M], data.costs_NDC[rows_M]

@@ -1,4 +1,4 @@
-"""Training of the policy: REINFORCE on the estimated MDP (DreamShard, section 3.3, Algorithm 1), without measuring.
+"""Training of DreamShard's policy by REINFORCE on predicted costs, without measurements (section 3.3, Algorithm 1).
 
 Legend: B episodes, T steps, D devices.
 """
@@ -51,12 +51,12 @@ def policy_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> tuple[Checkpoint[DreamShardPolicy], list[float]]:
-    """Train the policy for one round (Algorithm 1), from its last checkpoint, on this round's cost network.
+    """Train the policy for one round (Algorithm 1) on the predictions of this round's cost network.
 
     Args:
         checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
-        tasks: train tasks.
-        config: its learning rate is that of the first round.
+        tasks: training tasks.
+        config: settings, with the learning rate of the first round.
 
     Returns:
         The policy, ready for the next round, and the history that ``train_policy`` returns.
@@ -81,7 +81,7 @@ def train_policy(
     """Train the policy in place, on one randomly drawn task per update.
 
     Args:
-        tasks: one single-episode batch per train task.
+        tasks: training tasks, each as a batch with one episode.
 
     Returns:
         Mean predicted cost of the finished episodes of every update, ms; NaN if no episode finished.
@@ -103,7 +103,7 @@ def train_policy(
 def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entropy_weight: float) -> torch.Tensor:
     """Compute the REINFORCE loss with standardised returns and an entropy bonus, over the finished episodes.
 
-    Log-probabilities are taken over the devices that were legal when acting, no others.
+    Log-probabilities are over the devices that were legal at each step.
     """
     finished_B = episodes.finished_B
     log_probs_BTD = replay_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)

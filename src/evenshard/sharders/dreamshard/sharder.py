@@ -1,7 +1,7 @@
-"""DreamShard's cost network (NeurIPS 2022, section 3.2), its policy (section 3.3) and the sharder that follows it.
+"""DreamShard's cost network (NeurIPS 2022, section 3.2), its policy (section 3.3), and the sharder that uses them.
 
-Both networks sum the representations of a device's tables. A device without tables is the zero vector. The overall cost
-reads the element-wise maximum over devices.
+Both networks represent a device by the sum of its tables' representations, or zeros without tables. The overall cost is
+predicted from the element-wise maximum over devices.
 
 Legend: H = 32 representation size, D devices, C = 3 costs, B placements.
 """
@@ -62,7 +62,7 @@ class DreamShardCostNet(TableNetwork):
 
 
 class DreamShardPolicy(TableNetwork):
-    """Policy with one logit per device from its tables and predicted costs; works for any number of either.
+    """Policy network with one logit per device, for any number of tables and devices.
 
     Sizes: table MLP 21-128-32 (summed per device), cost MLP 3-64-32, one shared Linear(64, 1).
     """
@@ -81,7 +81,7 @@ class DreamShardPolicy(TableNetwork):
         return logits
 
 
-# Variants without gradients for one rollout, because calls of the tiny networks dominate the time.
+# Variants of the networks for a rollout, without gradients and with fewer calls, whose overhead dominates the time.
 
 
 def lean_cost_net(model: CostNet) -> CostNet:
@@ -128,10 +128,10 @@ class _LeanPolicy:
 
 
 class DreamShardSharder:
-    """Sharder that compares several placements of the policy.
+    """Sharder that proposes placements with the policy, and returns the one with the lowest predicted overall cost.
 
     The candidates are the placement with the most probable device at every step (the published inference) and
-    ``num_rollouts`` sampled ones; the lowest predicted overall cost wins. Nothing is measured.
+    ``num_rollouts`` sampled placements. Nothing is measured.
     """
 
     name = "dreamshard"
@@ -146,8 +146,7 @@ class DreamShardSharder:
         """Place a task by the policy.
 
         Raises:
-            InfeasibleTask: if no rollout fits in memory, or the best one breaks another constraint, because the policy
-                only considers memory.
+            InfeasibleTask: if no rollout fits in memory, or the best one breaks another rule, which the policy ignores.
         """
         require_feasible(task)
         batch = EpisodeBatch.of([task], self._normalizer)
@@ -168,7 +167,7 @@ class DreamShardSharder:
         return placement
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """Sample one placement per task, for exploration; None if the rollout ran out of memory."""
+        """Sample one placement per task, for exploration; None if a table fit on no device."""
         alike = all(task is tasks[0] for task in tasks)  # encode a task once even if it is sampled many times
         batch = EpisodeBatch.of(tasks[:1] if alike else tasks, self._normalizer).repeat(len(tasks) if alike else 1)
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
