@@ -66,7 +66,7 @@ def test_the_slowest_device_and_what_would_help() -> None:
     ]
     text = said(four())
     assert "Embedding work takes 8.00 ms per step; device 0 is the slowest" in text
-    assert "It takes 3.333 ms more than the mean of the 3 devices" in text
+    assert "It takes 3.333 ms more than the average of 3 devices" in text
     assert "5.000 -3.000 a: swap with d on device 2 5.000 -3.000 b: move to device 2" in text
     assert "The best change of one of 2 tables on it saves 3.000 ms per step." in text
 

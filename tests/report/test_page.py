@@ -131,7 +131,7 @@ def test_the_numbers_are_the_answers() -> None:
         "3.20 ms lower bound",
         "this placement is at most 25 % above",
         "7.50 ms best baseline, simulated greedy by size, whole tables: 50 % slower",
-        "75 % balance: mean device 3.00 ms, step 4.00 ms",
+        "75 % balance: average device 3.00 ms, step 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
         "of 4.00 GB memory used fullest: device 0",
         "0 3 0.250 1.000 0.500 0.250 2.000 4.000 0.000 5.00",
@@ -242,7 +242,7 @@ def test_many_devices_become_columns() -> None:
     "lineage", [{}, {"model": None}, {"model": {"trained_on": {"num_rows": "many"}}}, {"tables": 3}]
 )
 def test_a_strange_lineage_is_shown_as_it_is(lineage: dict[str, object]) -> None:
-    assert "Lineage in full" in page(answer(lineage=lineage))
+    assert "Full lineage" in page(answer(lineage=lineage))
 
 
 def test_a_device_that_ran_out_of_memory_and_tables_that_cost_nothing() -> None:

@@ -226,7 +226,7 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Tables", "tables_per_placement", [len(tables)]),
         ("Devices", "num_devices", [answer.num_devices]),
         ("Tables on a device", "tables_per_device", [len(shard) for shard in shards]),
-        ("Dims on a device", "dims_per_device", dims),
+        ("Sum of dims on a device", "dims_per_device", dims),
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
     return [
@@ -292,7 +292,7 @@ class Axis:
 
     @property
     def step_pct(self) -> float:
-        """Return the distance of two ticks, per cent of the axis."""
+        """Return the distance between two ticks, per cent of the axis."""
         return self.pct(self.step)
 
     @property
@@ -318,8 +318,8 @@ class MemorySegment(NamedTuple):
 class MemoryBar:
     """The memory of a device, a host, or a host's SSDs.
 
-    ``used_bytes`` is the peak, ``full_pct`` its share of the limit; ``pct`` is the length on the axis of all bars, and
-    reserve and peak are per cent of that. The peak is 0 unless it is visibly larger than the components.
+    ``used_bytes`` is the peak, and ``full_pct`` its share of the limit. ``pct`` is the length of the bar on the axis;
+    the reserve and the mark of the peak are per cent of this length. ``peak_pct`` of 0 draws no mark.
     """
 
     label: str
