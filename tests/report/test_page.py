@@ -211,7 +211,8 @@ def test_rows_replicas_and_nodes() -> None:
         "b table_row_wise 1,048,576 64 0:64 2 shards of up to 524,288 rows, devices 2 to 3",
         "a data_parallel 0:1048576 0:64 all 1,048,576",
         "b table_row_wise 524288:1048576 0:64 3 524,288",
-        "On the slowest device, 0 table sharding rows dim lookups memory device alone, ms adds, ms of its device a",
+        "On the slowest device (device 0) table sharding rows dim lookups "
+        "memory device alone, ms adds, ms share of device a",
         "no placement that the request allows is faster",
     ):
         assert said in text, said

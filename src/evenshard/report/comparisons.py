@@ -365,9 +365,9 @@ def _reason(found: Explanation) -> str:
 
 
 def _verdict(found: Explanation) -> str:
-    tried = f"of {printable(found.table)}" if found.table else "of its table"
+    tried = f"of {printable(found.table)}" if found.table else f"of the table on device {found.slowest_device}"
     if found.num_tried > 1:
-        tried = f"of one of {found.num_tried} tables on it"
+        tried = f"of a table on device {found.slowest_device} ({found.num_tried} tables tried)"
     if not found.changes:
         return f"No change {tried} is legal."
     best = found.changes[0]

@@ -180,7 +180,7 @@ def bound_text(answer: PlacementAnswer) -> str:
     """Explain the lower bound."""
     return (
         f"{ms_text(answer.lower_bound_ms)} ms. Under the model, no placement that the request allows is faster, with "
-        f"any sharding. It counts memory and the latency of communication, and ignores pinning rules."
+        f"any sharding. The bound counts memory and the latency of communication, and ignores pinning rules."
     )
 
 

@@ -37,9 +37,9 @@ _IN_WORDS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "t
 _MAX_ROWS = 32
 # Tables that are listed at first; more are collapsed.
 MAX_OPEN = 40
-# Costliest tables of the slowest device, and of all.
+# Numbers of costliest tables to list: of the slowest device, and of all devices.
 _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
-# Most cut tables with a line of their own, and parts that it draws.
+# Most cut tables that have their own line, and most parts that a line draws.
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
 # Least width of a bar's segment that shows its number.
 _LABELLED_PCT = 7.0
@@ -173,7 +173,7 @@ def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
     asked += [("Forbidden", f"{name} on device {_join_devices(where)}") for name, where in rules.forbidden.items()]
     if rules.forbidden_devices:
         asked.append(("Forbidden devices", _join_devices(rules.forbidden_devices)))
-    asked += [("Kept as", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
+    asked += [("Allowed kernels", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
     asked += [("Together", ", ".join(group)) for group in rules.together]
     asked += [("Apart", ", ".join(group)) for group in rules.apart]
     return [(name, text) for name, text in asked if text]
