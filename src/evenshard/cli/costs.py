@@ -170,7 +170,7 @@ def add_commands(commands: Commands) -> None:
         type=SOURCE,
         metavar="NAME",
         nargs="?",
-        help="simulated device or link, such as h200 or nvlink_a100, or its YAML file; or add, with --spec",
+        help="simulated device or link, such as h200 or nvlink_a100, or its YAML file; or `add`, with --spec",
     )
     sub.add_argument(
         "--spec",

@@ -158,7 +158,7 @@ def add_commands(commands: Commands) -> None:
         metavar="TABLES",
         nargs="?",
         help="table file (.yaml, .json, .csv, .parquet), public set such as mlperf_dlrm_v2, folder of traffic "
-        "(.parquet or .pt), or DLRM batch file; s3://bucket/file too",
+        "(.parquet or .pt), or DLRM batch file; also s3://bucket/file",
     )
     add("-o", "--out", **OUTPUT_OR_STDOUT, help="file to write: placement.json or a TorchRec plan; - writes only "
         "this to standard output")  # fmt: skip

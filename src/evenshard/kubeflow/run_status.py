@@ -172,7 +172,7 @@ def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
 def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
     """Return the time when Kubeflow Pipelines stopped recording tasks; None if nothing shows that it stopped.
 
-    A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses longer lists.
+    Of a run with 34 pods, only the first hundred nodes were recorded, presumably because Argo compresses longer lists.
 
     Args:
         finished_at: end of the run; None for a run in progress.

@@ -318,7 +318,7 @@ def whole_tables_text(answer: PlacementAnswer, baseline: Baseline) -> str:
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
-    """Return a sentence if TorchRec's planner is not a baseline, or only for whole tables; otherwise None.
+    """Return a sentence if TorchRec's planner was not compared, or only for whole tables; None if it was.
 
     Args:
         reason: why it is missing; empty if it was not requested.
