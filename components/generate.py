@@ -144,7 +144,7 @@ def parameters(stage: Stage) -> list[Parameter]:
             about = one.help.partition(" (default")[0]
             found.append(Parameter(one.parameter, "", one.kind.__name__, about, default))
     if stage.measures:
-        text = "GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under torchrun"
+        text = "GPUs of this pod. If 2 or more, as many as the devices of a task; they measure concurrently (torchrun)"
         found.append(Parameter(NUM_GPUS, "", "int", text, "0"))
     if own := find_file_setting(stage):
         found += [

@@ -31,7 +31,7 @@ def watch_pipeline(
     section(params, "watch", WatchConfig)
     request_of = dict(params.get("watch") or {})
 
-    @dsl.pipeline(name="evenshard-watch", description="Decide if a training should move to another placement.")
+    @dsl.pipeline(name="evenshard-watch", description="Decide if a training job should move to another placement.")
     def watch_job(
         traces: str,
         in_use: str,

@@ -45,8 +45,8 @@ def benchmark(
         part: measure only part I of the N parts of the round; merge the parts with `evenshard merge-costs`.
         num_parts: number N of parts of the round, which several machines measure in parallel; each part includes all
             controls.
-        num_gpus: GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under
-            torchrun.
+        num_gpus: GPUs of this pod. If 2 or more, as many as the devices of a task; they measure concurrently
+            (torchrun).
     """
     from evenshard.kubeflow.pod import run_in_pod
 

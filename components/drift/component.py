@@ -22,7 +22,7 @@ def drift(
         summary: verdict, its reasons, and today's tables compared with the training data.
         metrics: share of the load outside the training range, and share of tables that are rare in the training data,
             per cent.
-        request: batch_size, num_devices, tolerated_pct and others, as for ``evenshard drift``.
+        request: settings of ``evenshard drift``, such as batch_size, num_devices and tolerated_pct.
         model_uri: registered model, such as ``models:/evenshard-cost@champion``, or a model folder.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
         tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, instead of ``tables``; the pod

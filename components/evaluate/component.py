@@ -43,8 +43,8 @@ def evaluate(
         config: section ``evaluate`` of params.yaml.
         measure: section ``measure`` of params.yaml.
         cost_model: evenshard's cost model of the last round; required to compare evenshard.
-        num_gpus: GPUs of this pod; 2 or more must equal the devices of a task, and measure concurrently under
-            torchrun.
+        num_gpus: GPUs of this pod. If 2 or more, as many as the devices of a task; they measure concurrently
+            (torchrun).
     """
     from evenshard.kubeflow.pod import run_in_pod
 

@@ -15,7 +15,7 @@ def merge_costs(
     round_number: int,
     earlier: dsl.Input[dsl.Dataset] = None,
 ) -> None:
-    """Merge the parts of a round into one cost dataset, and add those of earlier rounds.
+    """Merge the parts of a round into one cost dataset, and add the datasets of earlier rounds.
 
     Args:
         parts: folders of the parts, written by benchmark.

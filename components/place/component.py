@@ -29,20 +29,20 @@ def place(
         placement: folder with ``placement.json``.
         plan: folder with ``plan.json``, the TorchRec plan for ``evenshard.torchrec.load_plan``.
         page: the answer as a self-contained HTML page.
-        difference: changes from the current plan, the tables that move, and the time saved.
-        metrics: predicted step time, and a lower bound, ms.
+        difference: comparison with the current placement: tables that move, and the time saved.
+        metrics: predicted step time and its lower bound, ms.
         request: arguments of ``evenshard.place``, such as num_devices and memory_cap_gb; max_move_gb limits the GB that
-            move from the current plan.
+            move from the current placement.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
-        model_uri: registered model, such as ``models:/evenshard-cost@champion``; empty for the device model of the
-            requested hardware.
+        model_uri: registered model, such as ``models:/evenshard-cost@champion`` (default: the device model of the
+            requested hardware).
         model: model folder, instead of ``model_uri``.
-        in_use: current plan of the training: placement.json, the folder of an earlier run, or only for a comparison,
-            a TorchRec plan of evenshard.
+        in_use: current placement of the training job: placement.json, or the artifact ``placement`` of an earlier run.
+            A TorchRec plan written by evenshard allows only a comparison, without max_move_gb.
         tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, instead of ``tables``; the pod
             reads them with the S3 endpoint and keys of its environment.
         model_address: address of a model folder, instead of ``model``.
-        in_use_address: address of the current plan, instead of ``in_use``.
+        in_use_address: address of the current placement, instead of ``in_use``.
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Exit handler of the pipelines on Kubeflow Pipelines."""
+"""Exit handler of all pipelines."""
 
 from kfp import dsl
 
@@ -14,14 +14,14 @@ def record_outcome(
 ) -> None:
     """Record the outcome of a run, as the exit handler of the pipelines.
 
-    Kubeflow Pipelines passes no message to an exit handler, and the same state for a successful run, a stopped run and
-    a run that lost a pod. Therefore the handler asks the API for the state of the run and its failed tasks. If the API
-    does not answer, the outcome contains the error and the state that Kubeflow Pipelines passed.
+    Kubeflow Pipelines passes no error message to an exit handler, and passes the same state for a successful run, a
+    stopped run and a run that lost a pod. Therefore the handler asks the API for the state of the run and its failed
+    tasks. If the API does not answer, the outcome contains the error and the state that Kubeflow Pipelines passed.
 
     Args:
         status: status of all earlier tasks, passed by Kubeflow Pipelines.
-        outcome: JSON with the state, the reports of Kubeflow Pipelines and its API, name and page of the run, and the
-            time of its end.
+        outcome: JSON with the state of the run, the answers of Kubeflow Pipelines and its API, the run's name, page and
+            end time.
         summary: the outcome in one line.
         run_id: id of the run: ``dsl.PIPELINE_JOB_ID_PLACEHOLDER``.
     """

@@ -1,4 +1,4 @@
-"""Watch of a running training on Kubeflow Pipelines."""
+"""Check on Kubeflow Pipelines if a training job should move to another placement."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def watch(
     in_use_address: str = "",
     tables_address: str = "",
 ) -> bool:
-    """Decide from traces if a training should move to another placement; a pipeline can branch on the result.
+    """Decide from traces if a training job should move to another placement; a pipeline can branch on the result.
 
     Args:
         summary: verdict, observed and predicted times, the tables that would move, and when the move pays back.
@@ -34,19 +34,19 @@ def watch(
         plan: folder with ``plan.json``, the TorchRec plan of that placement.
         page: that placement as a self-contained HTML page.
         metrics: observed and predicted time of the slowest rank, the saving per step, and the time gained in total.
-        request: steps (remaining), restart_minutes, link_gb_s and surely, as in ``WatchConfig``.
+        request: steps (number of remaining steps), restart_minutes, link_gb_s and surely, as in ``WatchConfig``.
         traces: a trace of each rank (.json, .json.gz), an archive of them, or a folder.
-        in_use: current placement.json of the training, or the folder of an earlier run.
-        tables: today's table file; without it, the tables of the placement.
-        model_uri: model for predictions, such as ``models:/evenshard-cost@champion``; empty for the model that made the
-            placement.
+        in_use: current placement.json of the job, or the artifact ``placement`` of an earlier run.
+        tables: today's table file (default: the tables of the placement).
+        model_uri: model for predictions, such as ``models:/evenshard-cost@champion`` (default: the model that made the
+            placement).
         traces_address: address of the traces, such as ``s3://bucket/job/traces``, instead of ``traces``; the pod reads
             them with the S3 endpoint and keys of its environment.
         in_use_address: address of the placement, instead of ``in_use``.
         tables_address: address of the tables, instead of ``tables``.
 
     Returns:
-        True if the move pays.
+        True if the job should move.
     """
     from pathlib import Path
 

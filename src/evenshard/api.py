@@ -52,7 +52,7 @@ def place(
             table file; or TorchRec's ``EmbeddingBagCollection`` or ``EmbeddingCollection``, a model with some, or a
             list of their configurations.
         knobs: the fields of ``Machine``, ``Memory``, ``Training``, ``Sharding``, ``TableSources``, ``TableRules``,
-            ``Search`` and ``InUse``, each by its own name; several may be given as one of these classes.
+            ``Search`` and ``InUse``, as arguments of their own names, or as instances of these classes.
         progress: called with the predicted time of the best placement so far, ms, and the share of the search that is
             done, 0 to 1.
 
@@ -107,7 +107,7 @@ def _apply_constraints(
 
     if not _is_of_torchrec(tables):
         raise BadConfig(
-            "constraints are of the tables of a TorchRec model. For these tables, give table_types, table_kernels, "
+            "constraints apply only to tables of a TorchRec model. For these tables, use table_types, table_kernels, "
             "min_columns and pooling_factors."
         )
     return constrain_request(request, tables, constraints)
@@ -118,7 +118,7 @@ def _near(in_use: InUse) -> "Near | None":
     if near is None:
         if max_move_gb is not None:
             raise BadConfig(
-                f"max_move_gb is {max_move_gb:g}, but no placement is named to stay near to. Name its file with near, "
+                f"max_move_gb is {max_move_gb:g}, but near is not set. Set near to the file of the placement in use, "
                 "or leave max_move_gb out."
             )
         return None
@@ -173,7 +173,7 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
                 here, batch_size, traffic, sources.embedding_dim, weight_bits, default_pooling_factor, columns
             )
     if sources.embedding_dim is not None:
-        raise BadConfig(f"the tables have dims of their own. Leave embedding_dim ({sources.embedding_dim}) out.")
+        raise BadConfig(f"the tables already have dims. Leave embedding_dim ({sources.embedding_dim}) out.")
     known = tables_in_python(tables, batch_size, traffic, weight_bits, default_pooling_factor, columns)
     if known is not None:
         return known
@@ -204,8 +204,8 @@ def what_if(
 
     Args:
         tables: as for ``evenshard.place``.
-        knobs: the fields of ``WhatIf``, each by its own name, and those of ``evenshard.place`` that hold for every
-            machine (``shared_knobs``), as ``place`` takes them.
+        knobs: the fields of ``WhatIf``, as arguments of their own names, and the knobs of ``evenshard.place`` that
+            apply to every machine (``shared_knobs``).
         progress: iterates over a list and shows its progress, such as ``tqdm``.
 
     Returns:
@@ -220,7 +220,7 @@ def what_if(
     taken = [one.name for one in shared_knobs()]
     known = {*names, *taken, *(group.name for group in groups())}
     if unknown := next((name for name in knobs if name not in known), None):
-        raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
+        raise BadConfig(f"{unknown} is neither an argument of what_if nor one of place that applies to every machine.")
     own = {name: value for name, value in knobs.items() if name in names}
     shared = Knobs.of({name: value for name, value in knobs.items() if name not in names}, taken)
     given = {name: value for group in groups() for name, value in changed_knobs(getattr(shared, group.name)).items()}

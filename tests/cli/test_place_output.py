@@ -115,7 +115,7 @@ def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -
     [
         (["--devices", "0"], "--devices is 0, not a whole number from 1 to 4,096."),
         (["--hardware", "h1000"], "Did you mean h100?"),
-        (["--max-move-gb", "1"], "no placement is named to stay near to"),
+        (["--max-move-gb", "1"], "near is not set"),
     ],
 )
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:

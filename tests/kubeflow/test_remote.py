@@ -532,7 +532,7 @@ def test_a_pod_that_kueue_holds_is_explained(
     cluster.status.update(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", **blocked}])
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
     for gate, why in (
-        ("kueue.x-k8s.io/admission", "Kueue has not admitted it: see `kubectl describe workloads`"),
+        ("kueue.x-k8s.io/admission", "Kueue has not admitted the pod: see `kubectl describe workloads`"),
         ("example.com/other", "held by the scheduling gate example.com/other"),
     ):
         cluster.spec = {"schedulingGates": [{"name": gate}]}

@@ -143,7 +143,7 @@ def test_a_kubeflow_without_users_needs_no_token(
             "parts2",
             "RUNNING",
             "UNKNOWN",
-            f"{NOT_RECORDED}; the exit handler received RUNNING, which can also mean success",
+            f"{NOT_RECORDED}; the exit handler received RUNNING, which it also receives from successful runs",
         ),
     ],
 )

@@ -66,17 +66,17 @@ def test_the_slowest_device_and_what_would_help() -> None:
     ]
     text = said(four())
     assert "Embedding work takes 8.00 ms per step; device 0 is the slowest" in text
-    assert "It takes 3.333 ms more than the mean of the 3 devices" in text
+    assert "It takes 3.333 ms more than the average of 3 devices" in text
     assert "5.000 -3.000 a: swap with d on device 2 5.000 -3.000 b: move to device 2" in text
-    assert "The best change of one of 2 tables on it saves 3.000 ms per step." in text
+    assert "The best change of a table on device 0 (2 tables tried) saves 3.000 ms per step." in text
 
 
 def test_where_nothing_helps_that_is_said() -> None:
     two = answered(asked({"a": 5.0, "b": 3.0}, 2, sharding_types=(TABLE_WISE,)), (0, 1))
     assert [one.helps for one in explain(two, additive()).changes] == [False]
-    assert "No change of its table makes embedding work faster." in said(two)
+    assert "No change of the table on device 0 makes embedding work faster." in said(two)
     alone = answered(asked({"a": 5.0}, 1), (0,))
-    assert changes(alone) == [] and "No change of its table is legal." in said(alone)
+    assert changes(alone) == [] and "No change of the table on device 0 is legal." in said(alone)
     assert "It is the only device. " in said(alone)
 
 

@@ -248,7 +248,7 @@ def test_a_group_says_the_same_as_its_knobs() -> None:
         ({"memory": Memory(dense_gb="1")}, "dense_gb is '1', not a number (write 1). Correct it."),  # type: ignore[arg-type]
         ({"memory": Memory(dense_gb=-1)}, "dense_gb is -1, not a number from 0 to 1,048,576. Correct it."),
         ({"memory": {"dense_gb": 1}}, "memory is {'dense_gb': 1}, not a Memory. Correct it."),
-        ({"in_use": InUse(max_move_gb=1)}, "max_move_gb is 1, but no placement is named"),
+        ({"in_use": InUse(max_move_gb=1)}, "max_move_gb is 1, but near is not set"),
     ],
 )
 def test_a_group_that_cannot_be_used_is_one_line(given: dict[str, Any], said: str) -> None:

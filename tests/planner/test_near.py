@@ -105,7 +105,7 @@ def test_without_a_bound_only_the_names_of_devices_are_chosen(old: Path) -> None
 
 
 def test_what_makes_no_sense_is_told_in_one_line(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadConfig, match="no placement is named to stay near to"):
+    with pytest.raises(BadConfig, match="near is not set"):
         evenshard.place(OLD, 4, max_move_gb=1)
     with pytest.raises(BadConfig, match="max_move_gb is -1"):
         evenshard.place(OLD, 4, near=old, max_move_gb=-1)

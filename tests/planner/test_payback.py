@@ -57,7 +57,7 @@ def test_a_move_pays_back_where_the_steps_have_saved_what_it_took() -> None:
     assert (paid.gained_low_seconds, paid.gained_high_seconds) == (pytest.approx(1 - 4), pytest.approx(4 - 4))
     text = " ".join(payback_lines(paid))
     assert "Pays back after 2,000 steps (90 %: 1,000 to 4,000)." in text
-    assert "the move takes 4 s over 2.98e-07 GB/s, 3 s of it a restart." in text
+    assert "the move takes 4 s over 2.98e-07 GB/s, including 3 s for a restart." in text
     assert "After 1,000 steps: 2 s LOST" in text
     text = " ".join(payback_lines(paid_back(*saving(1.0, 2.0, 4.0), steps=10_000, link_gb_s=LINK)))
     assert "After 10,000 steps: 19 s saved (90 %: 9 s to 39 s)." in text

@@ -131,7 +131,7 @@ def test_the_numbers_are_the_answers() -> None:
         "3.20 ms lower bound",
         "this placement is at most 25 % above",
         "7.50 ms best baseline, simulated greedy by size, whole tables: 50 % slower",
-        "75 % balance: mean device 3.00 ms, step 4.00 ms",
+        "75 % balance: average device 3.00 ms, step 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
         "of 4.00 GB memory used fullest: device 0",
         "0 3 0.250 1.000 0.500 0.250 2.000 4.000 0.000 5.00",
@@ -211,7 +211,8 @@ def test_rows_replicas_and_nodes() -> None:
         "b table_row_wise 1,048,576 64 0:64 2 shards of up to 524,288 rows, devices 2 to 3",
         "a data_parallel 0:1048576 0:64 all 1,048,576",
         "b table_row_wise 524288:1048576 0:64 3 524,288",
-        "On the slowest device, 0 table sharding rows dim lookups memory device alone, ms adds, ms of its device a",
+        "On the slowest device (device 0) table sharding rows dim lookups "
+        "memory device alone, ms adds, ms share of device a",
         "no placement that the request allows is faster",
     ):
         assert said in text, said
@@ -242,7 +243,7 @@ def test_many_devices_become_columns() -> None:
     "lineage", [{}, {"model": None}, {"model": {"trained_on": {"num_rows": "many"}}}, {"tables": 3}]
 )
 def test_a_strange_lineage_is_shown_as_it_is(lineage: dict[str, object]) -> None:
-    assert "Lineage in full" in page(answer(lineage=lineage))
+    assert "Full lineage" in page(answer(lineage=lineage))
 
 
 def test_a_device_that_ran_out_of_memory_and_tables_that_cost_nothing() -> None:

@@ -100,12 +100,12 @@ def test_pooling_factors_stand_against_those_of_constraints() -> None:
         (
             "mlperf_dlrm_v2",
             {"constraints": CONSTRAINTS},
-            "constraints are of the tables of a TorchRec model. For these",
+            "constraints apply only to tables of a TorchRec model. For these",
         ),
         (
             [evenshard.Table("a", 9, 8, 1.0)],
             {"constraints": CONSTRAINTS},
-            "constraints are of the tables of a TorchRec",
+            "constraints apply only to tables of a TorchRec",
         ),
         (USER, {"constraints": [1]}, r"constraints is \[1\], not a mapping"),
         (USER, {"constraints": {"id": [1]}}, r"constraints of table 'id' are \[1\]. Give TorchRec's constraints"),

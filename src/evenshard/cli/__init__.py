@@ -46,7 +46,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 class GroupedCommands(argparse.HelpFormatter):
-    """Help formatter that groups the commands of a parser; ``STAGE_COMMANDS`` stands for those in no group."""
+    """Help formatter that groups the commands of a parser; ``STAGE_COMMANDS`` in a group adds those of no group."""
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)
@@ -85,7 +85,7 @@ class PrintCompletion(argparse.Action):
 
 
 def _completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return shtab's completion script: commands, flags, choices and files, and in bash also public table sets."""
+    """Return shtab's script that completes commands, flags, choices and files; in bash also names of public sets."""
     from evenshard.tables.sources import catalog_names
 
     require_package("shtab")
@@ -109,7 +109,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _parser(command: str = "") -> OneLineParser:
-    """Return the parser of all commands; a given command imports only its own module."""
+    """Return the parser of all commands; if a command is given, import only its module."""
     parser = OneLineParser(
         prog="evenshard",
         description="Place the embedding tables of a recommender model.",

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Argument type of an input that is a path or another name: s3://bucket/key, models:/name/1, cpu.
+    """Argument type of an input: a path, an address such as s3://bucket/key, or a name such as cpu.
 
     Args:
-        parts: the entries of a folder that are read; all if empty.
+        parts: names of the files that are read if the input is a folder; all if empty.
     """
 
     def __init__(self, *parts: str) -> None:
@@ -36,13 +36,13 @@ class Source:
         return text
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the local files or folders that the value can mean."""
+        """Return the local files or folders to which the value may refer."""
         path = Path(value)
         return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
 
 
 class HardwareSource(Source):
-    """Argument type of hardware, which can be a profile file."""
+    """Argument type of hardware: names or profile files."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """Return the profile file, if any."""
@@ -50,7 +50,7 @@ class HardwareSource(Source):
 
 
 class LinkSource(Source):
-    """Argument type of a link, which can be a profile file."""
+    """Argument type of a link: a name or a profile file."""
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """Return the profile file, if any."""
@@ -95,7 +95,7 @@ _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(c
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser that reports wrong flags in one line that names the command, with exit code 2."""
+    """Parser that reports a wrong flag in one line with the command's name, and exits with code 2."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Reject unknown words in this command's parser, not in the parser of all commands."""
@@ -111,7 +111,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
-    """Describe the words that a parser with these flags did not use: the first unknown flag, or else all words."""
+    """Describe the words that a parser with these flags rejects: the first unknown flag, or all if there is none."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if flag is None:
         return f"unexpected {', '.join(map(brief, words))}"
@@ -264,7 +264,7 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 def add_flags(
     sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "", **settings: Any
 ) -> None:
-    """Declare the flags of knobs or of a dataclass; of a section of params.yaml, only knobs with an explicit flag.
+    """Declare flags for knobs, or a dataclass of knobs; for a section of params.yaml, only those with ``flag`` set.
 
     ``settings`` are further arguments of ``add_argument``.
     """
@@ -278,7 +278,7 @@ def add_flag(
     """Declare the flag of a knob.
 
     Args:
-        settings: argparse's settings of the flag, if neither its name nor its type determines them.
+        settings: arguments of ``add_argument``; by default, those that the knob's type determines.
         of_section: section of params.yaml that the flag overrides, if any.
     """
     how = dict(settings or _settings_of(knob))
@@ -299,7 +299,7 @@ def add_flag(
 
 
 def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_section: str = "") -> dict[str, Any]:
-    """Return the values of flags by the names of their settings; None keeps the value of params.yaml.
+    """Map the name of each setting to the value of its flag; None keeps the value of params.yaml.
 
     Omit flags that were declared without a default and are not given.
     """
@@ -309,7 +309,7 @@ def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_secti
 
 
 def join_rules(values: Mapping[str, Any], *of_files: Rules) -> dict[str, Any]:
-    """Merge repeated placement rules in the values of flags with each other and with the rules of files."""
+    """Merge the placement rules of repeated flags with each other and with the rules of files."""
     from evenshard.planner.rules import RULES, Rules
 
     rules = sum(of_files, Rules())

@@ -60,7 +60,7 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.inventory import find_hardware, format_hardware, format_inventory, inventory
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
-        raise BadConfig(f"{ADD} and --spec need each other: `evenshard hardware {ADD} --spec gpu.yaml`.")
+        raise BadConfig(f"Use {ADD} and --spec together: `evenshard hardware {ADD} --spec gpu.yaml`.")
     if args.sheet is not None:
         _add_hardware(args.sheet, args.out or Path(f"{args.sheet.stem}_profile.yaml"))
     elif args.here is not None:
@@ -170,7 +170,7 @@ def add_commands(commands: Commands) -> None:
         type=SOURCE,
         metavar="NAME",
         nargs="?",
-        help="simulated device or link, such as h200 or nvlink_a100, or its YAML file; or add, with --spec",
+        help="simulated device or link, such as h200 or nvlink_a100, or its YAML file; or `add`, with --spec",
     )
     sub.add_argument(
         "--spec",
@@ -202,8 +202,8 @@ def add_commands(commands: Commands) -> None:
         "Show the kind and origin of a file.",
         "Placement: its model, and the costs that the model was fitted to. Model, journal: hardware, versions, commit. "
         "Cost dataset: origin, counts, times, spread of repeated measurements, control placements and their drift. "
-        "Several datasets count as several runs, whose controls show the noise between runs. Exit code 0: done; 1: "
-        "noisier than --max-noise; 2: bad input.",
+        "For several datasets, one per run, their control placements show the noise between runs. Exit code 0: done; "
+        "1: noisier than --max-noise; 2: bad input.",
     )
     sub.add_argument("files", **{**PATH, "metavar": "FILE"}, nargs="+",
         help="placement.json, cost dataset (.parquet), journal, or a model's folder such as work/round_3")  # fmt: skip
@@ -215,7 +215,7 @@ def add_commands(commands: Commands) -> None:
         "observe",
         _observe,
         "Show the time of embedding tables in a training step, from profiler traces.",
-        "Reads torch.profiler traces, one file per rank, of a training with TorchRec or FBGEMM modules. Prints each "
+        "Reads torch.profiler traces, one file per rank, of a job with TorchRec or FBGEMM modules. Prints each "
         "rank's input dist, forward, communication, backward and waiting with their shares of a step, the rank that a "
         "step waits for, and the time that perfect balance would save.",
     )
@@ -225,7 +225,7 @@ def add_commands(commands: Commands) -> None:
     add = sub.add_argument
     add_flags(sub, ObserveInputs)
     add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet); needs the traces of all ranks and --placement")
-    add("--tables-out", **OUTPUT, help="table file of that dataset to write; each part of a sharded table is a table")
+    add("--tables-out", **OUTPUT, help="table file to write for that dataset; each shard is listed as a table")
     add("--json", action="store_true", help="print JSON")
 
     sub = commands.add(
@@ -249,8 +249,8 @@ def add_commands(commands: Commands) -> None:
         "Fit a simulated device's free constants to measured costs.",
         "Fits to half of the shards, and prints errors of forward and backward on the other half, before and after.",
     )
-    sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of one hardware (.parquet)")
-    sub.add_argument("--tables", **PATH, required=True, help="table file of the costs")
+    sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of the same hardware (.parquet)")
+    sub.add_argument("--tables", **PATH, required=True, help="table file of the cost datasets")
     sub.add_argument(
         "--profile",
         type=SOURCE,

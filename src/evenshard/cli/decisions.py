@@ -156,7 +156,7 @@ def add_commands(commands: Commands) -> None:
         _promote,
         "Make a model the champion if it is better.",
         "Candidate and champion place the same held-out tasks, and one run measures both. The alias moves if the "
-        "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer placements. "
+        "candidate is faster, beyond noise and with 95 % confidence, or as fast and trained on fewer placements. "
         "The first champion needs no comparison. Exit code 0: promoted, or already the champion; 1: refused; 2: bad "
         "input.",
     )
@@ -174,7 +174,7 @@ def add_commands(commands: Commands) -> None:
         "Check if a model still covers today's tables.",
         "Compares rows, dims, lookups and reuse with the training data. With --placement, places the tables again, and "
         "shows which tables move and the time saved. Exit code 0: covered; 3: retraining is due; 2: bad input, or "
-        "covered but too large for the placement's devices.",
+        "tables that are covered but too large for the devices of the placement.",
     )
     add = sub.add_argument
     add(

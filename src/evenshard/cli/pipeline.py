@@ -34,7 +34,7 @@ _RUNNERS = ("subprocess", "container")
 REQUIRED_PARAMETERS = {
     "retrain": {"tables": "a table file"},
     "place": {"tables": "a table file"},
-    "watch": {"traces": "traces", "in_use": "the current placement.json of the training"},
+    "watch": {"traces": "traces", "in_use": "the current placement.json of the training job"},
 }
 WITHOUT_PARAMS = ("place", "watch")  # pipelines that need no params.yaml
 # Files to print after a run, relative to its folder.
@@ -224,13 +224,13 @@ def add_commands(commands: Commands) -> None:
         None,
         "Run pipelines on Kubeflow Pipelines.",
         "train runs the loop of params.yaml; retrain runs it only if the champion no longer covers today's tables; "
-        "place places the tables of a file; watch decides if a training should move to another placement. Exit code 0: "
+        "place places the tables of a file; watch decides if a job should move to another placement. Exit code 0: "
         "done; 1: a run failed, or the server does not answer; 2: bad input.",
     )
     nested = Commands(top, dest="pipeline_command")
 
     sub = nested.add(
-        "compile", _compile, "Compile a pipeline to a file.", "Writes package and platform spec in one file."
+        "compile", _compile, "Compile a pipeline to a file.", "Writes pipeline and platform spec to one file."
     )
     _pipeline_flags(sub)
     sub.add_argument("-o", "--out", **OUTPUT, required=True, help="file to write (.yaml)")
@@ -307,7 +307,7 @@ def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add("--num-parts", type=at_least(1), metavar="N", help="pods that measure a round in parallel (default: num_parts "
         "of the cluster file; with `run`: 1 process)")  # fmt: skip
     add("--gpus", type=at_least(0), metavar="N", help="GPUs of each pod that measures (default: gpus of the cluster "
-        "file); 2 or more must equal the devices of a task, and measure concurrently under torchrun")  # fmt: skip
+        "file). If 2 or more, as many as the devices of a task; they measure concurrently under torchrun")  # fmt: skip
     add("--set", type=_Setting(), action="append", default=[], metavar="NAME=VALUE",
         help="parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
     add("--cache-measurements", action="store_true", help="reuse earlier measurements of the same inputs")

@@ -1,4 +1,4 @@
-"""Command that places a user's tables."""
+"""Command ``place``, which places a user's tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CONSTRAINTS = "torchrec-constraints"
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
-GROUP_HINTS = {"table_rules": "Each can be given several times."}
+GROUP_HINTS = {"table_rules": "Each of these flags can be repeated."}
 # Arguments that may be files, which outputs must not replace.
 _PATHS = ("tables", "model", "hosts", "traffic", "near", "hardware", "intra", "inter")
 
@@ -148,8 +148,8 @@ def add_commands(commands: Commands) -> None:
         _place,
         "Place your own tables.",
         "Answers in seconds with a simulated device or your own model (--model). Exit code 0: placed; "
-        "2: bad input, or no placement can exist, with what is missing. Ctrl-C takes the best placement that "
-        "was found until then.",
+        "2: bad input, or no placement is possible; the message says what is missing. Ctrl-C stops the search "
+        "and takes the best placement so far.",
     )
     add = sub.add_argument
     add(
@@ -158,19 +158,19 @@ def add_commands(commands: Commands) -> None:
         metavar="TABLES",
         nargs="?",
         help="table file (.yaml, .json, .csv, .parquet), public set such as mlperf_dlrm_v2, folder of traffic "
-        "(.parquet or .pt), or DLRM batch file; s3://bucket/file too",
+        "(.parquet or .pt), or DLRM batch file; also s3://bucket/file",
     )
-    add("-o", "--out", **OUTPUT_OR_STDOUT, help="placement.json, or TorchRec plan, to write; - for standard output, "
-        "with nothing else there")  # fmt: skip
-    add("--json", action="store_true", help="print placement.json in place of the summary")
+    add("-o", "--out", **OUTPUT_OR_STDOUT, help="file to write: placement.json or a TorchRec plan; - writes only "
+        "this to standard output")  # fmt: skip
+    add("--json", action="store_true", help="print placement.json instead of the summary")
     add("-q", "--quiet", action="store_true", help="print no summary and no progress, only errors")
-    add("-v", "--verbose", action="store_true", help="print baselines' settings, reserved memory and assumptions too")
-    add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
+    add("-v", "--verbose", action="store_true", help="also print baselines' settings, reserved memory and assumptions")
+    add("--report", **OUTPUT, help="HTML page to write; also compares with TorchRec's planner, if installed")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
-    add("--config", **PATH, help="YAML file with a whole request: tables, and these flags by their names in Python; "
+    add("--config", **PATH, help="YAML file with a whole request: tables, and arguments of evenshard.place; "
         "flags take precedence")  # fmt: skip
-    add("--print-config", action="store_true", help="print the request as a file for --config, and do not place")
-    add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
+    add("--print-config", action="store_true", help="print the request as a file for --config, without placing tables")
+    add("--rules", **PATH, help="YAML file with placement rules: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec", CONSTRAINTS), default="json",
         help="placement.json, a plan for evenshard.torchrec.load_plan, or ParameterConstraints for TorchRec's "
         "own planner, as .py or .json (default: json)")  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.sharders.model import Model
 
-MODEL_HELP = "replaces the file's model: a round's folder such as work/round_3, or models:/evenshard-cost@champion"
+MODEL_HELP = "model instead of the file's: a round's folder such as work/round_3, or models:/evenshard-cost@champion"
 
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     inexact = [name for name, table in delta.tables.items() if not table.state_is_exact]
     if inexact:
         console.print(
-            f"row-wise Adagrad: a part of {cut(', '.join(inexact))} is split, and each new part starts with its state",
+            f"row-wise Adagrad: a shard of {cut(', '.join(inexact))} is split, and each new shard copies its state",
             soft_wrap=True,
         )
     for note in diff(old, new).reordered:
@@ -105,7 +105,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
 
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
-    """Load the requested model, or that of the file; warn if it is not the model that made the placement."""
+    """Load the model of --model, or else of the file; warn if it is not the model that made the placement."""
     from evenshard.planner.pricing import find_model_source, model_of, note_other_model
 
     if args.model is not None:
@@ -127,20 +127,20 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "explain",
         _explain,
-        "Show the device that a step waits for, and the best changes.",
-        "Compares the slowest device with the mean, and lists the three best legal changes of its tables, or of the "
-        "table that --table names. Exit code 0: done; 2: bad input.",
+        "Show why the slowest device is slow, and the best changes.",
+        "Compares the slowest device with the average device, and lists the three best legal changes of its tables, or "
+        "of the table that --table names. Exit code 0: done; 2: bad input.",
     )
     add = sub.add_argument
     add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json of `evenshard place -o`")
-    add("--table", default="", metavar="NAME", help="table to change, or a part of it such as 'clicks[64:128]'")
+    add("--table", default="", metavar="NAME", help="table to change, or a shard of it such as 'clicks[64:128]'")
     add("--model", metavar="PATH|URI", help=MODEL_HELP)
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(
         "diff",
         _diff,
         "Compare two placements: tables to move and time saved.",
-        "The model and the request of the new file predict both placements. Exit code 0: done; 2: bad input.",
+        "Predicts both placements with the model and the request of the new file. Exit code 0: done; 2: bad input.",
     )
     add = sub.add_argument
     add("old", **{**PATH, "metavar": "OLD"}, help="current placement.json")
@@ -157,7 +157,7 @@ def add_commands(commands: Commands) -> None:
         help="with --steps: downtime of the move besides the transfer, minutes")  # fmt: skip
     add("--markdown", action="store_true", help="print Markdown, for a comment on a pull request")
     add("--title", default="", help="with --markdown: title (default: the table file of the new placement)")
-    add("--renamed", **OUTPUT, help="placement.json to write: the new placement, with devices renumbered to move less")
+    add("--renamed", **OUTPUT, help="placement.json to write: the new placement, renumbered so that fewer bytes move")
     add("--reshard-delta", action="store_true", help="write the moves for a running TorchRec job to the file of -o")
     add("--partial", action="store_true", help="with --reshard-delta: skip tables that cannot move while a job runs")
     add("-o", "--out", **OUTPUT, help="file to write")

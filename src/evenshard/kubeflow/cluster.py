@@ -1,4 +1,4 @@
-"""Settings of each stage's pods on a Kubernetes cluster, from one YAML file to the platform spec of Kubeflow Pipelines.
+"""Settings of the pods on a cluster: read from a YAML file, and applied to the tasks of a pipeline.
 
 ``pipelines/cluster.yaml`` explains each setting.
 """
@@ -32,9 +32,9 @@ _FOLDER = r"(?!/)(?!(.*/)?\.\.(/|$)).*"  # a relative path without ".."
 _FORMS = {
     **dict.fromkeys(("cpu", "memory", "shared_memory"), (_QUANTITY, "Write it as 4, 250m or 32Gi")),
     **dict.fromkeys(("backoff", "max_backoff"), (_SECONDS, "Write seconds, such as 60s")),
-    "gpu_product": (_LABEL, "Choose one of `kubectl get nodes -L nvidia.com/gpu.product`"),
-    "queue": (_NAME, "Choose one of `kubectl get localqueues`"),
-    "claim": (_NAME, "Choose one of `kubectl get pvc`"),
+    "gpu_product": (_LABEL, "Choose one that `kubectl get nodes -L nvidia.com/gpu.product` lists"),
+    "queue": (_NAME, "Choose one that `kubectl get localqueues` lists"),
+    "claim": (_NAME, "Choose one that `kubectl get pvc` lists"),
     "path": (r"/.*[^/].*", "Name a folder such as /data"),
     **dict.fromkeys(("caches", "journals"), (_FOLDER, "Name a folder of the volume, such as caches")),
 }
@@ -61,17 +61,17 @@ class StageResources:
     timeout_minutes: int = knob(120, "time after which a pod is stopped; 0 for none", range=COUNT_OR_NONE)
     retries: int = knob(
         2,
-        "number of retries: of a deleted pod (node drained or lost), of transient failures within a pod, and with "
+        "number of retries of a deleted pod (node drained or lost), of transient failures within a pod and, with "
         "`submit --wait`, of a run whose pods were evicted",
         range=COUNT_OR_NONE,
     )
     backoff: str = knob("60s", "pause before the first retry within a pod, doubled for each further retry")
     max_backoff: str = knob("600s", "longest pause before a retry")
-    cache: bool = knob(True, "reuse an earlier result of the same inputs")
+    cache: bool = knob(True, "reuse the result of an earlier task with the same inputs")
     gpu_product: str | None = knob(
         None, "required GPU model, as in the node label, such as NVIDIA-H100-80GB-HBM3; None: any"
     )
-    queue: str | None = knob(None, "Kueue local queue of its pods; None: no queue")
+    queue: str | None = knob(None, "Kueue local queue of the pods; None: no queue")
 
     @property
     def pauses_s(self) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Volume:
-    """PersistentVolumeClaim that all pods mount, for datasets, caches, journals and runs that MLflow missed."""
+    """PersistentVolumeClaim that all pods mount, for datasets, caches, journals and runs not yet logged to MLflow."""
 
     claim: str = knob(REQUIRED, "name of the claim")
     path: str = knob("/data", "mount path in pods, such as /data for /data/tables.parquet")
@@ -118,7 +118,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Settings of a cluster."""
+    """Contents of a cluster file, such as pipelines/cluster.yaml."""
 
     num_parts: int = knob(REQUIRED, "pods that measure a round in parallel", range=COUNT)
     stages: dict[str, StageResources] = knob(REQUIRED, "settings by stage name, for each of COMPONENTS")
@@ -128,17 +128,17 @@ class Cluster:
     service_account: str = knob("", "service account of runs; empty: the cluster's default")
     image_pull_secrets: tuple[str, ...] = knob((), "names of image pull secrets")
     config_map: str = knob("", "ConfigMap of environment variables; empty: none")
-    config_keys: tuple[str, ...] = knob((), "keys of the ConfigMap")
+    config_keys: tuple[str, ...] = knob((), "keys of the ConfigMap to set as environment variables")
     secrets: dict[str, tuple[str, ...]] = knob({}, "keys of each secret to set as environment variables")
     volume: Volume | None = knob(None, "volume for datasets, caches and journals")
 
     def with_measure_settings(self, **settings: Any) -> Cluster:
-        """Replace settings of all stages that measure, such as ``gpus=2``."""
+        """Return a copy with other settings for all stages that measure, such as ``gpus=2``."""
         measuring = {name: replace(self.stages[name], **settings) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
-        """Drop parts, retries and GPUs, for a run on this machine."""
+        """Return a copy for a run on this machine: without parallel parts, retries and GPU requests."""
         stages = {name: replace(resources, retries=0, gpus=0) for name, resources in self.stages.items()}
         return replace(self, num_parts=1, stages=stages)
 

@@ -30,12 +30,12 @@ _NAME = re.compile(
 
 
 def image() -> str:
-    """Return the image named in EVENSHARD_IMAGE, or the image that ``make image`` builds of this version.
+    """Return the image named in EVENSHARD_IMAGE, or the image that ``make image`` builds for this version.
 
     Kubeflow's cache identifies an image by name, so a moving tag would return old results for new code.
 
     Raises:
-        BadConfig: if its name has neither a version nor a digest.
+        BadConfig: if the image's name has neither a version nor a digest.
     """
     name = os.environ.get(_VARIABLE) or DEFAULT_IMAGE
     remedy = f"Name a version or a digest in {_VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
@@ -70,18 +70,18 @@ def require_readable(address: str) -> None:
 
 
 def is_accumulated(name: str) -> bool:
-    """Return True if an artifact is a folder with one file per round so far, all of which later stages read."""
+    """Return True if an artifact is a folder with one file for each round so far, read as a whole by later stages."""
     every = [uses_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
     return any(use is not None and use.of is WhichRound.SO_FAR for use in every)
 
 
 def input_name(stage: Stage, name: str) -> str:
-    """Return a component's name for an input of its stage; prefixed if an output of the stage has the same name."""
+    """Return a component's name for an input of its stage, with a prefix if an output has the same name."""
     if (option := plain_inputs(stage.inputs).get(name)) is not None:
         return option.parameter
     return f"previous_{name}" if name in uses_of(stage.outputs, Writes) else name
 
 
 def find_file_setting(stage: Stage) -> str:
-    """Return the setting of a stage that a user's file can replace; "" if there is none."""
+    """Return the setting of a stage whose value may be a user's file; "" if it has none."""
     return next((one.name for one in knobs_of(stage.config) if one.flag and one.kind is str and not one.choices), "")

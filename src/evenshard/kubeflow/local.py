@@ -122,7 +122,7 @@ def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
 
 
 def local_file(address: str) -> str:
-    """Return the absolute path of a file for a task on this machine; an S3 address unchanged."""
+    """Return the absolute path of a local file; return an S3 address unchanged."""
     if is_address(address):
         return address
     path = Path(address.removeprefix("file://"))
@@ -132,7 +132,7 @@ def local_file(address: str) -> str:
 
 
 def _set_loop_id() -> contextlib.AbstractContextManager[None]:
-    """Set the same MLflow parent run and backlog for all tasks of a local run."""
+    """Let all tasks of a local run share a parent run in MLflow, and a folder for runs not yet logged."""
     own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
     return environment({name: value for name, value in own.items() if name not in os.environ})
 
@@ -158,7 +158,7 @@ def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[Run
 
 
 class RunLog(io.TextIOBase):
-    """Stdout of a running pipeline; tasks may print from several threads.
+    """Replacement for stdout while a pipeline runs; tasks may print from several threads.
 
     Args:
         file: receives every line, without colours.

@@ -1,4 +1,4 @@
-"""Compiled pipeline files, with package and platform spec in one."""
+"""Compiled pipeline files: the pipeline spec and the platform spec in one YAML file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
-    """Compile a pipeline to a YAML file with two documents, package and platform spec.
+    """Compile a pipeline to a YAML file with two documents, pipeline spec and platform spec.
 
     Args:
         values: defaults of the pipeline's parameters.
@@ -50,7 +50,7 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 
 
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read package and platform spec of a compiled pipeline; raise BadFile for a missing or other file."""
+    """Read the pipeline spec and the platform spec of a compiled pipeline; raise BadFile if they cannot be read."""
     remedy = "Write it with `evenshard pipeline compile`."
     documents = [document for document in read_yaml(path, remedy, remedy, most=100) if isinstance(document, dict)]
     if not documents or "deploymentSpec" not in documents[0]:
@@ -82,7 +82,7 @@ def hash_source(source: str, runs_now: bool = True) -> str:
     """Return the hash of a table file's content, from its .dvc file or computed as SHA-256; "" if unknown.
 
     Args:
-        runs_now: True if the run starts immediately. Otherwise a file on S3 may change before, and its hash is unknown.
+        runs_now: True if the run starts immediately. Otherwise the hash of a file on S3 is unknown, as it may change.
     """
     if is_address(source):
         try:

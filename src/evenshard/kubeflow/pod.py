@@ -1,4 +1,4 @@
-"""Execution of a stage in a component's pod: its artifacts, journal, GPUs, metrics, and the runs that MLflow missed."""
+"""Execution of a stage in a component's pod: artifacts, journal, GPUs, metrics, and runs not yet logged to MLflow."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """Return the artifacts that carry a stage's backlog in and out; of parallel parts, only the first reads one."""
+    """Return input and output artifacts for ``carry_backlog``; of parallel parts, only the first takes its inputs."""
     read = [path_of(arguments[input_name(stage, name)]) for name in uses_of(stage.inputs, Reads)]
     is_first = arguments.get("part", 1) == 1
     written = [Path(artifact.path) for artifact in _written(stage, arguments).values()]
@@ -194,7 +194,7 @@ def _exit_code(words: Sequence[str], folder: Path) -> int:
 
 @contextmanager
 def carry_backlog(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
-    """Move runs that MLflow missed from the artifacts of the inputs to the first output folder.
+    """Move runs not yet logged to MLflow from the input artifacts to the first output folder.
 
     A pod's files are lost with the pod, and other pods see only the artifacts that they read. If EVENSHARD_BACKLOG
     names a folder on a volume, all pods and the exit handler share this folder, and nothing is moved.

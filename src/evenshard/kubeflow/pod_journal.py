@@ -1,4 +1,4 @@
-"""Journal of a stage that measures, which outlives its pod: on a volume, or in parts on S3.
+"""Journals of measurements that outlive the pod of a stage: on a volume, or in parts on S3.
 
 ::
 
@@ -97,7 +97,7 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
                 with Journal(path) as theirs:
                     mine.add_all(theirs)
             except BadFile as error:
-                log.warning("%s Its measurements are repeated.", error)
+                log.warning("%s The measurements in this journal are repeated.", error)
     return journal
 
 

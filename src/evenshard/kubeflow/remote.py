@@ -36,12 +36,12 @@ _BUSY = (429, 502, 503)  # statuses of a server, or of its proxy, that has not s
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of the API, and time limits of calls."""
+    """Address of Kubeflow Pipelines' API, with namespace, token, and timeout of a call."""
 
     namespace: str = knob(REQUIRED, "namespace of experiments and runs", metavar="NS")
     url: str = knob("", f"address of Kubeflow Pipelines' API (default: {ENDPOINT})", flag="--endpoint", metavar="URL")
     token_file: Path | None = knob(
-        None, "file with a token, read again for each call (default: the token of the pod, if any)"
+        None, "token file, read again for each call (default: the token mounted into this pod, if any)"
     )
     timeout_s: float = knob(
         30.0, "timeout of a call", flag="--timeout-seconds", metavar="S", range=Range(0.01, 1_000_000)
@@ -119,10 +119,10 @@ class Remote:
     def unschedule(self, name: str, experiment: str, force: bool = False) -> str:
         """Pause a recurring run, delete it unless one of its runs is in progress, and return its id.
 
-        Kubernetes deletes the workflows of its runs, too, and their exit handlers do not run.
+        Kubernetes then also deletes the workflows of its runs, without running their exit handlers.
 
         Args:
-            name: its name or its id.
+            name: name or id of the recurring run.
             force: delete it even if a run is in progress.
 
         Raises:
@@ -171,7 +171,7 @@ class Remote:
                 return
 
     def stop(self, run_id: str) -> RunStatus:
-        """Stop a run, and return its earlier status; its pods end, and only ``record_outcome`` still runs."""
+        """Stop a run, and return its status before that; its pods end, and only ``record_outcome`` still runs."""
         status = self._status(self._get(run_id))
         if not status.is_finished:
             self._call(f"stopping run {run_id}", self._client.terminate_run, run_id)
@@ -197,7 +197,7 @@ class Remote:
         """Wait until a run has finished.
 
         Args:
-            tell: receives the status at each poll before the last.
+            tell: called with the status after each poll except the last.
             retries: number of retries of a run that failed only because pods were evicted, which Argo does not retry.
                 Tasks that succeeded do not run again.
         """
@@ -244,7 +244,7 @@ class Remote:
         """Call a method of the SDK; errors name ``what``.
 
         Args:
-            must_have: required id of the answer, if any: the SDK turns a login page into an empty object.
+            must_have: name of an id in every valid answer; the SDK turns a login page into an object without ids.
         """
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints links
@@ -273,7 +273,7 @@ class Remote:
         if isinstance(wrapped, HTTPError | OSError):
             return PipelineFailed(f"{what}: the connection to {url} failed ({reason_of(wrapped)}).")
         return BadConfig(
-            f"{what}: {url} does not answer like Kubeflow Pipelines ({reason_of(error)}); it may be a login page. Name "
+            f"{what}: {url} does not answer like Kubeflow Pipelines ({reason_of(error)}); it may be a login page. Give "
             f"the address of the API, and a token with --token-file."
         )
 
@@ -288,11 +288,11 @@ class Remote:
             401: (f"{url} does not accept {whose}", "Get a new token and name its file with --token-file."),
             403: (f"not allowed in namespace {self._endpoint.namespace}", "Request access, or use another namespace."),
             404: (f"not found at {url}", "Check the id and --endpoint."),
-        }.get(status, (f"{url} rejects the call", "Correct the value that it names."))
+        }.get(status, (f"{url} rejects the call", "Correct the value that the server names."))
         return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")
 
     def _connect(self) -> Any:
-        """Return the SDK's client with a timeout and retries of requests, which its own methods do not accept."""
+        """Return the SDK's client with a timeout and retries, for which its methods have no arguments."""
         import kfp
         from kfp.client import ServiceAccountTokenVolumeCredentials
 
@@ -334,7 +334,7 @@ class Remote:
 
 
 def run_page(endpoint: str, run_id: str) -> str:
-    """Return the address of a run's page, without a password."""
+    """Return the address of a run's page, without the credentials in the endpoint."""
     return without_credentials(f"{endpoint.rstrip('/')}/#/runs/details/{run_id}")
 
 
@@ -351,7 +351,7 @@ def _token_file(named: Path | None) -> Path | None:
 
 
 def pod_token_file() -> Path | None:
-    """Return the pod's file with a token for Kubeflow Pipelines; None if the pod has none."""
+    """Return the path of this pod's token for Kubeflow Pipelines; None if none is mounted."""
     found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
     return found if found.is_file() else None
 

@@ -1,4 +1,4 @@
-"""Outcome of a run, which the exit handler reads from Kubeflow Pipelines' API, because its arguments lack details.
+"""Outcome of a run, read by the exit handler from Kubeflow Pipelines' API, because its arguments lack details.
 
 A multi-user Kubeflow requires a token for its own audience. The token comes from a projected volume (Kubeflow's
 PodDefault), or from Kubernetes if the pod's account may request one (k8s/base/accounts.yaml).
@@ -56,7 +56,7 @@ class RunReport:
 
 
 def query_run(run_id: str) -> RunReport:
-    """Ask the API for the run of this pod; return an empty report if the pipeline runs on this machine."""
+    """Query the API about the run of this pod; return an empty report if the pipeline runs on this machine."""
     if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
         return RunReport()
     for pause_s in PAUSES_S:
@@ -89,7 +89,7 @@ def write_outcome(said: str, run: str, page: str, seen: RunReport, outcome: Path
 
 
 def log_outcome(state: str, page: str, seen: RunReport) -> None:
-    """Log the runs that MLflow missed, and end the loop's MLflow run."""
+    """Log MLflow runs that could not be logged earlier, and end the loop's MLflow run."""
     if os.environ.get("MLFLOW_TRACKING_URI"):
         tracking.log_backlog(build_serving_code)
         ended = "stopped" if state == CANCELED else "failed"
@@ -98,7 +98,7 @@ def log_outcome(state: str, page: str, seen: RunReport) -> None:
 
 def _explain(state: str, said: str, seen: RunReport) -> str:
     told = f"the exit handler received {said}"
-    told += ", which can also mean success" if state == UNKNOWN else ""
+    told += ", which it also receives from successful runs" if state == UNKNOWN else ""
     if seen.problem or state == UNKNOWN:
         return f" ({'; '.join(filter(None, (seen.problem, told)))})"
     ended = "was stopped" if state == CANCELED else "failed"

@@ -1,12 +1,12 @@
-"""Status of a run, from the Argo Workflows nodes that Kubeflow Pipelines records and the pods of Kubernetes.
+"""Status of a run, from the Argo Workflows nodes that Kubeflow Pipelines records, and from Kubernetes' pods.
 
 Each task of a pipeline has at least six nodes: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
 ``executor`` and ``executor(0)``, which is its pod. Each group of tasks (``root``, ``exit-handler-1``, ``for-loop-3``,
 ``condition-4``) has as many. A node has the ids of its children but not its own id, so the executor of a task is found
 by start time and state.
 
-Only Kubernetes knows why a pod does not start or has failed; reading it needs a kubeconfig or a pod's account. Kubeflow
-Pipelines shows a pod that fits no node as PENDING, like a pod that pulls its image.
+Only Kubernetes knows why a pod failed or does not start; asking it needs a kubeconfig or a pod's service account.
+Kubeflow Pipelines shows a pod that fits no node as PENDING, like a pod that pulls its image.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_SHOWN = 3  # failed tasks per message
 TIMEOUT_S = 5.0  # per request to Kubernetes, which is optional for a status
 STARTING = ("ContainerCreating", "PodInitializing")
 _LOG_LINES = 200  # lines at the end of a pod's log in which to look for its error
-_GATES = {"kueue.x-k8s.io/admission": "Kueue has not admitted it: see `kubectl describe workloads`"}
+_GATES = {"kueue.x-k8s.io/admission": "Kueue has not admitted the pod: see `kubectl describe workloads`"}
 # Messages of commands, or exceptions at the end of Python tracebacks; Kubeflow's launcher adds other lines.
 _COMMAND_ERROR = re.compile(r"^evenshard [a-z-]+(?: failed)?: (.+)", re.MULTILINE)
 _EXCEPTION = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(?:evenshard\.[\w.]+: )?(.+)", re.MULTILINE)
@@ -77,13 +77,13 @@ class TaskStatus:
 
     @property
     def pod_number(self) -> str:
-        """Return the number at the end of its last pod's name."""
+        """Return the number at the end of the name of the task's latest pod."""
         return self.nodes[-1].rpartition("-")[2]
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run."""
+    """Status of a run and its tasks at the time of a query."""
 
     run_id: str
     name: str
@@ -97,17 +97,17 @@ class RunStatus:
 
     @property
     def is_finished(self) -> bool:
-        """Return True if its state is final."""
+        """Return True if the state of the run is final."""
         return self.state in FINISHED
 
     @property
     def is_settling(self) -> bool:
-        """Return True if it has ended, but the end of a task is not recorded yet."""
+        """Return True if the run has ended, but the end of a task is not recorded yet."""
         return self.is_finished and self.recorded_until is None and any(task.state in OPEN for task in self.tasks)
 
     @property
     def was_evicted(self) -> bool:
-        """Return True if it failed, and Kubernetes reports that the cluster ended the pods of all failed tasks."""
+        """Return True if the run failed, and Kubernetes reports that the cluster ended the pods of all failed tasks."""
         return self.state == FAILED and bool(self.failed) and all(task.evicted for task in self.failed)
 
     @property
@@ -117,7 +117,7 @@ class RunStatus:
 
 
 def status_of(run: Any, namespace: str, url: str) -> RunStatus:
-    """Convert a run of the API to its status, without reasons of pods."""
+    """Convert the API's description of a run to a status, without Kubernetes' reasons for the states of pods."""
     details = getattr(run.run_details, "task_details", None) or []
     state = "CANCELED" if was_stopped(run) else str(run.state or PENDING)
     return RunStatus(
@@ -172,7 +172,7 @@ def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
 def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
     """Return the time when Kubeflow Pipelines stopped recording tasks; None if nothing shows that it stopped.
 
-    A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses longer lists.
+    Of a run with 34 pods, only the first hundred nodes were recorded, presumably because Argo compresses longer lists.
 
     Args:
         finished_at: end of the run; None for a run in progress.
@@ -206,7 +206,7 @@ def summarize_progress(status: RunStatus) -> str:
 
 
 def list_notes(status: RunStatus) -> Iterator[str]:
-    """Yield a note for each pod that does not start, and a note if the record ends before the run."""
+    """Yield a note for each pod that does not start, and a note if not all tasks of the run were recorded."""
     ended = status.recorded_until
     slow = {} if status.is_finished else {task.name: task for task in status.tasks if task.is_slow}
     for task in slow.values():
@@ -347,7 +347,7 @@ def kubernetes_api() -> Any:
 
 
 def _is_evicted(status: Any) -> bool:
-    """Return True for any disruption: a node that ran out of a resource, was shut down or disappeared."""
+    """Return True if the cluster ended the pod: its node ran out of a resource, was shut down or disappeared."""
     disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in status.conditions or ())
     return bool(status.phase == "Failed" and (disrupted or status.reason == "Evicted"))
 

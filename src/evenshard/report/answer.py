@@ -92,7 +92,7 @@ class PlacementAnswer(Answer):
     __hash__ = Answer.__hash__
 
     def __repr__(self) -> str:
-        """Return the answer in about ten lines; ``summary`` is complete."""
+        """Return the answer in about ten lines; ``summary`` has all of it."""
         return brief_text(self)
 
     def _repr_html_(self) -> str:
@@ -111,7 +111,7 @@ class PlacementAnswer(Answer):
 
         Columns: ``table``; ``sharding_type`` and ``kernel`` as in TorchRec; ``device``, missing for replicas, which are
         on all ``devices`` (a tuple); rows and columns of the part (first index and number); ``memory_gb`` on each of
-        its devices; ``alone_ms`` and ``adds_ms``.
+        its devices; ``alone_ms`` and ``adds_ms`` as in ``PlacedPart``.
 
         Raises:
             MissingPackage: if pandas is not installed.
@@ -214,7 +214,7 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 
 
 def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
-    """Return the devices to show in two lists: all devices, or, of many, the slowest and the fullest others."""
+    """Return two lists of devices to show: the slowest and the fullest others or, if all can be shown, all and none."""
     everyone = list(range(answer.num_devices))
     if answer.num_devices <= _MAX_DEVICES:
         return everyone, []
@@ -267,7 +267,7 @@ def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]])
 
 
 def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) -> dict[int, Text]:
-    """Return bars; empty bars if there is no space for them, or all would look the same."""
+    """Draw a bar for each device; return empty bars if there is no space, or if all would look the same."""
     bars = {device: _bar(answer, device, width, ascii_only) for device in devices}
     if width < LEAST_BAR or len({bar.plain for bar in bars.values()}) < 2:
         return {device: Text() for device in devices}
@@ -275,7 +275,7 @@ def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) 
 
 
 def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
-    """Draw the five parts of a device's step as one bar, whose end is exact to 1/8 of a character."""
+    """Draw the five parts of a device's step as one bar; its length is exact to 1/8 of a character."""
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     times = predicted_step_times(answer.devices[device])
     share = sum(times) / longest_ms if longest_ms > 0 else 0.0
@@ -303,7 +303,7 @@ def _rest(answer: Answer) -> Iterator[Line]:
         times = [answer.devices[device].predicted_total_ms for device in rest]
         sizes = [answer.used_bytes[device] for device in rest]
         text = (
-            f"the {_NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
+            f"the {_NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the rest. The other {len(rest)}: "
             f"{range_text(times, ms_text)} ms, {range_text(sizes, size_text)}, "
             f"{range_text(counts, '{:,}'.format)} tables."
         )

@@ -21,7 +21,7 @@ from evenshard.price.kernel_calls import ROUNDING
 from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts
 
 _NARROWEST = 80
-READ_BY_POSITION = f"A model that reads its values() by position gets other columns. {BY_NAME}"
+READ_BY_POSITION = f"A model that reads its values() by position would read the wrong columns. {BY_NAME}"
 EQUAL = "The two placements are equal. Nothing moves."
 # Moves and devices that are shown if there are more, largest first.
 _MAX_LINES = 32
@@ -87,16 +87,14 @@ def _bytes(difference: Difference) -> Iterator[str]:
 def _seconds(traffic: Traffic) -> str:
     if traffic.seconds is None or not traffic.moved_bytes:
         return ""
-    return (
-        f" This takes at least {traffic.seconds:.3g} s, for {size_text(traffic.busiest_bytes)} on the busiest device."
-    )
+    return f" This takes at least {traffic.seconds:.3g} s: {size_text(traffic.busiest_bytes)} for the busiest device."
 
 
 def payback_lines(paid: Payback) -> Iterator[str]:
     """Yield sentences on the payback of a move; the second covers the requested number of steps."""
     saves = f"{_with_sign(paid.saves_ms, ms_text)} ms (90 %: {_ends(paid.saves_low_ms, paid.saves_high_ms, ms_text)})"
     once = duration_text(paid.transfer_seconds + paid.restart_seconds)
-    restart = f", {duration_text(paid.restart_seconds)} of it a restart" if paid.restart_seconds else ""
+    restart = f", including {duration_text(paid.restart_seconds)} for a restart" if paid.restart_seconds else ""
     if paid.break_even_steps is None:
         slower = "is not faster" if paid.saves_high_ms > 0 else "is slower"
         verdict = f"The new placement {slower}: the move does not pay back."
@@ -121,7 +119,7 @@ def _steps(count: float) -> str:
 
 
 def _whole(count: float) -> int:
-    """Round to an integer, but a fraction of one step to 1."""
+    """Round to an integer, but a fraction below 0.5 up to 1."""
     return round(count) or math.ceil(count)
 
 
@@ -214,7 +212,7 @@ def _gb(num_bytes: int) -> str:
 
 
 def marker(title: str) -> str:
-    """Return the first line of a comment, which identifies it by its title and is safe against any title."""
+    """Return an HTML comment with the escaped title: the first line of a pull-request comment, to find it again."""
     said = re.sub("--+|[<>&@]", lambda found: _entities(found[0]), printable(title))
     return f"<!-- evenshard placement of {said} -->"
 
@@ -360,16 +358,16 @@ def _reason(found: Explanation) -> str:
     own_ms, mean_ms = (sum(getattr(one, name) for one in found.times) for name in ("time_ms", "mean_ms"))
     most = max(found.times, key=lambda one: one.time_ms - one.mean_ms)
     return (
-        f"It takes {_ms(found, own_ms - mean_ms)} ms more than the mean of the {found.num_devices} devices, and waits "
-        f"{_ms(found, max(found.step_ms - own_ms, 0.0))} ms. Largest difference from the mean: {most.name}, "
+        f"It takes {_ms(found, own_ms - mean_ms)} ms more than the average of {found.num_devices} devices, and waits "
+        f"{_ms(found, max(found.step_ms - own_ms, 0.0))} ms. Largest difference from the average: {most.name}, "
         f"{_change(found, most.time_ms - most.mean_ms)} ms."
     )
 
 
 def _verdict(found: Explanation) -> str:
-    tried = f"of {printable(found.table)}" if found.table else "of its table"
+    tried = f"of {printable(found.table)}" if found.table else f"of the table on device {found.slowest_device}"
     if found.num_tried > 1:
-        tried = f"of one of {found.num_tried} tables on it"
+        tried = f"of a table on device {found.slowest_device} ({found.num_tried} tables tried)"
     if not found.changes:
         return f"No change {tried} is legal."
     best = found.changes[0]

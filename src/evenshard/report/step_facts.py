@@ -45,7 +45,7 @@ EMBEDDING_WORK = "ms of embedding work per step"
 DECIDES = 0.95
 # Share of memory from which little choice is left.
 TIGHT = 0.9
-# Share of the step from which the mean device leaves little for one part to determine.
+# If the average device takes this share of the step, a single part hardly determines the step.
 UNEVEN = 0.9
 # Distance from the lower bound below which nothing can be gained, per cent.
 CLOSE_PCT = 2.0
@@ -79,7 +79,7 @@ def link_text(answer: PlacementAnswer) -> str:
 
 
 def setting_text(answer: PlacementAnswer) -> str:
-    """List the machine, links, batch, pipeline, communication types, optimizer and learned model of the times."""
+    """List the settings that determine the times: machine, links, batch, pipeline, data types, optimizer, model."""
     request, model = answer.request, model_lineage(answer)
     links = (request.nodes.intra or answer.link, request.nodes.inter if request.nodes.num_domains > 1 else "")
     facts = (
@@ -117,7 +117,7 @@ def timing_word(answer: PlacementAnswer) -> str:
 
 
 def device_error_text(answer: PlacementAnswer) -> str:
-    """Describe the evidence for a simulated device and modelled links; empty if everything is real."""
+    """Describe the evidence for a simulated device and modelled links; empty if neither is simulated."""
     return device_text(answer.request.hardware, answer.device_error, answer.link_error)
 
 
@@ -180,7 +180,7 @@ def bound_text(answer: PlacementAnswer) -> str:
     """Explain the lower bound."""
     return (
         f"{ms_text(answer.lower_bound_ms)} ms. Under the model, no placement that the request allows is faster, with "
-        f"any sharding. It counts memory and the latency of communication, and ignores pinning rules."
+        f"any sharding. The bound counts memory and the latency of communication, and ignores pinning rules."
     )
 
 
@@ -213,8 +213,8 @@ def advice(answer: PlacementAnswer) -> list[str]:
 
 def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) -> str:
     head = (
-        f"Table {top.table.name} limits the step: its device needs at least {ms_text(top.alone_ms)} ms for it, the "
-        f"mean device {ms_text(mean_ms)} ms for all its tables."
+        f"Table {top.table.name} limits the step: it alone takes at least {ms_text(top.alone_ms)} ms on its device; "
+        f"the average device takes {ms_text(mean_ms)} ms for all its tables."
     )
     if any(top.part.table in group for group in answer.request.rules.together):
         return f"{head} A rule keeps it together with other tables, so it cannot be sharded."
@@ -240,7 +240,7 @@ def _legal_baselines(answer: PlacementAnswer) -> list[Baseline]:
 
 
 def baseline_difference(answer: PlacementAnswer, baseline: Baseline) -> str:
-    """Describe the difference of a baseline's time, measured if both are; empty without a placement."""
+    """Compare a baseline's time with the answer's, both measured or both predicted; empty without a placement."""
     if baseline.predicted_ms is None:
         return ""
     if answer.measured_ms is not None and baseline.measured_ms is not None:
@@ -275,7 +275,7 @@ def baseline_text(answer: PlacementAnswer) -> str | None:
 
 
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield a line for each baseline that may shard single tables, with its settings or its rule."""
+    """Yield a line for each baseline that may shard single tables, with its settings or its rule of thumb."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
@@ -318,7 +318,7 @@ def whole_tables_text(answer: PlacementAnswer, baseline: Baseline) -> str:
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
-    """Return a sentence if TorchRec's planner is not a baseline, or only for whole tables; otherwise None.
+    """Return a sentence if TorchRec's planner was not compared, or only for whole tables; None if it was.
 
     Args:
         reason: why it is missing; empty if it was not requested.
@@ -328,7 +328,7 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
         if any(baseline.sharder in TORCHREC for baseline in answer.comparison):
             who += " with all sharding types"
         if not allows_full_space(answer.request):
-            reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"
+            reason = f"it takes minutes if tables times devices exceed {MOST_SHARDS:,}"
         reason = reason or "add --report"
     return f"{who} was not compared: {reason.rstrip('.')}." if reason and answer.num_devices > 1 else None
 

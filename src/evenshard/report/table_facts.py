@@ -32,7 +32,7 @@ HIGH_MISS_RATIO, WORTH_A_WORD = 0.2, 0.05
 
 
 def reserve_text(request: PlacementRequest) -> str:
-    """Describe the reserve of each device, and the counted memory if that is only a part. Without a full stop."""
+    """Describe reserved memory and, without a training pipeline, which memory is counted. Without a full stop."""
     share = request.reserved_share
     what = [pct_text(100 * share).replace(".0 ", " ")] if share else []
     what += [size_text(request.reserved_bytes)] if request.reserved_bytes else []
@@ -50,7 +50,7 @@ def reserve_text(request: PlacementRequest) -> str:
 
 
 def memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
-    """Return the unit of the table of devices, GB or MB, and its bytes."""
+    """Return the unit of memory in the table of devices, GB or MB, and its size in bytes."""
     return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
 
 
@@ -169,7 +169,7 @@ def _of_hosts(hosts: Sequence[NodeMemory], used: Sequence[int], room: Sequence[i
 
 @dataclass(frozen=True)
 class PlacedPart:
-    """A table, or some of its rows and columns, on its device.
+    """A part of a table on its device, with its predicted times.
 
     ``table`` is the part as a table of its own, ``sharding_type`` that of the whole table. A device with the part
     takes at least ``alone_ms``, and would save ``adds_ms`` without it. ``share`` is ``adds_ms`` as a fraction of the
@@ -186,13 +186,13 @@ class PlacedPart:
 
     @property
     def where(self) -> str:
-        """Return its device as text, or that it is on all."""
+        """Return the device as text; "all" for a replica."""
         return "all" if len(self.part.devices) > 1 else str(self.part.device)
 
 
 @dataclass(frozen=True)
 class SpreadTable:
-    """A table that is not whole on one device, with its sharding type; parts by columns, then rows."""
+    """A table that is cut or replicated, with its sharding type and its parts, sorted by columns, then rows."""
 
     name: str
     sharding_type: str
@@ -200,7 +200,7 @@ class SpreadTable:
 
     @property
     def columns(self) -> dict[Span, tuple[PlacedPart, ...]]:
-        """Return the parts of each column span, by their rows."""
+        """Map each span of columns to its parts, sorted by rows."""
         found: dict[Span, tuple[PlacedPart, ...]] = {}
         for one in self.parts:
             found[one.part.columns] = (*found.get(one.part.columns, ()), one)

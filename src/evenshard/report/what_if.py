@@ -45,7 +45,7 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
     print_whole(console, grid)
     console.print()
     if any(best.equals for _, best in _bests(found)):
-        console.print("A question mark: the predictions cannot tell this machine from the best.", style="dim")
+        console.print("A question mark means that predictions cannot tell this machine from the best.", style="dim")
     for line in notes(found):
         console.print(line, style="dim")
 
@@ -75,7 +75,7 @@ def _devices_text(one: WhatIfOption) -> str:
 
 
 def short_name(hardware: str) -> str:
-    """Return the hardware without "simulated", which the heading has."""
+    """Return the hardware without "simulated:", because the heading says so."""
     return printable(hardware.rpartition(":")[2])
 
 

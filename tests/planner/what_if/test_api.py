@@ -144,7 +144,7 @@ def test_numbers_have_three_digits() -> None:
         ({"group_sizes": [3]}, "do not fill groups of 3"),
         ({"group_sizes": "some"}, "group_sizes is 'some'"),
         ({"group_sizes": [4], "host_memory_gb": 10}, "is not supported with group_sizes"),
-        ({"pinned": {"item": 0}}, "pinned is not an argument of what_if"),
+        ({"pinned": {"item": 0}}, "pinned is neither an argument of what_if"),
     ],
 )
 def test_what_is_asked_wrongly_is_one_line(asked: dict[str, Any], said: str) -> None:

@@ -37,9 +37,9 @@ _IN_WORDS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "t
 _MAX_ROWS = 32
 # Tables that are listed at first; more are collapsed.
 MAX_OPEN = 40
-# Costliest tables of the slowest device, and of all.
+# Numbers of costliest tables to list: of the slowest device, and of all devices.
 _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
-# Most cut tables with a line of their own, and parts that it draws.
+# Most cut tables that have their own line, and most parts that a line draws.
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
 # Least width of a bar's segment that shows its number.
 _LABELLED_PCT = 7.0
@@ -173,7 +173,7 @@ def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
     asked += [("Forbidden", f"{name} on device {_join_devices(where)}") for name, where in rules.forbidden.items()]
     if rules.forbidden_devices:
         asked.append(("Forbidden devices", _join_devices(rules.forbidden_devices)))
-    asked += [("Kept as", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
+    asked += [("Allowed kernels", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
     asked += [("Together", ", ".join(group)) for group in rules.together]
     asked += [("Apart", ", ".join(group)) for group in rules.apart]
     return [(name, text) for name, text in asked if text]
@@ -226,7 +226,7 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Tables", "tables_per_placement", [len(tables)]),
         ("Devices", "num_devices", [answer.num_devices]),
         ("Tables on a device", "tables_per_device", [len(shard) for shard in shards]),
-        ("Dims on a device", "dims_per_device", dims),
+        ("Sum of dims on a device", "dims_per_device", dims),
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
     return [
@@ -292,7 +292,7 @@ class Axis:
 
     @property
     def step_pct(self) -> float:
-        """Return the distance of two ticks, per cent of the axis."""
+        """Return the distance between two ticks, per cent of the axis."""
         return self.pct(self.step)
 
     @property
@@ -318,8 +318,8 @@ class MemorySegment(NamedTuple):
 class MemoryBar:
     """The memory of a device, a host, or a host's SSDs.
 
-    ``used_bytes`` is the peak, ``full_pct`` its share of the limit; ``pct`` is the length on the axis of all bars, and
-    reserve and peak are per cent of that. The peak is 0 unless it is visibly larger than the components.
+    ``used_bytes`` is the peak, and ``full_pct`` its share of the limit. ``pct`` is the length of the bar on the axis;
+    the reserve and the mark of the peak are per cent of this length. ``peak_pct`` of 0 draws no mark.
     """
 
     label: str
