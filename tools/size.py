@@ -20,7 +20,7 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/evenshard"
 COMMAND = ("place", "mlperf_dlrm_v2", "--devices", "8", "--hardware", "h100")
-MOST_LINES = 51_400
+MOST_LINES = 51_150
 MOST_FILES = 77
 # A docstring that begins with one of these asks what the code does, instead of saying it.
 QUESTION_WORDS = frozenset({"what", "how", "whether", "which", "where", "who", "why"})
