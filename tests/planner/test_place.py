@@ -137,7 +137,7 @@ def test_what_is_left_out_keeps_memory_for_what_is_not_counted_and_for_batches_o
         ({"dense_gb": -1}, "dense_gb is -1, not a number from 0"),
         ({"reserved_gb": -0.5}, "reserved_gb is -0.5, not a number from 0"),
         ({"compute_kernels": ["fused", "uvm"]}, "compute_kernels names 'uvm'. Choose from fused, fused_uvm_caching,"),
-        ({"compute_kernels": ["fused_uvm"]}, "fused_uvm stores weights in host memory, but tables have none available"),
+        ({"compute_kernels": ["fused_uvm"]}, "fused_uvm stores weights in host memory, but no host memory"),
         ({"compute_kernels": ["key_value"], "host_memory_gb": 9}, "key_value stores weights on SSDs, but tables"),
         ({"table_kernels": {"a": "fused_uvm"}}, "fused_uvm stores weights in host memory, but tables have none"),
         ({"table_kernels": {"a": "uvm"}}, "a rule for table 'a' names 'uvm'. Choose from fused, fused_uvm_caching,"),

@@ -354,10 +354,10 @@ class WhatIf:
     )
     group_sizes: Sequence[int] | str = knob(
         (),
-        "devices that share one copy of the tables in 2D parallelism (TorchRec's DMPCollection); all tries every "
-        "divisor of the number of devices (default: all devices share one copy)",
+        "number of devices that share one copy of the tables in 2D parallelism (TorchRec's DMPCollection), or 'all' to "
+        "try every divisor of the number of devices (default: all devices share one copy)",
     )
-    sync_every: int = knob(1, "number of steps from one averaging of the weights over the groups to the next")
+    sync_every: int = knob(1, "number of steps between two syncs, which average the weights over the groups")
 
 
 def groups() -> tuple[Group, ...]:

@@ -243,9 +243,11 @@ def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
 def memory_problem(kernel: str, machine: Nodes) -> str | None:
     """Return an error message if the machine has no memory for a kernel's weights; None if it has."""
     if kernel in HOST_KERNELS and not machine.host_bytes:
-        return f"{kernel} stores weights in host memory, but tables have none available. Give host_memory_gb."
+        return (
+            f"{kernel} stores weights in host memory, but no host memory is available to tables. Give host_memory_gb."
+        )
     if kernel == KEY_VALUE and not machine.ssd_bytes:
-        return f"{kernel} stores weights on SSDs, but tables have none available. Give ssd_gb."
+        return f"{kernel} stores weights on SSDs, but no SSD space is available to tables. Give ssd_gb."
     return None
 
 

@@ -39,7 +39,7 @@ WARPS_PER_SM = 64  # most resident warps, as in the fitted GPUs
 # benchmarks/scripts/gpu_rules.py learned the rules. They are not known to hold for GPUs of other vendors.
 VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
-    "kernels, calls and shards of 6 GPUs, each predicted by rules learned without it (log errors, equal GPU weights)",
+    "kernels, calls and shards of 6 GPUs; rules learned from the other GPUs predict each (errors of log time)",
     "sources of the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200; for the B200 AMD-AGI/Primus-DLRM",
     1318,
     474,

@@ -74,7 +74,7 @@ def require_types(task: ShardingTask) -> None:
         raise InfeasibleTask(
             f"tables {brief(', '.join(task.tables[at].name for at in group))} must stay together, but no kernel is "
             f"allowed for all of them.",
-            "Allow a common kernel, or drop the rule.",
+            "Allow a kernel that all of them can use, or drop the rule.",
         )
     position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
     if position is not None:

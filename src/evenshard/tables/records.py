@@ -59,7 +59,7 @@ UNUSED_FIELDS = {
     "num_embeddings_post_pruning": "all rows are placed, as in training",
     "need_pos": "position weights are not timed",
     "input_dim": "num_rows and pooling_factor are used instead",
-    "total_num_buckets": "row-wise shards have equal blocks of rows, whatever the buckets",
+    "total_num_buckets": "row-wise shards are equal blocks of rows; buckets are ignored",
     "use_virtual_table": "all rows count as device memory",
     "virtual_table_eviction_policy": "rows are never evicted",
     "enable_embedding_update": "external updates are not timed",
