@@ -259,7 +259,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
     if differences := placed.comparison.notes:
         raise BadFile(source, differences[0].rstrip("."), "Name the placement that the training ran with.")
     if unknown := optimizer_problem(observation.optimizer):
-        raise BadConfig(f"costs cannot be written, because {unknown}. Omit --costs-out.")
+        raise BadConfig(f"costs cannot be written: the {unknown}. Omit --costs-out.")
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
     tables = tables_of_parts(placed.parts, by_name.values())

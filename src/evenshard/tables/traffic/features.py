@@ -105,7 +105,7 @@ def pick_features(source: Path, sample: Sample, columns: Mapping[str, str], want
         elif name in column_of:
             raise BadConfig(
                 f"{source} has two columns for {brief(name)}: {brief(column_of[name])} and {brief(column)}. "
-                f"To ignore one, set its name to nothing: --columns {cut(column)}= (in Python, columns={{{column!r}: ''}})."
+                f"Ignore one of them by renaming it to nothing, such as --columns {cut(column)}="
             )
         else:
             column_of[name] = column
