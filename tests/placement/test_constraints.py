@@ -189,7 +189,7 @@ def test_greedy_leaves_room_to_nobody_but_says_who_found_none() -> None:
 def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
     of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
     assert "no device of those allowed (devices 0, 2) has more than" in str(no_device_error(of_task, [0], [20, 0, 18]))
-    assert "all devices with enough memory hold tables that must stay apart" in str(
+    assert "all devices with enough memory hold tables to keep apart from it" in str(
         no_device_error(of_task, [1], [4, 4, 20])
     )
 

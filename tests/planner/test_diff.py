@@ -568,7 +568,7 @@ def test_the_command_tells_the_difference(files: Path, capsys: pytest.CaptureFix
         in text
     )
     assert (
-        "Moves 320 bytes of 1 table; 640 bytes stay in place. This takes at least 0.298 s, for 320 bytes on the busiest"
+        "Moves 320 bytes of 1 table; 640 bytes stay in place. This takes at least 0.298 s: 320 bytes for the busiest"
         in text
     )
     assert text.endswith("from to GB rows columns table 0 1 3e-07 0:10 0:8 b")
