@@ -59,7 +59,7 @@ class Proposers:
         return Proposers(sharder, model, searched_share)
 
     def searches(self, number: int) -> bool:
-        """Return True if the search proposes placement ``number``, from 0; every fifth for a share of 0.2."""
+        """Return True if the search proposes the placement with this number (from 0), such as every fifth placement."""
         if self.cost_model is None:
             return False
         return int((number + 1) * self.searched_share) > int(number * self.searched_share)

@@ -68,7 +68,7 @@ class Job:
 
 
 def insert_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int) -> list[Job]:
-    """Insert each control placement ``repeats`` times into the jobs, evenly spread from the first to the last."""
+    """Insert each control (placement that is measured repeatedly) ``repeats`` times, spread evenly over the jobs."""
     round_number = jobs[0].round if jobs else 0
     extra = [
         Job(f"control-{number}-{repeat}", task, parts, round_number, CONTROL, f"control-{repeat}")
@@ -164,7 +164,7 @@ def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """List (visit, job) in the order of measurement: each pass runs all groups, each with its jobs in random order."""
+    """List (visit, job) in order: each pass measures ``Job.group`` after group, the jobs of a group in random order."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""Run of a shard (the tables of one device) with FBGEMM's kernels on a CPU or GPU.
+"""FBGEMM's kernels on a CPU or GPU, for the lookups and updates of a shard (the tables of one device).
 
 A shard is one ``SplitTableBatchedEmbeddingBagsCodegen`` module with a fused optimizer, as in DLRM training.
 """

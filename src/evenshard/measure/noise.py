@@ -131,7 +131,7 @@ def fit_drift(run: Sequence[ControlCost]) -> float | None:
 
 
 def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
-    """Group the logarithms of the costs by placement; their deviations are relative."""
+    """Group the logarithms of the costs by placement; differences of logarithms are relative differences."""
     costs: dict[Hashable, list[float]] = {}
     for control in run:
         costs.setdefault(control.placement, []).append(math.log(control.cost_ms))

@@ -214,7 +214,7 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 
 
 def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
-    """Return two lists of devices to show: the slowest and the fullest others or, if all can be shown, all and none."""
+    """Return the slowest devices and the fullest of the others; if there are few, all devices and []."""
     everyone = list(range(answer.num_devices))
     if answer.num_devices <= _MAX_DEVICES:
         return everyone, []

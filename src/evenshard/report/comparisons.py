@@ -119,7 +119,7 @@ def _steps(count: float) -> str:
 
 
 def _whole(count: float) -> int:
-    """Round to an integer, but a fraction below 0.5 up to 1."""
+    """Round a count to an integer; round up to 1 if it is below 0.5."""
     return round(count) or math.ceil(count)
 
 

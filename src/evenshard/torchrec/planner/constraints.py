@@ -259,7 +259,7 @@ def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the allowed types and kernels; no kernels mean no limit, and the dense kernel means data_parallel."""
+    """Return the allowed sharding types and kernels; () allows all kernels, and dense allows data_parallel."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()
@@ -293,7 +293,7 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
-    """Copy kernel settings from the constraints to a plan: ``CARRIED``, and ``OF_KERNELS`` except cache sizes.
+    """Copy kernel settings, such as stochastic rounding, from the constraints to a plan, except for cache sizes.
 
     As in TorchRec, ``cache_params`` are also copied to tables without a cache; a note names these tables.
     """

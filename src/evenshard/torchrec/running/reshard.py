@@ -44,7 +44,7 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
         delta: the result of ``load_delta`` for this model.
 
     Returns:
-        MB of weights and optimizer state that went to other ranks, from the delta.
+        MB of weights and optimizer state that moved to other ranks, as stated in the delta.
 
     Raises:
         BadConfig: if the delta is not for this model.
