@@ -39,7 +39,7 @@ PlacementJob = tuple[ShardingTask, Placement]
 
 @dataclass(frozen=True)
 class _TaskTables:
-    """Work of a task's tables; holds ``task`` so that its id(), the cache key, is not reused."""
+    """Work of the tables of a task; refers to the task so that the cache's key, the task's id(), stays unique."""
 
     task: ShardingTask
     columns_TC: FloatArray

@@ -131,7 +131,7 @@ def step_headline(answer: PlacementAnswer) -> str:
 
 
 def timed_text(answer: PlacementAnswer) -> str:
-    """Return the source of the step time, predicted, measured or simulated, with its interval."""
+    """Return "predicted", "measured" or "simulated" for the step time, with the interval of the time."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
         return f"predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"

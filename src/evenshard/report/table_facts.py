@@ -200,7 +200,7 @@ class SpreadTable:
 
     @property
     def columns(self) -> dict[Span, tuple[PlacedPart, ...]]:
-        """Map each span of columns to its parts, sorted by rows."""
+        """Map each range of columns to the parts that hold it, sorted by rows."""
         found: dict[Span, tuple[PlacedPart, ...]] = {}
         for one in self.parts:
             found[one.part.columns] = (*found.get(one.part.columns, ()), one)

@@ -100,7 +100,7 @@ class LinkFit:
 
 
 def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path, LinkFit]:
-    """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks ``serve``.
+    """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks must call ``serve``.
 
     Args:
         out: link profile to write (.yaml), for ``price.link``. With links within and between hosts, two files with the

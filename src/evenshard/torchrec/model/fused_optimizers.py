@@ -114,7 +114,7 @@ def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
 
 
 def weight_of(located: LocatedTable) -> Any:
-    """Return the parameter of a table; None if there is only its configuration."""
+    """Return the parameter of a table; None if only the configuration of the table is known."""
     tables: Any = getattr(located.collection, "embedding_bags", getattr(located.collection, "embeddings", {}))
     name = located.config.name
     return tables[name].weight if name in tables else None

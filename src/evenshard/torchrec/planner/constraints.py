@@ -51,7 +51,7 @@ OF_KERNELS = ("cache_params", "key_value_params")
 
 @dataclass(frozen=True)
 class ConstrainedModel:
-    """Tables and rules of a model under constraints."""
+    """Tables and rules of a model after its constraints were applied."""
 
     known: TableSet  # tables, and assumptions that constraints did not replace
     rules: Rules
@@ -216,7 +216,7 @@ def _lookups(
 
 
 def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
-    """Return each feature's bags per sample: its ``num_poolings``, times its batch size divided by ``batch_size``."""
+    """Return the bags per sample of each feature: ``num_poolings`` x the feature's batch size / ``batch_size``."""
     bags = (1.0,) * len(features)
     if own.num_poolings:
         bags = _of_features(name, own, features, "num_poolings")
@@ -227,7 +227,7 @@ def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_s
 
 
 def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
-    """Return the values of a constraint in the order of the table's features; raise BadConfig for invalid values."""
+    """Return the values of a field of a constraint, by feature of the table; raise BadConfig for invalid values."""
     values = getattr(own, column)
     if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
         raise BadConfig(
