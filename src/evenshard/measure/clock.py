@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 class CacheFlush:
-    """Flush of a GPU's L2 before a pass: in training, the dense layers evict the tables from L2 between steps.
+    """Flush of a GPU's L2 cache before a timed pass, because the dense layers of a model evict tables from L2.
 
     CPU caches are not flushed; the other input batches replace their content before a batch is repeated.
     """

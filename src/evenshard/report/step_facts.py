@@ -131,7 +131,7 @@ def step_headline(answer: PlacementAnswer) -> str:
 
 
 def timed_text(answer: PlacementAnswer) -> str:
-    """Return "predicted", "measured" or "simulated" for the step time, with the interval of the time."""
+    """Say whether the step time is predicted, measured or simulated, with the interval of the prediction."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
         return f"predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"

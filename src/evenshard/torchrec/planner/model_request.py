@@ -173,7 +173,7 @@ def _types_on_cpu(
 def _options_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
 ) -> AllowedOptions:
-    """Return types and kernels of tables whose module sharder overrides those of TorchRec's class."""
+    """Return sharding types and kernels of tables whose module sharder overrides those of TorchRec's class."""
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     usual = {one.module_type: type(one) for one in get_default_sharders()}
