@@ -88,7 +88,7 @@ class SimulatedHardware:
         return self.measure_many([(task, placement)])[0]
 
     def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
-        """Simulate the cost of each (task, placement); equal to successive calls of ``measure``, but faster."""
+        """Simulate the cost of each (task, placement); the results equal those of successive calls of ``measure``."""
         chunks = (jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK))
         return [cost for chunk in chunks for cost in self._measure_chunk(chunk)]
 

@@ -238,7 +238,7 @@ def _kernels(module: Any) -> list[Any]:
 
 
 def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
-    """Give moved tables their current learning rates, so that all ranks group them in the same kernel calls."""
+    """Give rebuilt tables their current learning rates, so that all ranks group them in the same kernel calls."""
     shardings = old._embedding_shardings if hasattr(old, "_embedding_shardings") else old._sharding_type_to_sharding
     tables = _tables(whole)
     for sharding in shardings.values() if isinstance(shardings, Mapping) else shardings:
