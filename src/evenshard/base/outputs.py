@@ -59,7 +59,7 @@ class File(Output):
         return (path,) if self.beside in (None, path.suffix) else (path, path.with_suffix(self.beside))
 
     def require(self, path: Path) -> None:
-        """Check the path; see ``Output``."""
+        """Raise BadFile if one of the files must not be replaced."""
         for file in self.paths(path):
             target = follow_links(file)
             mode = _mode(target)
@@ -90,10 +90,10 @@ class Folder(Output):
     names: tuple[str, ...] = ()
 
     def require(self, path: Path, also: Collection[str] = ()) -> None:
-        """Check the path; see ``Output``.
+        """Raise BadFile if the path has content that must not be replaced, such as files of another kind.
 
         Args:
-            also: names of files that may exist there, because the new folder also has them.
+            also: names of further files that may be replaced, because the new folder contains them, too.
         """
         target = follow_links(path)
         mode = _mode(target)
@@ -123,7 +123,7 @@ class FilesInside(Output):
         return tuple(path / name for name in self.names)
 
     def require(self, path: Path) -> None:
-        """Check the path; see ``Output``."""
+        """Raise BadFile if one of the files must not be replaced."""
         if (mode := _mode(path)) is not None:
             _require_folder(path, mode)
         for file in self.paths(path):

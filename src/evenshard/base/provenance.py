@@ -22,7 +22,7 @@ RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for n
 class Lineage:
     """Provenance of an output: the git commit, the SHA-256 of params.yaml, and evenshard's version.
 
-    The commit has 40 hex digits, followed by "-dirty" if tracked files other than ``RESULT`` were changed.
+    The commit has 40 hex digits, followed by "-dirty" if tracked files were changed, other than results (``RESULT``).
     """
 
     git_commit: str = UNKNOWN

@@ -33,7 +33,7 @@ def with_retries(
     """Wrap a function with retries after transient failures.
 
     Args:
-        pauses_s: seconds before each retry; None reads them from the variable ``PAUSES``.
+        pauses_s: seconds before each retry; None reads them from an environment variable (``PAUSES``).
         is_transient: function that returns True for errors to retry; other errors are raised at once.
     """
 

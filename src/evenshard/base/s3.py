@@ -180,7 +180,7 @@ def _head(address: Address) -> dict[str, Any]:
 
 
 def _list_folder(address: Address) -> dict[str, dict[str, Any]]:
-    """Return the objects of a folder by path, in order; {} if it is a file, or the key may not list objects."""
+    """Return the objects of a folder by path, in order; {} for a file, or if listing objects is not permitted."""
     from botocore.exceptions import ClientError
 
     folder = address.below("")
@@ -241,7 +241,7 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
         doing: "read", "write" or "remove".
 
     Raises:
-        BadConfig: if the key, its permissions, the bucket or the address is wrong.
+        BadConfig: if the access key, its permissions, the bucket or the address is wrong.
         BadFile: if the object does not exist, or a local file cannot be read or written.
         StorageFailed: if the endpoint does not answer, a disk is full, or a transfer was damaged.
     """

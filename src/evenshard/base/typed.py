@@ -240,8 +240,8 @@ def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Func
     Args:
         knobs: knobs that the function takes as ``**knobs``. Its signature and docstring show each knob as a separate
             keyword; an argument of the same name has the type and the default of the knob.
-        homes: module of each type in the signature that is slow to import, and therefore not imported yet. Any other
-            unknown name accepts every type.
+        homes: module of each type in the signature that is imported only later, because it is slow to import. An
+            argument of any other unknown type is not checked.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -203,7 +203,7 @@ def number(text: str, kind: type[int] | type[float]) -> float:
 
 
 def _read(text: str, kind: Any, form: str) -> Any:
-    """Parse a flag's text by the setting's type: N, N,N for a list, or TABLE=... for a mapping."""
+    """Parse a flag's text by the setting's type; errors describe the expected text as ``form``, such as TABLE=N."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Mapping:
         name, equals, value = text.rpartition("=")  # the name of a table may contain "="

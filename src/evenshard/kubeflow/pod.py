@@ -93,7 +93,7 @@ def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """Return input and output artifacts for ``carry_backlog``; of parallel parts, only the first takes its inputs."""
+    """Return the input artifacts (none for parallel parts after the first) and output artifacts of a stage."""
     read = [path_of(arguments[input_name(stage, name)]) for name in uses_of(stage.inputs, Reads)]
     is_first = arguments.get("part", 1) == 1
     written = [Path(artifact.path) for artifact in _written(stage, arguments).values()]

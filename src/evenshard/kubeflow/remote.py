@@ -171,7 +171,7 @@ class Remote:
                 return
 
     def stop(self, run_id: str) -> RunStatus:
-        """Stop a run, and return its status before that; its pods end, and only ``record_outcome`` still runs."""
+        """Stop a run, and return its earlier status; all pods end except for the exit handler's, ``record_outcome``."""
         status = self._status(self._get(run_id))
         if not status.is_finished:
             self._call(f"stopping run {run_id}", self._client.terminate_run, run_id)
@@ -292,7 +292,7 @@ class Remote:
         return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")
 
     def _connect(self) -> Any:
-        """Return the SDK's client with a timeout and retries, for which its methods have no arguments."""
+        """Return the SDK's client; set timeout and retries here, because the SDK's methods have no such arguments."""
         import kfp
         from kfp.client import ServiceAccountTokenVolumeCredentials
 

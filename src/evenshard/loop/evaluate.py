@@ -141,7 +141,7 @@ def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _measure_single_tables(
     hardware: Hardware, tasks: Sequence[ShardingTask], measure: MeasureConfig, journal: Journal
 ) -> dict[str, float]:
-    """Measure forward plus backward time of each table alone on a device, ms, with one visit each."""
+    """Measure forward plus backward time of each table alone on a device, once, ms."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
     jobs = [
         Job(task.task_id, task, place_on_one_device(task).parts(task.tables), 0, "single_table", "single tables")

@@ -51,7 +51,7 @@ class Proposers:
 
     @staticmethod
     def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
-        """Load the proposers from the folders of the previous round; a policy needs its cost network."""
+        """Load the networks from the folders of the previous round; a policy needs the cost network, too."""
         sharder = None
         if policy is not None and cost_net is not None:
             sharder = load_sharder(cost_net, policy)
@@ -59,7 +59,7 @@ class Proposers:
         return Proposers(sharder, model, searched_share)
 
     def searches(self, number: int) -> bool:
-        """Return True if the search proposes placement ``number``, from 0; every fifth for a share of 0.2."""
+        """Return True if the search proposes the placement with this number (from 0), such as every fifth placement."""
         if self.cost_model is None:
             return False
         return int((number + 1) * self.searched_share) > int(number * self.searched_share)
@@ -107,7 +107,7 @@ def _replace_searched(
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """Replace a share of the placements by the search's; a repeated task gets its next best candidate."""
+    """Replace a share of the placements by those of the search; if a task is repeated, by the search's next best."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed

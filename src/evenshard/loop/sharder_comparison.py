@@ -42,7 +42,7 @@ def ask(sharder: Sharder, task: ShardingTask) -> Answer:
 
 @dataclass(frozen=True)
 class Result:
-    """A sharder's answer and its measurement, which is None if the task is infeasible."""
+    """A sharder's answer and the measurement of the placement, which is None if the task is infeasible."""
 
     answer: Answer
     measured: MeasuredPlacement | None

@@ -31,7 +31,7 @@ class WhichRound(Enum):
 
 @dataclass(frozen=True)
 class Reads:
-    """Declaration of an input path: the output of another stage with the same name, from round ``of``."""
+    """Declaration of an input path: an output, with the same name, that another stage writes in round ``of``."""
 
     of: WhichRound = WhichRound.SAME
     role: str = ""  # role of a cost dataset in MLflow
@@ -92,7 +92,7 @@ def loop_settings(inputs: type) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a stage in addition to its files."""
+    """Metrics, curve and text that a stage returns, in addition to the files that it writes."""
 
     metrics: dict[str, float]
     curve: list[float] = field(default_factory=list)  # losses or costs of all updates, or measured costs, in order

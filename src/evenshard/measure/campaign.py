@@ -68,7 +68,7 @@ class Job:
 
 
 def insert_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: int) -> list[Job]:
-    """Insert each control placement ``repeats`` times into the jobs, evenly spread from the first to the last."""
+    """Insert each control (placement that is measured repeatedly) ``repeats`` times, spread evenly over the jobs."""
     round_number = jobs[0].round if jobs else 0
     extra = [
         Job(f"control-{number}-{repeat}", task, parts, round_number, CONTROL, f"control-{repeat}")
@@ -95,10 +95,10 @@ def measure_jobs(
 
     Args:
         budget_s: no measurement is started after this time; None for no limit.
-        track: wraps the list of (visit, job), for a progress bar.
+        track: wraps the list of (pass, job), for a progress bar.
 
     Returns:
-        The jobs with at least one visit, in the order of ``jobs``. Without a budget, these are all jobs.
+        The jobs with at least one measurement, in the order of ``jobs``. Without a budget, these are all jobs.
     """
     origin = Origin(
         replace(hardware.provenance, repeats=config.repeats), {name: getattr(config, name) for name in MEANING}
@@ -120,13 +120,13 @@ def measure_jobs(
 def load_measured(
     jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
 ) -> list[MeasuredPlacement]:
-    """Return the measured jobs of a journal, with their visits combined.
+    """Return the measured jobs of a journal, with all measurements of a job combined.
 
     Args:
-        origin: use only visits of this origin; None for the origin of each job's latest visit.
+        origin: hardware and settings of the measurements to use; None for those of each job's latest measurement.
 
     Raises:
-        BadFile: if a visit has more or fewer devices than its job.
+        BadFile: if a measurement has more or fewer devices than its job.
     """
     measured = []
     for job in jobs:
@@ -164,7 +164,7 @@ def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """List (visit, job) in the order of measurement: each pass runs all groups, each with its jobs in random order."""
+    """List (pass, job) in order: each pass measures one ``Job.group`` after another, each in random order."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):

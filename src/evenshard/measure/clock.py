@@ -16,8 +16,8 @@ L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
 class Stopwatch:
     """Timer of work on one device: the time between successive calls of ``mark``.
 
-    On the CPU, work is finished when its call returns. On a GPU it is only queued then, so ``mark`` records an event in
-    the stream.
+    On the CPU, work is finished when its call returns. On a GPU, a call only queues its work, so ``mark`` records an
+    event in the stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 class CacheFlush:
-    """Flush of a GPU's L2 before a pass: in training, the dense layers evict the tables from L2 between steps.
+    """Flush of a GPU's L2 cache before a timed pass, because the dense layers of a model evict tables from L2.
 
     CPU caches are not flushed; the other input batches replace their content before a batch is repeated.
     """

@@ -1,4 +1,4 @@
-"""Run of a shard (the tables of one device) with FBGEMM's kernels on a CPU or GPU.
+"""FBGEMM's kernels on a CPU or GPU, for the lookups and updates of a shard (the tables of one device).
 
 A shard is one ``SplitTableBatchedEmbeddingBagsCodegen`` module with a fused optimizer, as in DLRM training.
 """
@@ -54,7 +54,7 @@ class LoadedShard:
     gradient: torch.Tensor  # [B, sum of dims] FP32, as if sent back by the dense part
 
     def forward(self, number: int) -> torch.Tensor:
-        """Look up and pool batch ``number``, modulo the number of batches: [B, sum of dims]."""
+        """Look up and pool batch ``number`` (modulo the number of batches); return [samples, sum of dims]."""
         pooled: torch.Tensor = self.operator(*self.batches[number % len(self.batches)])
         return pooled
 

@@ -44,7 +44,7 @@ def is_journal(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """Hardware and settings of a visit."""
+    """Hardware and settings of a measurement."""
 
     provenance: Provenance
     settings: dict[str, Any]  # values of the settings in ``campaign.MEANING``, by name
@@ -59,7 +59,7 @@ class Visit:
     """
 
     job: str  # key of the job (see ``Job.key``)
-    number: int  # 0 for the job's first visit
+    number: int  # pass, 0 for the first
     cost: PlacementCost
     measured_at: float  # end of the visit, seconds since 1970 UTC
     origin: Origin
@@ -99,20 +99,20 @@ class Journal:
         self._synced = time.monotonic()
 
     def __len__(self) -> int:
-        """Return the number of visits."""
+        """Return the number of measurements."""
         return len(self.visits())
 
     def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
-        """Return the latest visit of a job with this number, from ``origin`` if given; None if there is none."""
+        """Return the latest measurement of a job in pass ``number``, of ``origin`` if given; None if there is none."""
         visits = self._visits.get((job, number), [])
         return next((visit for visit in reversed(visits) if origin is None or visit.origin == origin), None)
 
     def visits(self) -> list[Visit]:
-        """Return all visits."""
+        """Return all measurements."""
         return [visit for visits in self._visits.values() for visit in visits]
 
     def append(self, visit: Visit) -> None:
-        """Write one finished visit; after this call a kill of the process cannot lose it."""
+        """Write one finished measurement; it is kept even if the process is killed after this call."""
         if visit.origin != self._origin:
             self._write({"journal": JOURNAL_VERSION, "origin": asdict(visit.origin)})
             self._origin = visit.origin
@@ -128,7 +128,7 @@ class Journal:
         self._visits.setdefault((visit.job, visit.number), []).append(visit)
 
     def add_all(self, other: Journal) -> None:
-        """Append the visits of another journal that this journal lacks."""
+        """Append the measurements of another journal that this journal lacks."""
         for visit in other.visits():
             if self.find(visit.job, visit.number, visit.origin) is None:
                 self.append(visit)
@@ -212,7 +212,7 @@ class _VisitLine:
 
 
 def _remedy(line: bytes) -> str:
-    """Return the remedy for a damaged line; the user must not remove an origin, because later visits need it."""
+    """Return the remedy for a damaged line; lines with hardware and settings must stay, as later lines need them."""
     if b'"origin"' in line:
         return "Repair the line, which all measurements after it need, or name another journal."
     return "Repair the line, remove it (its visit is then measured again), or name another journal."

@@ -17,7 +17,7 @@ from evenshard.price.costs import CONTROL, OK, MeasuredPlacement
 
 @dataclass(frozen=True)
 class ControlCost:
-    """One measurement of a control placement."""
+    """One measurement of a control: a placement that is measured repeatedly to estimate the noise."""
 
     placement: Hashable  # equal in all runs for the same placement, hardware and optimizer
     cost_ms: float  # ``max_device_ms``, above 0
@@ -69,7 +69,7 @@ class Noise:
         return math.hypot(self.within_run_pct or 0.0, (self.between_run_pct if between is None else between) or 0.0)
 
     def difference_pct(self, num_tasks: int) -> float:
-        """Return the largest mean difference of two sharders over ``num_tasks`` tasks that noise explains (95 %).
+        """Return the largest mean difference of two sharders over ``num_tasks`` tasks that may be noise alone (95 %).
 
         The noise of each measurement is assumed to be independent.
         """
@@ -131,7 +131,7 @@ def fit_drift(run: Sequence[ControlCost]) -> float | None:
 
 
 def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
-    """Group the logarithms of the costs by placement; their deviations are relative."""
+    """Group the logarithms of the costs by placement; differences of logarithms are relative differences."""
     costs: dict[Hashable, list[float]] = {}
     for control in run:
         costs.setdefault(control.placement, []).append(math.log(control.cost_ms))

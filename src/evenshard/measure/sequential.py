@@ -54,7 +54,7 @@ def compute_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
 def combine_whole_tables(
     task: ShardingTask, placement: Placement, computes: Sequence[DeviceCost], link: Link
 ) -> PlacementCost:
-    """Return the cost of a placement of whole tables, which has no input dist."""
+    """Return the cost of a placement of whole tables; every device has all indices, so none are communicated."""
     dims = [0] * placement.num_devices
     for table, device in zip(task.tables, placement.device_of_table, strict=True):
         dims[device] += table.embedding_dim

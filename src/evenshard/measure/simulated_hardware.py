@@ -39,7 +39,7 @@ PlacementJob = tuple[ShardingTask, Placement]
 
 @dataclass(frozen=True)
 class _TaskTables:
-    """Work of a task's tables; holds ``task`` so that its id(), the cache key, is not reused."""
+    """Work of the tables of a task; refers to the task so that the cache's key, the task's id(), stays unique."""
 
     task: ShardingTask
     columns_TC: FloatArray
@@ -88,7 +88,7 @@ class SimulatedHardware:
         return self.measure_many([(task, placement)])[0]
 
     def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
-        """Simulate the cost of each (task, placement), with the results of successive calls of ``measure``."""
+        """Simulate the cost of each (task, placement); the results equal those of successive calls of ``measure``."""
         chunks = (jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK))
         return [cost for chunk in chunks for cost in self._measure_chunk(chunk)]
 

@@ -55,7 +55,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
 
 def _draw_counts(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
-    """Return the lookups of each unique row, [U], at least 1 each, hot rows first; they add up to ``num_lookups``."""
+    """Return how often each distinct row is looked up, at least once, hot rows first; the sum is ``num_lookups``."""
     if num_lookups == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     mean_count = float(bins @ BIN_MEAN_COUNTS)

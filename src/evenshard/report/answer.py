@@ -92,7 +92,7 @@ class PlacementAnswer(Answer):
     __hash__ = Answer.__hash__
 
     def __repr__(self) -> str:
-        """Return the answer in about ten lines; ``summary`` has all of it."""
+        """Return the answer in about ten lines; ``summary`` returns the whole text."""
         return brief_text(self)
 
     def _repr_html_(self) -> str:
@@ -214,7 +214,7 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 
 
 def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
-    """Return two lists of devices to show: the slowest and the fullest others or, if all can be shown, all and none."""
+    """Return the slowest devices and the fullest of the others; if there are few, all devices and []."""
     everyone = list(range(answer.num_devices))
     if answer.num_devices <= _MAX_DEVICES:
         return everyone, []
@@ -275,7 +275,7 @@ def _bars(answer: Answer, devices: Sequence[int], width: int, ascii_only: bool) 
 
 
 def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
-    """Draw the five parts of a device's step as one bar; its length is exact to 1/8 of a character."""
+    """Draw the five phases of a device's step as one bar, whose length is exact to 1/8 of a character."""
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     times = predicted_step_times(answer.devices[device])
     share = sum(times) / longest_ms if longest_ms > 0 else 0.0

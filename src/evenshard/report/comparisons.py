@@ -32,7 +32,7 @@ _NOTHING = "&#8203;"
 
 
 def print_difference(difference: Difference, file: TextIO | None = None, paid: Payback | None = None) -> None:
-    """Print a diff, and when its move pays back, to a file, by default stdout, with colors only on terminals."""
+    """Print a diff, and the payback of its move if given, to a file (default: stdout), in color only on terminals."""
     console = plain_console(file, _NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):
@@ -119,7 +119,7 @@ def _steps(count: float) -> str:
 
 
 def _whole(count: float) -> int:
-    """Round to an integer, but a fraction below 0.5 up to 1."""
+    """Round a count to an integer; round up to 1 if it is below 0.5."""
     return round(count) or math.ceil(count)
 
 

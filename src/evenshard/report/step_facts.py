@@ -117,7 +117,7 @@ def timing_word(answer: PlacementAnswer) -> str:
 
 
 def device_error_text(answer: PlacementAnswer) -> str:
-    """Describe the evidence for a simulated device and modelled links; empty if neither is simulated."""
+    """Describe how accurate the models of a simulated device and its links are; empty without such models."""
     return device_text(answer.request.hardware, answer.device_error, answer.link_error)
 
 
@@ -131,7 +131,7 @@ def step_headline(answer: PlacementAnswer) -> str:
 
 
 def timed_text(answer: PlacementAnswer) -> str:
-    """Return the source of the step time, predicted, measured or simulated, with its interval."""
+    """Say whether the step time is predicted, measured or simulated, with the interval of the prediction."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
         return f"predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"
@@ -160,7 +160,7 @@ def shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
 
 
 def warning_texts(answer: PlacementAnswer) -> list[str]:
-    """Return the warnings on a request: unlikely units, then values outside the training range."""
+    """Return the warnings on a request: unlikely units, then values outside the range of the model's training."""
     outside = _outside_range(answer)
     texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
     if outside:
@@ -275,7 +275,7 @@ def baseline_text(answer: PlacementAnswer) -> str | None:
 
 
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield a line for each baseline that may shard single tables, with its settings or its rule of thumb."""
+    """Yield the time and the settings (or rule of thumb) of each baseline that has settings."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
@@ -341,7 +341,7 @@ def difference_text(difference_pct: float) -> str:
 
 
 def near_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield the moves from the placement in use, and the step times if fewer or more bytes moved."""
+    """Yield the moves from the placement in use, and the step times with the fewest moves and with no limit."""
     near = answer.nearness
     if near is None:
         return

@@ -110,7 +110,7 @@ def _kernel_text(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> 
 
 
 def offload_text(answer: PlacementAnswer) -> str:
-    """Return the time of tables outside of device memory on the slowest device that has some; empty without any."""
+    """Return the time for access to host memory and SSDs on the slowest device that uses them; empty if none does."""
     taken = [0.0] * answer.num_devices
     for one in answer.offloaded:
         taken[one.part.device] += one.offload_ms
@@ -200,7 +200,7 @@ class SpreadTable:
 
     @property
     def columns(self) -> dict[Span, tuple[PlacedPart, ...]]:
-        """Map each span of columns to its parts, sorted by rows."""
+        """Map each range of columns to the parts that hold it, sorted by rows."""
         found: dict[Span, tuple[PlacedPart, ...]] = {}
         for one in self.parts:
             found[one.part.columns] = (*found.get(one.part.columns, ()), one)
@@ -208,7 +208,7 @@ class SpreadTable:
 
 
 def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
-    """Return all parts, in order."""
+    """Return all parts in the order of the answer."""
     total_ms = [device.predicted_total_ms for device in answer.devices]
     tables = {table.name: table for table in answer.request.tables}
     columns = (answer.parts, answer.part_bytes, answer.alone_ms, answer.adds_ms)
@@ -243,7 +243,7 @@ MAX_CUT, MAX_LISTED_PARTS = 4, 4
 
 
 def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
-    """Return each sharding type in use, with number, names and places of its tables."""
+    """Return each sharding type in use, with the number, names and devices of its tables."""
     cut: dict[str, list[SpreadTable]] = {}
     for table in sharded_tables(answer):
         cut.setdefault(table.sharding_type, []).append(table)
@@ -274,7 +274,7 @@ def _which(answer: PlacementAnswer, sharding_type: str, tables: Sequence[SpreadT
 
 
 def where_text(table: SpreadTable, machine: Nodes) -> str:
-    """Return the cuts of a table and their devices or nodes as text."""
+    """Return the parts of a table and their devices or nodes as text."""
     columns = table.columns
     if len(columns) > MAX_LISTED_PARTS:
         devices = {device for one in table.parts for device in one.part.devices}

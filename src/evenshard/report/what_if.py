@@ -94,7 +94,7 @@ def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
 
 
 def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
-    """Return the criteria by which an option is the best, or may be within the uncertainty."""
+    """Return the criteria by which an option is best, or (marked with ?) may be best given the uncertainty."""
     named = [word for word, best in _bests(found) if best.option is one]
     named += [f"{word}?" for word, best in _bests(found) if any(one is equal for equal in best.equals)]
     return "does not fit" if not one.fits else ", ".join(named)

@@ -1,7 +1,7 @@
 """Records of MLflow runs as JSON-serializable values: the run of a stage, and the run of its loop.
 
 A new loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` stores its id. On
-Kubeflow, MLFLOW_RUN_ID names the loop's run; else all pods with the same EVENSHARD_LOOP_ID share one.
+Kubeflow, MLFLOW_RUN_ID names the run of the loop; without it, pods with the same EVENSHARD_LOOP_ID share a loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def has_exit_handler(self) -> bool:
-        """Return True if a pipeline's exit handler ends the loop, as on a cluster; locally, Ctrl-C can end it.
+        """Return True if a pipeline's exit handler ends the loop: only on a cluster, as Ctrl-C can stop a local one.
 
         Kubeflow Pipelines runs the handler once, so a retried run finds its loop already ended.
         """

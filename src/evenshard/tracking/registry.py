@@ -56,7 +56,7 @@ class ModelVersion:
 
     @property
     def model_id(self) -> str:
-        """Return the id of its logged model, such as m-6f2...; empty if there is none."""
+        """Return the id of the version's logged model, such as m-6f2...; empty if there is none."""
         return self.tags.get(MODEL_ID_TAG, "")
 
     @property
@@ -66,7 +66,7 @@ class ModelVersion:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return its headline metrics."""
+        """Return the headline metrics of the version."""
         known = {key: value for key, value in self.tags.items() if key.startswith(METRIC_TAG)}
         return {key.removeprefix(METRIC_TAG): float(value) for key, value in known.items()}
 
@@ -231,7 +231,7 @@ def find_newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
 
 
 def find_by_weights(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """Return the last version with the weights of a model's folder; None if there is none, or no such model in it.
+    """Return the last version with the weights in a model's folder; None if there is none, or the folder lacks files.
 
     Args:
         run_id: id of a run whose version takes precedence.
@@ -308,7 +308,7 @@ def download_model(uri: str) -> Iterator[Path]:
 
 
 def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
-    """Return the last version that a search finds, preferably of this run; load it again, as searches omit aliases."""
+    """Return the last version that a search finds, preferably of this run, with its aliases."""
     known = list(client.search_model_versions(wanted))
     if not known:
         return None

@@ -77,7 +77,7 @@ def compute_drift(
     Args:
         batch_size: today's global batch, samples.
         num_devices: number of devices that hold the tables; None if it should not be checked.
-        tolerated_pct: tolerated share of the load in tables outside, and tolerated share of rare tables, %.
+        tolerated_pct: tolerated share of the load in tables outside the training ranges, and of rare tables, %.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)  # shares; all tables may have no lookups

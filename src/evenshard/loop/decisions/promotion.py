@@ -106,7 +106,7 @@ def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], sea
 
 
 def _group_alike(ours: Answer, theirs: Answer) -> bool:
-    """Return True if both placements group the tables alike; the devices of a task are interchangeable."""
+    """Return True if both placements put the same tables together, even if on other devices."""
     if ours.placement is None or theirs.placement is None:
         return False
     return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
@@ -182,7 +182,7 @@ def _difference_pct(common: Sequence[PairedTask]) -> Interval:
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
-    """Return the noise floor of the mean over all common tasks."""
+    """Return the mean difference, %, that noise explains; ``num_same`` tasks have equal placements, thus no noise."""
     # only n - num_same of n tasks add noise, so the standard error of the mean is sqrt((n - num_same) / n) as large
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 

@@ -102,7 +102,7 @@ def replan(
     config: PlaceConfig | None = None,
     tables_from: str | None = None,
 ) -> PlacementAnswer:
-    """Place today's tables with the devices and rules of an old answer; its placement is also a candidate.
+    """Place today's tables with the devices and rules of an old answer; the old placement is also a candidate.
 
     Raises:
         InfeasibleTask: if the tables no longer fit.

@@ -110,7 +110,7 @@ class MeasuredShards:
 
 
 def stack_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
-    """Stack the named times, each [N] ms, to [N, M]; all other times are NaN."""
+    """Stack arrays of named times, ms for each shard, to [shards, times]; times that are not given are NaN."""
     result_NM = np.full((num_shards, len(SHARD_TIMES)), np.nan)
     for name, times_N in times_ms.items():
         result_NM[:, SHARD_TIMES.index(name)] = times_N
@@ -118,7 +118,7 @@ def stack_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
 
 
 def predict_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Predict the measurable times [N, M] by the device model."""
+    """Predict the times ``SHARD_TIMES`` of each shard by the device model: [shards, times]."""
     kernels = kernel_times(profile, work, optimizer)
     forward_N, backward_N = forward_ms(profile, work), backward_ms(profile, work, optimizer)
     by_kernel = [getattr(kernels, name) / NS_PER_MS for name in KERNELS]

@@ -100,7 +100,7 @@ class LinkFit:
 
 
 def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path, LinkFit]:
-    """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks ``serve``.
+    """Measure all-to-alls, fit link models and save them, on rank 0; all other ranks must call ``serve``.
 
     Args:
         out: link profile to write (.yaml), for ``price.link``. With links within and between hosts, two files with the
@@ -197,7 +197,7 @@ def measure_all_to_all(
 ) -> tuple[ExchangePoint, ...]:
     """Time even and uneven all-to-alls of doubling sizes, 1 KB to ``max_bytes`` per device, on all ranks.
 
-    See ``TimeExchanges`` for the tier.
+    ``tier`` selects the ranks to which a rank sends: all, those of its host, or those of other hosts.
     """
     num_ranks = collective.world_size()
     peers = [list_peers(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]
@@ -211,7 +211,7 @@ def measure_all_to_all(
 
 
 def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
-    """Return the other ranks that a rank communicates with in a tier."""
+    """Return the other ranks to which a rank sends: all, those of its host, or those of other hosts."""
     node = rank // devices_per_node if devices_per_node else 0
     return [
         other
@@ -221,7 +221,7 @@ def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> l
 
 
 def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """Return the byte counts and time of a rank in an all-to-all, counting only ranks that share its link.
+    """Return byte counts and time of a rank in an all-to-all, counting only ranks that it is linked to by transfers.
 
     ``values[r]`` is the number of values that rank r sends to each rank in ``peers[r]``.
     """
@@ -314,7 +314,7 @@ def _as_plain(value: object) -> object:
 
 
 def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: FloatArray) -> Curve:
-    """Fit a nondecreasing curve through some of the [P] measured sizes, by least squared relative error.
+    """Fit a nondecreasing, piecewise linear curve to measured times, by least squared relative error.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
@@ -342,7 +342,7 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
 
 
 class _Fit:
-    """Piecewise linear curve: time increments between its points, us, then the slope after the last, us per byte."""
+    """Piecewise linear curve of time over bytes, fitted to measured times."""
 
     def __init__(self, points_K: FloatArray, steps_K: FloatArray, residual: float, ratio_P: FloatArray) -> None:
         self.points_K, self.steps_K, self.residual, self.ratio_P = points_K, steps_K, residual, ratio_P
@@ -366,7 +366,7 @@ class _Fit:
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Return True if the mean error at each size is below ``OFF`` or within the noise of the times."""
+        """Return True if the curve's mean error at each size is at most ``OFF``, or within the noise of the times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S

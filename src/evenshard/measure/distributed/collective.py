@@ -172,7 +172,7 @@ class CollectiveHardware:
             )
 
     def measure_together(self, job: PlacementJob, what: str) -> PlacementCost:
-        """Measure a placement by a job that all ranks run at once; ``what`` names it in errors.
+        """Measure a placement by a job that all ranks run at once; ``what`` names the placement in errors.
 
         Raises:
             BadInput: if the machine does not have one device per rank, or the ranks cannot run the job.

@@ -50,8 +50,8 @@ GRADIENT = 1e-3  # constant gradient from the dense part; its value does not cha
 class Exchange:
     """The two all-to-alls of a step: of pooled embeddings, and of their gradients.
 
-    ``received`` is flat: for each rank, its pooled embeddings of this rank's samples, [own samples, D]. ``gradient``
-    has the same layout.
+    ``received`` is flat: rank after rank, the pooled embeddings that the rank sent for this rank's samples.
+    ``gradient`` has the same layout.
     """
 
     def __init__(self, ranks: Ranks, splits: Splits) -> None:
@@ -91,7 +91,7 @@ class Finding:
 
 
 class Worker:
-    """State of one process that is kept between jobs: settings, connected ranks and kernels of its device."""
+    """Settings, connected ranks and kernels of one process, which keeps them between jobs."""
 
     def __init__(self, config: MeasureConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks

@@ -113,7 +113,7 @@ class MeasurePlacement(PlacementJob):
 
 @dataclass(frozen=True)
 class TimeExchanges:
-    """Job that times the same all-to-alls on every rank; each rank answers with its median durations, ms."""
+    """Job that times the same all-to-alls on every rank; a rank's answer is the median duration of each, ms."""
 
     exchanges: tuple[tuple[int, ...], ...]  # for each all-to-all, by sending rank: values sent to each peer
     # A rank's peers: ``EVERYONE``, all ranks with itself; ``IN_NODE``, its node with itself, on all nodes at once; or

@@ -168,7 +168,7 @@ class Ranks:
         dist.all_to_all_single(received, sent, list(splits.received), list(splits.sent), group=group)
 
     def reduce_scatter(self, own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Sum the flat buffers, [N * own], of a group's ranks, and fill ``own`` with this rank's part of the sum."""
+        """Sum flat buffers, with a block per rank of the group, and fill ``own`` with this rank's block of the sum."""
         if self.backend == "nccl":
             dist.reduce_scatter(own, list(buffer.view(-1, own.numel())), group=group)
             return
@@ -177,7 +177,7 @@ class Ranks:
         torch.sum(received.view(-1, own.numel()), dim=0, out=own)
 
     def all_gather(self, buffer: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Fill a flat buffer, [N * own], with ``own`` of every rank of a group."""
+        """Fill a flat buffer with the tensors ``own`` of all ranks of a group, in their order."""
         dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group)
 
     def all_reduce(self, summed: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:

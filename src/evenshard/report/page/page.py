@@ -318,8 +318,8 @@ class MemorySegment(NamedTuple):
 class MemoryBar:
     """The memory of a device, a host, or a host's SSDs.
 
-    ``used_bytes`` is the peak, and ``full_pct`` its share of the limit. ``pct`` is the length of the bar on the axis;
-    the reserve and the mark of the peak are per cent of this length. ``peak_pct`` of 0 draws no mark.
+    ``used_bytes`` is the peak, and ``full_pct`` its share of the limit. ``pct`` is the length of the bar, per cent of
+    the axis. ``reserved_pct`` and ``peak_pct`` are per cent of the bar; a ``peak_pct`` of 0 draws no mark.
     """
 
     label: str

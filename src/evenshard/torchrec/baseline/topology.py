@@ -1,8 +1,8 @@
 """TorchRec's planner: imports, settings, the topology to plan for, and the shards of a plan.
 
-The topology has the bandwidths of devices and links, and evenshard's memory limit: weights and optimizer state must
-fit. TorchRec's own memory estimate also includes inputs and outputs, so it only orders the tables: device memory is
-unlimited in the topology. evenshard's limit is set as host memory, which fused kernels do not use.
+The topology has the bandwidths of devices and links, and evenshard's limit of weights and optimizer state. TorchRec's
+own memory estimate also includes inputs and outputs. It serves only to sort the tables, so the topology has unlimited
+device memory. evenshard's limit is entered as host memory, which is otherwise unused: fused kernels need none.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
 
 
 def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:
-    """Return the bandwidths of devices and links; real devices keep TorchRec's constant for device memory.
+    """Return the bandwidths of device memory and links for TorchRec's topology.
 
-    Device memory gets the bandwidth that embedding kernels reach, and a link that of long messages between this many
-    devices. Lower link bandwidths, such as those of short messages, make TorchRec's plans worse.
+    Memory of simulated devices has the bandwidth that embedding kernels reach; that of real devices keeps TorchRec's
+    constant. Links have their bandwidth for long messages; that of short messages makes TorchRec's plans worse.
     """
     profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(

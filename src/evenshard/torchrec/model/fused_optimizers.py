@@ -114,7 +114,7 @@ def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
 
 
 def weight_of(located: LocatedTable) -> Any:
-    """Return the parameter of a table; None if there is only its configuration."""
+    """Return the parameter of a table; None if only the configuration of the table is known."""
     tables: Any = getattr(located.collection, "embedding_bags", getattr(located.collection, "embeddings", {}))
     name = located.config.name
     return tables[name].weight if name in tables else None
@@ -137,7 +137,7 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
 
 @dataclass(frozen=True)
 class AllowedReplicas:
-    """Tables that may be replicated: those whose fused optimizer equals the dense optimizer, and those ``by_name``."""
+    """Tables that may be replicated, because the request names them or their fused optimizer is the dense one."""
 
     dense_optimizer: str = ""  # empty if unknown
     by_name: frozenset[str] = frozenset()  # tables that the request allows to replicate by name

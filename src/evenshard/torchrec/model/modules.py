@@ -138,7 +138,7 @@ def find_other_modules(model: nn.Module, sharders: Sequence[Any] | None = None) 
 
 
 def find_other_tables(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each table of ``find_other_modules``: its name, prefixed with the module's path, and the module."""
+    """Yield the path-prefixed name and the module of each table of modules that evenshard leaves to TorchRec."""
     for path, module, names in _find_sharded_modules(model, sharders):
         if not is_placed(module):
             yield from ((qualify_name(path, name), module) for name in names)

@@ -125,7 +125,7 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
 
 def with_bags(table: Table, bags: Sequence[float]) -> Table:
-    """Return a table with this number of bags per sample of each feature; ``table`` has the lookups of one bag."""
+    """Return a table with several bags per sample of each feature, from ``table`` with the lookups of a single bag."""
     if all(number == 1 for number in bags):
         return table
     names, lookups = [], []

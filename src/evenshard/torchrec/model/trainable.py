@@ -4,8 +4,8 @@
   column shards of the collection must have the same width. FBGEMM cannot look up a replica on the CPU.
 - On the CPU, if a rank has no rows of a table, FBGEMM updates the next table of the same call with the width of the
   empty table. If the last table is empty, FBGEMM reads arbitrary memory. So every rank must have rows.
-- If one MEAN table of a collection is cut by rows, TorchRec divides all sums of the collection by the number of
-  lookups: also those of tables that are not cut by rows, but not those of ``grid_shard``. Both train incorrectly.
+- If one MEAN table of a collection is cut by rows, TorchRec divides the outputs of all its tables by the number of
+  lookups, except those of ``grid_shard``. So tables not cut by rows, and ``grid_shard`` tables, train incorrectly.
 """
 
 from __future__ import annotations

@@ -297,9 +297,9 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
 
 
 def _width(columns: int, num_parts: int) -> int:
-    """Return a shard width that gives ``num_parts`` equal column shards, or slightly fewer."""
+    """Return the columns of a shard if a table is cut into ``num_parts``; rounded up, as FBGEMM needs multiples."""
     width = -(-columns // num_parts)
-    return -(-width // COLUMN_STEP) * COLUMN_STEP  # rounded up, as FBGEMM needs multiples
+    return -(-width // COLUMN_STEP) * COLUMN_STEP
 
 
 # Placements in use ----------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
 
 
 def planner_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place`` that ``EvenshardPlanner`` accepts, with its own help texts."""
+    """Return the knobs of ``evenshard.place`` that ``EvenshardPlanner`` accepts, with help texts for the planner."""
     return tuple(
         replace(
             one,
@@ -84,7 +84,7 @@ def planner_knobs() -> tuple[Knob, ...]:
 
 @dataclass(frozen=True)
 class PlannerArguments:
-    """The arguments of ``EmbeddingShardingPlanner``, with its names and in its order; None if omitted."""
+    """The arguments of TorchRec's ``EmbeddingShardingPlanner``, with the same names and order; None if omitted."""
 
     topology: Topology | None = None
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -210,7 +210,7 @@ def plan_other_modules(
     topology: Topology,
     arguments: PlannerArguments,
 ) -> ShardingPlan:
-    """Return TorchRec's plan of modules, by path in the model, within the memory left on each rank and node.
+    """Return TorchRec's plan of these modules (by path), which uses only the memory left on each rank and node.
 
     Raises:
         PlannerError: if TorchRec finds no plan.

@@ -51,7 +51,7 @@ OF_KERNELS = ("cache_params", "key_value_params")
 
 @dataclass(frozen=True)
 class ConstrainedModel:
-    """Tables and rules of a model under constraints."""
+    """Tables and rules of a model after its constraints were applied."""
 
     known: TableSet  # tables, and assumptions that constraints did not replace
     rules: Rules
@@ -216,7 +216,7 @@ def _lookups(
 
 
 def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
-    """Return each feature's bags per sample: its ``num_poolings``, times its batch size divided by ``batch_size``."""
+    """Return the bags per sample of each feature: ``num_poolings`` x the feature's batch size / ``batch_size``."""
     bags = (1.0,) * len(features)
     if own.num_poolings:
         bags = _of_features(name, own, features, "num_poolings")
@@ -227,7 +227,7 @@ def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_s
 
 
 def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
-    """Return the values of a constraint in the order of the table's features; raise BadConfig for invalid values."""
+    """Return the values of a field of a constraint, by feature of the table; raise BadConfig for invalid values."""
     values = getattr(own, column)
     if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
         raise BadConfig(
@@ -259,7 +259,7 @@ def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the allowed types and kernels; no kernels mean no limit, and the dense kernel means data_parallel."""
+    """Return the allowed sharding types and kernels; () allows all kernels, and dense allows data_parallel."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()
@@ -293,7 +293,7 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
-    """Copy kernel settings from the constraints to a plan: ``CARRIED``, and ``OF_KERNELS`` except cache sizes.
+    """Copy kernel settings, such as stochastic rounding, from the constraints to a plan, except for cache sizes.
 
     As in TorchRec, ``cache_params`` are also copied to tables without a cache; a note names these tables.
     """

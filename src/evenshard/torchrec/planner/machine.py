@@ -44,7 +44,7 @@ class Assumed:
     ssds: str = ""  # likewise
 
     def notes(self, parts: Sequence[TablePart]) -> tuple[str, ...]:
-        """Return the notes that affect a plan of these parts."""
+        """Return the notes on memory and links that a plan of these parts uses."""
         kept = (
             (self.hosts, any(part.storage.is_on_host for part in parts)),
             (self.ssds, any(part.storage.kernel == KEY_VALUE for part in parts)),
@@ -75,7 +75,7 @@ class TorchRecMachine:
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
     def devices(self, asked: Machine, is_one_node: bool) -> MachineAndMemory:
-        """Return the ranks as devices with these links and hardware; ``is_one_node`` puts all on one node."""
+        """Return the ranks as devices with the links and hardware of ``asked``; if ``is_one_node``, all on one node."""
         nodes = replace(self.nodes, intra=asked.intra, inter="" if self.nodes.num_domains == 1 else asked.inter)
         nodes = Nodes.one_node(self.nodes.num_devices) if is_one_node else nodes
         reserve = (self.reserved_bytes, self.reserved_share)

@@ -118,7 +118,7 @@ def request_of(
 def _left_out(
     request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[AllowedOptions]
 ) -> tuple[str, ...]:
-    """Return the tables that are not replicated because of their optimizer, unless data_parallel is their only type."""
+    """Return the tables that may not be replicated due to their optimizer, except if they have no other type."""
     forced = {
         table.name
         for table in located
@@ -173,7 +173,7 @@ def _types_on_cpu(
 def _options_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
 ) -> AllowedOptions:
-    """Return types and kernels of tables whose module sharder overrides those of TorchRec's class."""
+    """Return sharding types and kernels of tables whose module sharder overrides those of TorchRec's class."""
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     usual = {one.module_type: type(one) for one in get_default_sharders()}
@@ -255,7 +255,7 @@ def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -
     """Return the data types of embeddings and gradients in communication, and notes on ignored settings.
 
     They come from the sharders' ``qcomm_codecs_registry``, else from ``output_dtype`` of their ``fused_params``. The
-    pair of data types with the most columns applies to all tables.
+    pair of data types that covers the most embedding columns applies to all tables.
     """
     sharder_of = {one.module_type: one for one in sharders}
     columns: Counter[Communication] = Counter()

@@ -44,7 +44,7 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
         delta: the result of ``load_delta`` for this model.
 
     Returns:
-        MB of weights and optimizer state that went to other ranks, from the delta.
+        MB of weights and optimizer state that moved to other ranks, as stated in the delta.
 
     Raises:
         BadConfig: if the delta is not for this model.
@@ -238,7 +238,7 @@ def _kernels(module: Any) -> list[Any]:
 
 
 def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
-    """Set each table's current optimizer settings, so that all ranks group tables in the same kernel calls."""
+    """Give rebuilt tables their current learning rates, so that all ranks group them in the same kernel calls."""
     shardings = old._embedding_shardings if hasattr(old, "_embedding_shardings") else old._sharding_type_to_sharding
     tables = _tables(whole)
     for sharding in shardings.values() if isinstance(shardings, Mapping) else shardings:
@@ -277,7 +277,7 @@ def slice_block(values: torch.Tensor, block: Rectangle, overlap: Rectangle) -> t
 
 
 def add_overlap(target: torch.Tensor, block: Rectangle, overlap: Rectangle, values: torch.Tensor) -> None:
-    """Add the values of an overlap to the weights or state of its block, which is initialized with zeros."""
+    """Add the values of an overlap to the weights or state (initially zero) of the block that contains it."""
     # Row-wise states are means over columns, so each old shard counts by its share of the columns.
     share = 1.0 if target.dim() > 1 else overlap.columns.size / block.columns.size
     where = slice_block(target, block, overlap)
