@@ -176,7 +176,7 @@ _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
-    """Place an item on devices where it fits; ``left_D`` is -1 where no part fits. None if impossible."""
+    """Place an item on devices where it fits; None if impossible. ``left_D`` is free memory, -1 if forbidden."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
         device = int(roomy_D.argmin() if tightest else roomy_D.argmax())

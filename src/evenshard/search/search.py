@@ -107,7 +107,7 @@ class _Pool:
 
     @property
     def choices(self) -> list[list[Choice]]:
-        """Return the choices of all groups of each placement, best first."""
+        """Return the placements, best first, each as a ``Choice`` for every table group."""
         return [choices_from(self.space.table, option_G, place_GS) for _, option_G, place_GS in self.found.values()]
 
 
@@ -229,7 +229,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Split the changes into runs, one up to the changes of each lower effort, and more for small tasks."""
+        """Return the changes of each run; a run ends where each lower effort ends, and at more points if small."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

@@ -185,7 +185,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the index of its option, and the place of each shard (``ShardingOption``)."""
+    """The sharding of a table group: the index of its option, and each shard's index among devices or device blocks."""
 
     option: int
     places: tuple[int, ...] = (0,)
@@ -203,7 +203,7 @@ class Shards(Rows):
 
 @dataclass
 class Edits(Rows):
-    """New options and places of groups; one change may edit several groups."""
+    """New options of table groups, with the devices of shards; one change may edit several groups."""
 
     change_E: Indices
     group_E: Indices
@@ -270,7 +270,7 @@ class MeanCollections:
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
-        """Return the penalty for mixed collections: the minimum number of groups that must change, [M]."""
+        """Return the least number of groups that must change so that no collection is partly row-wise, [M]."""
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 
