@@ -174,7 +174,7 @@ def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
 
 
 def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
-    """Return the waits of the forward kernel."""
+    """Return the memory wait times of the forward kernel."""
     instructions = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
     return Waits(
         np.zeros_like(instructions) if profile.lookup_lane_power else instructions,
@@ -234,12 +234,12 @@ def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
-    """Return the time of the hottest row in addition to all waits, [N]."""
+    """Return the time that the row with the most lookups adds to all memory waits, [N]."""
     return np.asarray(profile.hot_row_ns * np.minimum(hottest, HOT_LOOKUPS))
 
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
-    """Return the waits of the backward kernels; ``chain`` is the time to sum the gradients of the hottest row."""
+    """Return the backward kernels' memory waits; ``chain`` is the time to sum the gradients of the hottest row."""
     requests = work.row_requests + state_update_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + state_update_bytes(work, optimizer)

@@ -172,7 +172,7 @@ class PartCosts:
     def division_ms(self, collections: Collection[object]) -> float:
         """Return the time that row-wise MEAN collections need to divide their outputs by lengths, ms.
 
-        The device with the slowest memory determines it. Predicted times do not include it.
+        The device with the slowest memory determines this time, which ``predict`` leaves out.
         """
         tables = [table for table in self.task.tables if table.collection in collections]
         moved = (
@@ -276,7 +276,7 @@ class PartCosts:
         )
 
     def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
-        """Return the additional forward and backward time of a part on each kind of device; empty in device memory."""
+        """Return the extra forward and backward time of an offloaded part by kind of device; empty for other parts."""
         if part.storage.is_on_device:
             return ()
         return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
@@ -294,7 +294,7 @@ class PartCosts:
     def exchange_slopes(self) -> tuple[FloatArray, float]:
         """Return communication time per unit of each volume, [V], for equal devices, and per replicated weight.
 
-        It is a lower bound without latencies. An input dist that overlaps the previous step adds 0.
+        Both are lower bounds without latencies. An input dist that overlaps the previous step adds 0.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
