@@ -162,7 +162,7 @@ def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
 
 
 def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Return the instruction time of bags, rows and gradients for full warps, beyond memory waits, [3, N]."""
+    """Return the instruction time of bags, rows and gradients if a row takes a full warp, without waits, [3, N]."""
     bags, rows, gradients = np.zeros((3, len(work.bags)))
     if profile.lookup_lane_power:
         bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups

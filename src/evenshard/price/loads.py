@@ -173,7 +173,7 @@ class _KindLoads:
 
 
 class Loads:
-    """Compute loads of N placements: lookups and forward and backward times of every device, ms.
+    """Compute loads of N placements: lookups of every device, and their forward and backward times, ms.
 
     Args:
         kind_of_D: the kind of each device.

@@ -57,7 +57,7 @@ def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Kind of identical devices: price, memory bandwidth (for dense gradients) and host."""
+    """Kind of identical devices: price, memory bandwidth (for dense gradients) and link to the host."""
 
     price: DevicePrice
     bytes_per_ns: float

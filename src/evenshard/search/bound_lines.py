@@ -99,7 +99,7 @@ class SharedSteps:
 
 
 class PriceBounds:
-    """Lower bounds, in ms, of kernel times by a ``DevicePrice``; more tables must never take less time."""
+    """Lower bounds, in ms, of the times that a ``DevicePrice`` gives; adding tables must never lower these times."""
 
     def __init__(self, price: DevicePrice) -> None:
         self.price = price

@@ -297,6 +297,6 @@ class Chains:
 
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
-    """Create chains from placements."""
+    """Create annealing chains from placements, each with a choice for every group."""
     arrays = [arrays_of(space.table, one) for one in placements]
     return Chains(space, *map(np.stack, zip(*arrays, strict=True)))

@@ -209,9 +209,9 @@ class CutBounds:
         return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
     def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """Return the work of a part of 1, 2, ... blocks of columns by ``lines``; infinite for invalid widths.
+        """Return a lower bound of the work of parts of 1, 2, ... blocks of columns; infinite for invalid widths.
 
-        ``kind`` is the index of the kind of device, and ``line_W`` that of each option's line.
+        ``kind`` is the index of the kind of device; ``lines`` are linear bounds, ``line_W`` has each option's index.
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))

@@ -87,7 +87,7 @@ class Moves:
         return sum(shard.moved_bytes for shard in shards)
 
     def count_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
-        """Return the bytes that move if table groups take these options (indices into ``table``) and places, [E]."""
+        """Return the bytes that move if groups take these options (in ``table``) on these devices or blocks, [E]."""
         from_F, slot_F = repeat_numbers(self.table.count_O[option_E])
         bytes_F = self.shard_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
         return np.bincount(from_F, bytes_F, len(option_E)).astype(np.int64)
@@ -171,7 +171,7 @@ class Moves:
         return None if gone or not all(found) else parts
 
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
-        """Renumber the devices of a placement so that the fewest bytes move, and return its places, [G, S]."""
+        """Renumber a placement's devices so that the fewest bytes move; return the new place of each shard, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
         after = {
             task.tables[position].name: parts

@@ -244,10 +244,10 @@ class NearSearch:
 
 
 def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
-    """Find options [G] and places [G, S] that move the fewest bytes, by an integer program; None if none are found.
+    """Find options [G] and devices (or blocks) [G, S] that move the fewest bytes, by an integer program, or None.
 
     Each group stays on its earlier devices, or takes one of its options on consecutive devices or on the devices that
-    lack the least of it. Other places are not tried, although they could move less.
+    lack the least of it. Other devices are not tried, although they could move less.
     """
     space, table = moves.space, moves.table
     of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]

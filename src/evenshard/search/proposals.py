@@ -280,10 +280,10 @@ class Proposals:
     # Large changes ----------------------------------------------------------------------------------------------------
 
     def change_many(self, chains: Chains, number_M: Indices) -> tuple[Indices, Indices, Indices]:
-        """Propose large changes of the chains ``number_M``: new options for many groups, with new places.
+        """Propose large changes of the chains ``number_M``: new options for many groups, on new devices.
 
         Returns:
-            The changed chains [L], their options [L, G] and places [L, G, S]; unchanged chains are left out.
+            The changed chains [L], their options [L, G] and devices or blocks [L, G, S]; unchanged chains are left out.
         """
         option_MG = np.stack([self._options_of_many(chains.option_NG[number]) for number in number_M])
         is_changed_MG = option_MG != chains.option_NG[number_M]

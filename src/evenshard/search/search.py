@@ -1,4 +1,4 @@
-"""The search over all sharding options and places: greedy starts, improved by simulated annealing.
+"""The search over all sharding options and devices: greedy starts, improved by simulated annealing.
 
 A search with more effort begins like a search with less effort and continues from its best placements, so it never
 gives a worse answer. Effort is a number of tried changes, so the same arguments give the same placement.
