@@ -258,7 +258,7 @@ class Links:
 
     @property
     def widest(self) -> Link:
-        """Return the link that a collective over all devices must cross: between domains, if there are several."""
+        """Return the link between domains if there are several domains, else the link within the domain."""
         return self.inter or self.intra
 
     @property

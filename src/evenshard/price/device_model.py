@@ -85,7 +85,7 @@ def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return True for calls with lookups, [N]; without lookups, FBGEMM skips the backward pass."""
+    """Return True for calls with lookups, [N]; FBGEMM skips the backward pass of other calls."""
     return np.asarray(lookups_N >= ANY_LOOKUPS)
 
 

@@ -41,7 +41,7 @@ class Lookup(NamedTuple):
     """Lookups of one table (or part) in a kernel call, for ``bags`` samples.
 
     Each lookup of a sequence is an output. ``optimizer`` updates the table in the same call; for replicas it is sgd,
-    because their dense gradients are applied later. ``is_cached``: rows are looked up in a cache.
+    because their dense gradients are applied later. ``is_cached`` is True for a table with a cache.
     """
 
     table: Table

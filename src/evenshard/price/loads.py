@@ -57,7 +57,7 @@ class LookupColumns:
         return self._num_rows - 1
 
     def update(self) -> None:
-        """Price the rows added since the last update."""
+        """Compute the columns of the rows added since the last update."""
         new, self._new = self._new, []
         if not new:
             return

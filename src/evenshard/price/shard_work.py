@@ -308,7 +308,7 @@ class WindowGrid:
 
     @staticmethod
     def of_tables(columns_TC: FloatArray) -> FloatArray:
-        """Return the window-grid columns of tables, [T, 2 W]."""
+        """Return each table's bytes in a cache at each window of the grid, then its bytes fetched, [T, 2 W]."""
         rows_TK = np.ascontiguousarray(columns_TC[:, NUM_WORK_COLUMNS : NUM_WORK_COLUMNS + 2 * _BINS])
         as_bytes_T = rows_TK.view(np.dtype((np.void, rows_TK.itemsize * rows_TK.shape[1])))[:, 0]
         _, first_U, number_T = np.unique(as_bytes_T, return_index=True, return_inverse=True)

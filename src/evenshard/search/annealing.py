@@ -54,7 +54,7 @@ class Best(Rows):
 
     @staticmethod
     def of(chains: Chains) -> Best:
-        """Record the current placements of the chains."""
+        """Take the current placements of the chains as the best so far."""
         found = Best(np.full(chains.num, np.inf), chains.option_NG.copy(), chains.place_NGS.copy())
         found.update(chains)
         return found

@@ -113,7 +113,7 @@ class PriceBounds:
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a bound of times that rise in steps, if the rows of all tables are divided over equal devices.
+        """Return a lower bound of times that rise in steps if equal devices share the rows of all tables.
 
         Args:
             columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.

@@ -74,7 +74,7 @@ class Chains:
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its shards.
-        all_shards, all_group_F, all_slot_F: the shards of all chains, their groups, and their indices in their options.
+        all_shards, all_group_F, all_slot_F: all chains' shards, the group of each, and its position in its option.
         windows_BND: times of devices in each window of a step, ms.
         moves, moved_N: the earlier placement, if any, and the bytes that move from it to each placement.
     """
@@ -115,7 +115,7 @@ class Chains:
 
     @property
     def cost_N(self) -> FloatArray:
-        """Return the step time, ms."""
+        """Return the step time of each chain's placement, ms."""
         return np.asarray(self.windows_BND.max(axis=-1).sum(axis=0))
 
     # Shards and cells -------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def least_time_ms(
     """Find by bisection the minimum time in which all groups fit on the devices, and their options.
 
     Args:
-        known: a known lower bound: if all groups fit into it, it is returned without options.
+        known: a lower bound that is already known; if all groups fit in this time, return it without options.
         offset: time of each device without tables.
     """
     if known > 0 and _fit_options(options, known, offset, room, devices) is not None:

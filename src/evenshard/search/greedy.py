@@ -296,7 +296,7 @@ class GreedyStarts:
 
     @cached_property
     def _options_of_cut(self) -> dict[str, Indices]:
-        """Map each kind of cut to the option by which each table group is cut so, [G]; -1 for none."""
+        """Map each kind of cut to each table group's option with this cut, [G]; -1 if there is none."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
         found["row-wise"] = self._first_of(single_O & (self.table.span_O == devices))

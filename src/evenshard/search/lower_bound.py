@@ -59,7 +59,7 @@ ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """Return a lower bound of the step time, ms; stop tightening it at ``enough_ms``. Return 0 if there is none."""
+    """Return a lower bound of the step time, ms, or 0; stop tightening it once it reaches ``enough_ms``."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
     # Ties of bounds are broken by the order of opening.

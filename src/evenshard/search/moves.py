@@ -171,7 +171,7 @@ class Moves:
         return None if gone or not all(found) else parts
 
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
-        """Renumber a placement's devices so that the fewest bytes move; return the new place of each shard, [G, S]."""
+        """Renumber devices so that the fewest bytes move; return the new device or block of each shard, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
         after = {
             task.tables[position].name: parts

@@ -197,7 +197,7 @@ class GreedyPlacer:
 
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
-    """Return the indices of the ``most`` smallest values per row, [M, most]; ties by index."""
+    """Return the indices of the ``most`` smallest values per row, [M, most]; of equal values the first."""
     if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
         return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
     key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))

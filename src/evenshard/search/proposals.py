@@ -96,7 +96,7 @@ class Proposals:
         return self._order[np.minimum(self._start_X[x_M] + number_M, len(self._order) - 1)], count_M > 0
 
     def _light_device(self, chain_M: Indices) -> Indices:
-        """Draw the least loaded of three random devices, or with a small probability of all devices."""
+        """Draw three random devices (or, rarely, all) for each change, and return the least loaded."""
         count = len(chain_M)
         three_M3 = self._rng.integers(self._devices, size=(count, 3))
         lightest_M1 = self._load_ND[chain_M[:, None], three_M3].argmin(axis=1)[:, None]
@@ -183,7 +183,7 @@ class Proposals:
         return self._change_storage(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
 
     def _change_storage(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
-        """Replace some of the edits with edits of only the storage of a group, or of two groups on one device."""
+        """Replace some of the edits: change only the storage of a group, or of two groups on one device."""
         rng, count = self._rng, len(chain_M)
         x_M = chain_M * self._devices + chains.all_shards.device_F[at_M]
         other_M, _ = self._shard_on(x_M)
@@ -231,7 +231,7 @@ class Proposals:
         return Edits.join([edits.select(~is_chosen_M[edits.change_E]), home])
 
     def _add_ejections(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Extend some single-group changes: also move a shard off the busiest receiving device."""
+        """Let some changes of one group also move another shard away from the busiest device that receives a shard."""
         rng, devices = self._rng, self._devices
         is_chosen_M = rng.random(len(chain_M)) < EJECTIONS
         is_alone_M = np.bincount(edits.change_E, minlength=len(chain_M)) == 1

@@ -229,7 +229,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Return the changes of each run; a run ends where each lower effort ends, and at more points if small."""
+        """Split all changes into annealing runs, which end where searches with less effort end, or more often."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

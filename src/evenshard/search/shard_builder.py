@@ -31,7 +31,7 @@ _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
 class _RowRange(NamedTuple):
-    """Row range of a table; ``row_of`` maps a width to the index of its lookups."""
+    """Row range of a table; ``row_of`` maps a shard's width to the index of its lookups in ``LookupColumns``."""
 
     rows: Span
     line: int

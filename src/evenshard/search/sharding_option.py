@@ -193,7 +193,7 @@ class Choice:
 
 @dataclass
 class Shards(Rows):
-    """Shards added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
+    """Shards added or removed. ``change_F`` is each shard's change (or chain), ``device_F`` its first device."""
 
     change_F: Indices
     shard_F: Indices
@@ -270,7 +270,7 @@ class MeanCollections:
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
-        """Return the least number of groups that must change so that no collection is partly row-wise, [M]."""
+        """Return the penalty of row-wise MEAN tables in collections whose other tables are not all row-wise, [M]."""
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 
