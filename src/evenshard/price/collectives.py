@@ -70,7 +70,7 @@ class Volumes:
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Build from an array of the volume kinds, [V, ..., D], and replicated values, [...]."""
+        """Build from an array of all kinds of volumes, [V, ..., D], and the number of replicated values, [...]."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found

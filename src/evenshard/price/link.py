@@ -256,7 +256,7 @@ def warn_beyond_span(name: str, num_devices: int) -> str | None:
 
 
 def resolve_link(name: str, own: str = DEFAULT_LINK) -> str:
-    """Resolve a link name to its name in ``LINKS``; "auto" selects ``own``.
+    """Resolve a link name to its name in ``LINKS``; for "auto", return ``own``.
 
     Raises:
         BadConfig: if there is no such link.

@@ -38,7 +38,7 @@ class Rows:
 
 
 class LookupColumns:
-    """Price columns of all possible lookups for each kind of device: ``columns_KPH``, complete after ``update``."""
+    """Price columns (features) of all possible lookups, for each kind of device; complete after ``update``."""
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
@@ -71,7 +71,7 @@ class LookupColumns:
 
 
 def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Columns:
-    """Reduce each run of rows to its column sums (maxima for the last columns)."""
+    """Sum the columns of each run of rows, or take the maximum in the last ``num_maxima`` columns."""
     if len(first_Z) == len(columns_EH):
         return columns_EH
     found_ZH = np.add.reduceat(columns_EH, first_Z, axis=0)

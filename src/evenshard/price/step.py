@@ -227,7 +227,7 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return each part's time alone on its device, and its marginal time there, ms.
+        """Return each part's time alone on its device, and the time it adds to the other parts there, ms.
 
         Communication times are those of devices with equal volumes.
         """
@@ -292,7 +292,7 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """Return communication time per unit of each volume, [V], for equal devices, and per replicated weight.
+        """Return equal devices' communication time per unit of each kind of volume, [V], and per replicated weight.
 
         Both are lower bounds without latencies. An input dist that overlaps the previous step adds 0.
         """
@@ -302,7 +302,7 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """Return communication time per unit of volume, [V], if a single device has all the volume."""
+        """Return the communication time per unit of each kind of volume, [V], if one device has all of it."""
         return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
     def _slopes_V(self, held_D: FloatArray) -> FloatArray:
