@@ -70,7 +70,7 @@ class Volumes:
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Build from an array of the volume kinds, [V, ..., D], and replicated values, [...]."""
+        """Build from an array of all kinds of volumes, [V, ..., D], and the number of replicated values, [...]."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
@@ -110,7 +110,7 @@ def part_volume(table: Table, name: str, columns: int, share: float, num_devices
 
 
 def distinct_share(table: Table, num_devices: int) -> float:
-    """Return the fraction of lookups that the input dist sends after deduplication: 1 without it."""
+    """Return the fraction of lookups that the input dist sends; below 1 if it deduplicates them."""
     if not table.is_deduplicated or not table.pooling_factor:
         return 1.0
     return deduplicate_table(table, num_devices).pooling_factor / table.pooling_factor
@@ -148,7 +148,7 @@ def volumes_of(
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device sends or receives in a collective, by tier, [..., D]."""
+    """Bytes that each device sends or receives in a collective, within and between domains, [..., D]."""
 
     collective: str
     near: int  # number of consecutive devices that communicate over the fast link
@@ -258,7 +258,7 @@ class Links:
 
     @property
     def widest(self) -> Link:
-        """Return the link that a collective over all devices must cross: between domains, if there are several."""
+        """Return the link between domains if there are several domains, else the link within the domain."""
         return self.inter or self.intra
 
     @property
@@ -313,7 +313,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return the factors of ``volumes`` at which a link curve changes slope, ascending, for equal devices."""
+    """Return, ascending, the factors by which equal ``volumes`` reach a change of slope in a link's curves."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):
@@ -377,7 +377,7 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
 
 
 def transfer_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """Return the transfer time of a collective on both tiers, without latency, [..., D] ms."""
+    """Return the transfer time of a collective within and between domains, without latency, [..., D] ms."""
     near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
     if links.inter is None:
         return near_ms

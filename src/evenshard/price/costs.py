@@ -176,7 +176,7 @@ class PlacementCost:
         return float(step_ms(self._phases, pipeline)) if self.fits else math.inf
 
     def device_ms(self, pipeline: str) -> tuple[float, ...]:
-        """Return the time of each device in a step without waits; infinite if it ran out of memory."""
+        """Return the time of each device in a step without waits; infinite for a device that ran out of memory."""
         if not self.fits:
             return tuple(device.total_ms for device in self.devices)
         return tuple(device_ms(self._phases, pipeline).tolist())

@@ -85,7 +85,7 @@ def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return True for calls with lookups, [N]; without lookups, FBGEMM skips the backward pass."""
+    """Return True for calls with lookups, [N]; FBGEMM skips the backward pass of other calls."""
     return np.asarray(lookups_N >= ANY_LOOKUPS)
 
 
@@ -162,7 +162,7 @@ def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
 
 
 def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Return the instruction time of bags, rows and gradients for full warps, beyond memory waits, [3, N]."""
+    """Return the instruction time of bags, rows and gradients if a row takes a full warp, without waits, [3, N]."""
     bags, rows, gradients = np.zeros((3, len(work.bags)))
     if profile.lookup_lane_power:
         bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
@@ -174,7 +174,7 @@ def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
 
 
 def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
-    """Return the waits of the forward kernel."""
+    """Return the memory wait times of the forward kernel."""
     instructions = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
     return Waits(
         np.zeros_like(instructions) if profile.lookup_lane_power else instructions,
@@ -234,12 +234,12 @@ def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
-    """Return the time of the hottest row in addition to all waits, [N]."""
+    """Return the time that the row with the most lookups adds to all memory waits, [N]."""
     return np.asarray(profile.hot_row_ns * np.minimum(hottest, HOT_LOOKUPS))
 
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
-    """Return the waits of the backward kernels; ``chain`` is the time to sum the gradients of the hottest row."""
+    """Return the backward kernels' memory waits; ``chain`` is the time to sum the gradients of the hottest row."""
     requests = work.row_requests + state_update_requests(work, optimizer)
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + state_update_bytes(work, optimizer)

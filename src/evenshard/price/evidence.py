@@ -123,7 +123,7 @@ class DeviceError:
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
     """Describe the accuracy of device models and link models; empty if both are None.
 
-    ``hardware`` may be several joined names, of which real hardware is left out.
+    ``hardware`` may list several names; the text omits those of real hardware.
     """
     if error is None:
         return "" if links is None else f"Communication model: {links}"
@@ -159,7 +159,7 @@ def widen_interval(
 ) -> tuple[float, float]:
     """Widen the 90 % interval of a cost model by the errors of device and links.
 
-    The errors are assumed independent of the model's, so squares add up on the log scale. See ``error_factors``.
+    These errors are assumed independent of the cost model's, so squares add up on the log scale.
     """
 
     def factor(end_ms: float, off: float) -> float:

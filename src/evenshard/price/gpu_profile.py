@@ -114,7 +114,7 @@ class GpuProfile:
 
     @property
     def l2_bytes(self) -> float:
-        """Return the bytes of L2 that hold rows."""
+        """Return the bytes of the L2 that are available for rows."""
         return self.l2_mb * BYTES_PER_MB * self.l2_usable_share
 
     @property

@@ -4,9 +4,9 @@ Times per bag, lookup, row and pair are inversely proportional to the speed of a
 
     speed = SMs x clock x L1 of an SM
 
-The fitted GPUs' constants, scaled by speed, are averaged; the weight of a GPU is the ratio of the slower to the faster
-speed. Minimum times of kernels, times of the longest bag and host times are averaged without scaling. ``EVIDENCE`` has
-the error of these rules; docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
+The fitted GPUs' constants, scaled by speed, are averaged; fitted GPUs of a similar speed have a higher weight.
+Minimum times of kernels, times of the longest bag and host times are averaged without scaling. ``EVIDENCE`` has the
+error of these rules; docs/decisions/0041-gpu-profiles-from-data-sheets.md has it by kernel.
 """
 
 from __future__ import annotations

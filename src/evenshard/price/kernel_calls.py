@@ -41,7 +41,7 @@ class Lookup(NamedTuple):
     """Lookups of one table (or part) in a kernel call, for ``bags`` samples.
 
     Each lookup of a sequence is an output. ``optimizer`` updates the table in the same call; for replicas it is sgd,
-    because their dense gradients are applied later. ``is_cached`` if rows are looked up in a cache.
+    because their dense gradients are applied later. ``is_cached`` is True for a table with a cache.
     """
 
     table: Table
@@ -132,7 +132,7 @@ def split_features(table: Table, batch_size: int, optimizer: str = SGD, is_cache
 
 
 def group_by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
-    """Map each number of bags to the positions of the lookups that have it."""
+    """Map each number of bags to the positions of the lookups with this number."""
     found: dict[int, list[int]] = {}
     for number, one in enumerate(lookups):
         found.setdefault(one.bags, []).append(number)
@@ -162,7 +162,7 @@ class DevicePrice(Protocol):
 
     @property
     def num_maxima(self) -> int:
-        """Return the number of maxima, which are the last columns."""
+        """Return how many columns, the last ones, are maxima over the tables of a call instead of sums."""
         ...
 
     @property

@@ -55,7 +55,7 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
-        others: fitted links, of ``NVLINK_GB_S``.
+        others: fitted links to average, by a name in ``NVLINK_GB_S``.
         evidence: the rule's error on other links.
     """
     alike = [name for name in others if NVLINK_GB_S[name] == line_gb_s] or list(others)
@@ -256,7 +256,7 @@ def warn_beyond_span(name: str, num_devices: int) -> str | None:
 
 
 def resolve_link(name: str, own: str = DEFAULT_LINK) -> str:
-    """Resolve a link name to its name in ``LINKS``; "auto" selects ``own``.
+    """Resolve a link name to its name in ``LINKS``; for "auto", return ``own``.
 
     Raises:
         BadConfig: if there is no such link.

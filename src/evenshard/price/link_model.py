@@ -145,7 +145,7 @@ class Link:
 
     @cached_property
     def floor(self) -> Link:
-        """Return a link whose transfer times are proportional to bytes and a lower bound of this link's."""
+        """Return a link whose transfer times are proportional to bytes and never above this link's times."""
         return replace(self, curves=tuple(one.floor for one in self.curves)) if self.curves else self
 
     @cached_property

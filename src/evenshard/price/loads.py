@@ -25,7 +25,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Rows:
-    """Arrays of equal length as the fields of a dataclass."""
+    """Base of dataclasses whose fields are arrays of equal length."""
 
     def select(self, which: npt.NDArray[Any]) -> Self:
         """Select rows by index or mask."""
@@ -38,7 +38,7 @@ class Rows:
 
 
 class LookupColumns:
-    """Price columns of all possible lookups for each kind of device: ``columns_KPH``, complete after ``update``."""
+    """Price columns (features) of all possible lookups, for each kind of device; complete after ``update``."""
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
@@ -57,7 +57,7 @@ class LookupColumns:
         return self._num_rows - 1
 
     def update(self) -> None:
-        """Price the rows added since the last update."""
+        """Compute the columns of the rows added since the last update."""
         new, self._new = self._new, []
         if not new:
             return
@@ -71,7 +71,7 @@ class LookupColumns:
 
 
 def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Columns:
-    """Reduce each run of rows to its column sums (maxima for the last columns)."""
+    """Sum the columns of each run of rows, or take the maximum in the last ``num_maxima`` columns."""
     if len(first_Z) == len(columns_EH):
         return columns_EH
     found_ZH = np.add.reduceat(columns_EH, first_Z, axis=0)
@@ -82,9 +82,9 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 @dataclass(frozen=True)
 class CellChanges(Rows):
-    """Cells that are added (+1) or removed (-1), for all changes or placements.
+    """Lookups of shards in kernel calls (cells) that changes add (+1) or remove (-1).
 
-    ``device_E`` is one device of the place of each cell.
+    ``row_E`` are rows of ``LookupColumns``; ``device_E`` is any of the devices that do these lookups.
     """
 
     change_E: Indices
@@ -97,10 +97,10 @@ class CellChanges(Rows):
 class _KindLoads:
     """Loads of all devices, as if all were of one kind.
 
-    A kind that is priced by call has a column sum for each call and place, at the place's first device; any other kind
-    has a sum for each device. The index of a sum is ``group * X + device``, where the group is the call, or 0;
-    ``span_G`` devices share a sum. ``next_SL`` is the second largest value of each maximum, equal to it if two cells
-    attain it.
+    If its price is by call, each call has a column sum for each block of ``span_G`` devices with the same lookups,
+    stored at the first device; otherwise each device has one sum. The index of a sum is ``group * X + device``, where
+    the group is the call, or 0. ``next_SL`` is the second largest value of each column that is a maximum; it equals
+    the maximum if two lookups attain it.
     """
 
     def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
@@ -114,7 +114,7 @@ class _KindLoads:
         self.sum_E = self.row_E = np.zeros(0, dtype=np.int64)
 
     def sum_cells(self, is_changed_S: Mask) -> None:
-        """Recompute changed sums from their cells."""
+        """Recompute the changed column sums from all of their lookups."""
         own_E = np.flatnonzero(is_changed_S[self.sum_E])
         own_E = own_E[np.argsort(self.sum_E[own_E], kind="stable")]
         sum_E, columns_EH = self.sum_E[own_E], self.columns_PH[self.row_E[own_E]]
@@ -154,7 +154,7 @@ class _KindLoads:
         return sums_ZH
 
     def _maxima_after(self, sum_Z: Indices, number_E: Indices, row_E: Indices, sign_E: Indices) -> Columns:
-        """Recompute, from all remaining cells, the maxima that several removals may invalidate."""
+        """Recompute the maxima of sums with several removed lookups from all remaining lookups."""
         is_asked_S = np.zeros(len(self.sums_SH), dtype=bool)
         is_asked_S[sum_Z] = True
         held = np.flatnonzero(is_asked_S[self.sum_E])
@@ -173,7 +173,7 @@ class _KindLoads:
 
 
 class Loads:
-    """Compute loads of N placements: lookups and forward and backward times of every device, ms.
+    """Compute loads of N placements: lookups of every device, and their forward and backward times, ms.
 
     Args:
         kind_of_D: the kind of each device.
@@ -194,11 +194,11 @@ class Loads:
         ]
 
     def recompute(self, cells: CellChanges) -> None:
-        """Recompute the sums of all placements."""
+        """Recompute the loads of all placements from all of their lookups."""
         self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
 
     def apply(self, changes: CellChanges, cells: CellChanges) -> None:
-        """Apply changes: recompute the sums of the changed places."""
+        """Apply changes, given all lookups after them, and recompute the sums that they affect."""
         is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
         is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True
         self._sum(cells, is_changed_CX)
@@ -207,7 +207,7 @@ class Loads:
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
     def _by_sum(self, one: _KindLoads, cells: CellChanges) -> CellChanges:
-        """Expand cells to one entry for each column sum that they contribute to."""
+        """Expand lookups to one entry for each column sum that includes them."""
         first_E = self._first_devices(cells)
         if one.price.is_by_call:
             return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)

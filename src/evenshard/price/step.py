@@ -57,7 +57,7 @@ def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Kind of identical devices: price, memory bandwidth (for dense gradients) and host."""
+    """Kind of identical devices: price, memory bandwidth (for dense gradients) and link to the host."""
 
     price: DevicePrice
     bytes_per_ns: float
@@ -172,7 +172,7 @@ class PartCosts:
     def division_ms(self, collections: Collection[object]) -> float:
         """Return the time that row-wise MEAN collections need to divide their outputs by lengths, ms.
 
-        The device with the slowest memory determines it. Predicted times do not include it.
+        The device with the slowest memory determines this time, which ``predict`` leaves out.
         """
         tables = [table for table in self.task.tables if table.collection in collections]
         moved = (
@@ -227,7 +227,7 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return each part's time alone on its device, and its marginal time there, ms.
+        """Return each part's time alone on its device, and the time it adds to the other parts there, ms.
 
         Communication times are those of devices with equal volumes.
         """
@@ -276,7 +276,7 @@ class PartCosts:
         )
 
     def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
-        """Return the additional forward and backward time of a part on each kind of device; empty in device memory."""
+        """Return the extra forward and backward time of an offloaded part by kind of device; empty for other parts."""
         if part.storage.is_on_device:
             return ()
         return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
@@ -292,9 +292,9 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """Return communication time per unit of each volume, [V], for equal devices, and per replicated weight.
+        """Return equal devices' communication time per unit of each kind of volume, [V], and per replicated weight.
 
-        It is a lower bound without latencies. An input dist that overlaps the previous step adds 0.
+        Both are lower bounds without latencies. An input dist that overlaps the previous step adds 0.
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
@@ -302,7 +302,7 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """Return communication time per unit of volume, [V], if a single device has all the volume."""
+        """Return the communication time per unit of each kind of volume, [V], if one device has all of it."""
         return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
     def _slopes_V(self, held_D: FloatArray) -> FloatArray:

@@ -2,7 +2,7 @@
 
 The energy of a placement is its step time (the slowest device's time in each window between two barriers, summed), a
 small term for devices that are almost as slow, and the average device time times a weight that falls to 0. While this
-weight is high, less work on any device lowers the energy, so groups find cheaper options; at the end, only the slowest
+weight is high, less work on any device lowers the energy, so tables find cheaper options; at the end, only the slowest
 device matters. The penalty for memory overflow grows. Each batch has changes of all chains, which are scored in one
 call. Changes that pass the Metropolis test are applied in order, unless they touch a device or a group of an earlier
 change.
@@ -46,7 +46,7 @@ CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 1, 1024
 
 @dataclass
 class Best(Rows):
-    """The best placement of each chain that fits in memory; its cost is infinite if there is none."""
+    """The best placement that each annealing chain has found within memory; its cost is infinite if there is none."""
 
     cost_N: FloatArray
     option_NG: Indices
@@ -54,7 +54,7 @@ class Best(Rows):
 
     @staticmethod
     def of(chains: Chains) -> Best:
-        """Record the current placements of the chains."""
+        """Take the current placements of the chains as the best so far."""
         found = Best(np.full(chains.num, np.inf), chains.option_NG.copy(), chains.place_NGS.copy())
         found.update(chains)
         return found
@@ -75,7 +75,7 @@ class Best(Rows):
 
 
 class Annealing:
-    """Simulated annealing of placements; calls ``is_over`` before each batch of changes, and ``note`` after it."""
+    """Simulated annealing of placements; ends when ``is_over`` returns True, and reports each batch to ``note``."""
 
     def __init__(
         self,

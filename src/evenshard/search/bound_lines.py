@@ -85,21 +85,21 @@ class TangentLine:
 
 
 class SharedSteps:
-    """Lower bound of times that rise in steps (such as sort passes), beyond those that each table causes alone.
+    """Linear lower bound of time that rises in steps (such as sort passes), beyond each table's own steps.
 
-    ``at_0_2`` is the forward and backward time of the average device without a table; it may be negative.
+    ``at_0_2`` is the constant of this bound, forward and backward, ms; it may be negative.
     """
 
     def __init__(self) -> None:
         self.at_0_2: FloatArray = np.zeros(2)
 
     def compute_work(self, columns_PH: Columns) -> FloatArray:
-        """Return each table's share of these times, forward and backward, [2, P] ms."""
+        """Return the time that each table adds to this bound, forward and backward, [2, P] ms."""
         return np.zeros((2, len(columns_PH)))
 
 
 class PriceBounds:
-    """Lower bounds, in ms, of a price (``DevicePrice``) whose times never decrease when tables are added."""
+    """Lower bounds, in ms, of the times that a ``DevicePrice`` gives; adding tables must never lower these times."""
 
     def __init__(self, price: DevicePrice) -> None:
         self.price = price
@@ -109,11 +109,11 @@ class PriceBounds:
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of sort passes and warp lanes that a table alone needs, left out by ``line_at``, [2, P]."""
+        """Return the time of each table's own sort passes and warp lanes, which ``line_at`` leaves out, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a lower bound of ``SharedSteps`` if the rows of all tables are divided over equal devices.
+        """Return a lower bound of times that rise in steps if equal devices share the rows of all tables.
 
         Args:
             columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.
@@ -122,7 +122,7 @@ class PriceBounds:
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum one-time cost of a call with each table, left out by ``line_at``, [2, P]."""
+        """Return the minimum cost that occurs once in a call with each table; ``line_at`` leaves it out, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
@@ -145,14 +145,14 @@ class PriceBounds:
 
 @singledispatch
 def price_bounds(price: DevicePrice) -> PriceBounds:
-    """Return the bounds of a price; each kind of price registers its own function (``singledispatch``)."""
+    """Return the lower bounds of a ``DevicePrice``; each class of prices registers its own (``singledispatch``)."""
     raise TypeError(f"{type(price).__name__} has no lower bounds")
 
 
 class DeviceModelBounds(PriceBounds):
     """Lower bounds of the device model's times.
 
-    ``shared_steps`` is 0: each call sorts its own lookups, and the number of calls on a device is unknown.
+    ``shared_steps`` is 0, because each call sorts its own lookups, and a device's number of calls is unknown.
     """
 
     def __init__(self, price: DeviceModelPrice) -> None:
@@ -190,7 +190,7 @@ class DeviceModelBounds(PriceBounds):
         return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """Return the time of each table alone, [P], without terms that are shorter in a call with other tables."""
+        """Return each table's time alone on a device, [P], without terms that fall if the call has more tables."""
         is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
         times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
         times_QP[2] = 0.0
@@ -222,9 +222,9 @@ class ExchangeLine:
     """Linear lower bound of communication time, ms, valid if the mean volume over devices is ``least`` to ``most``.
 
     Attributes:
-        at_0, slope: time of every device: constant, and per unit of the mean volume.
-        own_slope, alone_slope: extra time per unit of a device's own volume, with equal volumes, and with no other
-            volume.
+        at_0, slope: time of every device: a constant, and time per unit of the mean volume.
+        own_slope: additional time per unit of a device's own volume, if all devices have equal volumes.
+        alone_slope: the same, if no other device has any volume.
     """
 
     at_0: float
@@ -245,7 +245,7 @@ class ExchangeLine:
 def exchange_lines(
     task: ShardingTask, links: Links, pipeline: str, *, beside_nodes: bool = False
 ) -> list[list[ExchangeLine]]:
-    """Return the lines of each kind of volume (``VOLUMES``, then ``REPLICATED``), one for each range of volumes.
+    """Return linear bounds by kind of volume (``VOLUMES``, then ``REPLICATED``), one for each range of volumes.
 
     Args:
         beside_nodes: True if devices may also have reductions within a node, and a domain has several nodes.

@@ -36,7 +36,7 @@ def round_last_digits(values: FloatArray) -> FloatArray:
 
 @dataclass
 class _Sums:
-    """Per-device sums of each placement: volumes, memory, offload times and replicas; ``Loads`` has the kernels."""
+    """Sums over each placement's shards, such as communication volumes and memory of devices, without kernel times."""
 
     volumes_VND: FloatArray
     used_3ND: Indices
@@ -70,13 +70,13 @@ class Outcome:
 
 
 class Chains:
-    """State of N complete placements: options, places and per-device sums.
+    """State of N complete placements: options of groups, places (devices or blocks of devices) of shards, and sums.
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its shards.
-        all_shards, all_group_F, all_slot_F: the shards of all chains, their groups, and their indices in their options.
+        all_shards, all_group_F, all_slot_F: all chains' shards, the group of each, and its position in its option.
         windows_BND: times of devices in each window of a step, ms.
-        moves, moved_N: the earlier placement, if any, and the bytes that move from it.
+        moves, moved_N: the earlier placement, if any, and the bytes that move from it to each placement.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Chains:
 
     @property
     def cost_N(self) -> FloatArray:
-        """Return the step time, ms."""
+        """Return the step time of each chain's placement, ms."""
         return np.asarray(self.windows_BND.max(axis=-1).sum(axis=0))
 
     # Shards and cells -------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Chains:
     def list_shards(
         self, number_E: Indices, option_E: Indices, place_ES: Indices, sign: int
     ) -> tuple[Shards, Indices, Indices]:
-        """Return the shards of groups with these options, and for each its edit and its index in its option."""
+        """Return the shards of these options at these places, the edit of each, and its position in its option."""
         table = self.table
         from_F, slot_F = repeat_numbers(table.count_O[option_E])
         option_F = option_E[from_F]
@@ -202,7 +202,7 @@ class Chains:
         self.recompute()
 
     def _add(self, sums: _Sums, shards: Shards, cells: CellChanges) -> None:
-        """Add or remove shards and their cells (lookups in kernel calls) in the sums, one placement per change."""
+        """Add shards and their lookups (cells) to each change's sums, or subtract those with the sign -1."""
         (count, calls), arrays = sums.users_NC.shape, self.arrays
         for at in self._active_V:
             sums.volumes_VND[at] += self.sum_by_device(shards, arrays.volume_PV[:, at], count)
@@ -254,7 +254,7 @@ class Chains:
 
     @property
     def overflow_N(self) -> FloatArray:
-        """Return the memory overflow of each chain as a fraction of capacity, plus ``MeanCollections.overflow``."""
+        """Return each chain's memory overflow as a fraction of capacity, plus its ``MeanCollections.overflow``."""
         return self._overflow(self._sums)
 
     def _overflow(self, sums: _Sums) -> FloatArray:
@@ -297,6 +297,6 @@ class Chains:
 
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
-    """Create chains from placements."""
+    """Create annealing chains from placements, each with a choice for every group."""
     arrays = [arrays_of(space.table, one) for one in placements]
     return Chains(space, *map(np.stack, zip(*arrays, strict=True)))

@@ -57,7 +57,7 @@ class Cut:
 
     @property
     def part_bytes(self) -> int:
-        """Return the fixed device memory of a part, such as per-row optimizer state."""
+        """Return the device memory of a part that does not depend on its blocks, such as per-row optimizer state."""
         return self.line.part.device
 
     @property
@@ -71,7 +71,7 @@ class Cut:
         return row_starts(self.blocks, self.fills)
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the maximum number of blocks that each device can hold; ``left_D`` is -1 where no part fits."""
+        """Return the most blocks that each device can hold; ``left_D`` is its free memory, or -1 if forbidden."""
         left_D = np.where(left_D < 0, -1, left_D - self.part_bytes)
         most_D = left_D // self.block_bytes if self.block_bytes else np.where(left_D < 0, 0, self.widest)
         most_D = np.asarray(np.where(left_D < 0, 0, most_D.clip(0, self.widest)))

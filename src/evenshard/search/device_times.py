@@ -54,7 +54,7 @@ MOST_WIDTHS = 1_000
 
 @dataclass(frozen=True)
 class Options:
-    """Costs of all options, [G, W]: total work, time of the slowest shard alone, and memory."""
+    """Costs of each table group's sharding options, [G, W]: total work, time of the slowest shard alone, and memory."""
 
     total_GW: FloatArray
     alone_GW: FloatArray
@@ -67,8 +67,8 @@ def least_time_ms(
     """Find by bisection the minimum time in which all groups fit on the devices, and their options.
 
     Args:
-        known: a known lower bound: if all groups fit into it, it is returned without options.
-        offset: time of each device besides its options.
+        known: a lower bound that is already known; if all groups fit in this time, return it without options.
+        offset: time of each device without tables.
     """
     if known > 0 and _fit_options(options, known, offset, room, devices) is not None:
         return known, None
@@ -209,9 +209,9 @@ class CutBounds:
         return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
     def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite for invalid widths.
+        """Return a lower bound of the work of parts of 1, 2, ... blocks of columns; infinite for invalid widths.
 
-        ``line_W`` is the index of each option's line.
+        ``kind`` is the index of the kind of device; ``lines`` are linear bounds, ``line_W`` has each option's index.
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))
@@ -222,7 +222,7 @@ class CutBounds:
 
     @cached_property
     def shared_work_2FU(self) -> FloatArray:
-        """Return the work of a part of 1, 2, ... blocks in the bound of ``SharedSteps``."""
+        """Return the work that a part of 1, 2, ... blocks of columns adds to the bound ``SharedSteps``."""
         if not self._cuts:
             return np.zeros((2, 0, 0))
         return self._sum_widths_2FU(
@@ -230,7 +230,7 @@ class CutBounds:
         )
 
     def communication_FU(self, slopes_V: FloatArray) -> FloatArray:
-        """Return the communication time of a part of 1, 2, ... blocks; infinite for invalid widths."""
+        """Return the communication time of a part of 1, 2, ... blocks of columns; infinite for invalid widths."""
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
     def least(self, values_SFU: FloatArray) -> FloatArray:
@@ -261,10 +261,10 @@ class CutBounds:
 
 
 def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
-    """Compute the minimum total value of widths that add up to each table, for 1 to ``most`` parts, [S, F, N].
+    """Compute the minimum total value of 1 to ``most`` parts whose widths add up to each table's, [S, F, N].
 
     Args:
-        values_SFU: values of a width of 1, 2, ... blocks; infinite for impossible widths.
+        values_SFU: value of a part of 1, 2, ... blocks of columns; infinite for impossible widths.
     """
     blocks = values_SFU.shape[2]
     # Each additional width reduces the remaining blocks.
@@ -293,7 +293,7 @@ _ROUNDING = 1e-9  # tolerance for the rounding of sums
 
 @dataclass(frozen=True)
 class IndivisibleShards:
-    """Lower bounds that treat shards as indivisible, as in bin packing; times of options are [W] each."""
+    """Lower bounds of the step time that treat shards as indivisible, as in bin packing."""
 
     table: OptionTable
     devices: int
@@ -342,7 +342,7 @@ class IndivisibleShards:
         return False
 
     def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
-        """Return the highest excess of a dual feasible function over the number of devices; above 0, nothing fits."""
+        """Return the highest excess of a dual feasible function's sum over the devices; above 0, no placement fits."""
         common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
         share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
         is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))

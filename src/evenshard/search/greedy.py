@@ -62,10 +62,10 @@ _Cut = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Start:
-    """Initial option of every group; starts in one family differ only in their limits.
+    """Initial sharding option of every table group; starts of one ``family`` differ only in their limits.
 
-    If ``by_width``, shards of each class of widths (``SearchSpace.lane_limits``) have separate devices. ``rule``
-    describes the rule of thumb, and ``cuts`` has its cuts; both are empty for other starts.
+    If ``by_width``, wide and narrow shards have separate devices (``SearchSpace.lane_limits``). ``rule`` describes
+    the rule of thumb, and ``cuts`` has the cuts that it makes; both are empty for other starts.
     """
 
     family: str
@@ -77,7 +77,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A placed start: places [G, S], cost in ms, and memory overflow (infinite if it violates a rule)."""
+    """A start with the devices of its shards, cost in ms, and memory overflow (infinite if it violates a rule)."""
 
     start: Start
     place_GS: Indices
@@ -195,7 +195,7 @@ class GreedyStarts:
     def _choose_by_price(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
         """Return each group's option with the least work plus a price for its memory, offloaded options included, [G].
 
-        The price is the lowest at which all groups take at most ``share`` of the devices' memory; return None for 0.
+        The price is the lowest at which all groups take at most ``share`` of the devices' memory; None if it is 0.
         """
         table, times = self.table, self.times
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
@@ -214,7 +214,7 @@ class GreedyStarts:
         return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts in which wide shards take up to some eighths of the work and memory, on separate devices."""
+        """Yield starts with wide shards on separate devices, up to some eighths of all work and memory."""
         times, table, lanes = self.times, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
         narrow_G, *wider = (self.choose_options(types, times.even_ms, lane) for lane in lanes)
@@ -231,7 +231,7 @@ class GreedyStarts:
                 yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
 
     def _cut_by_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
-        """Yield variants of ``beside`` with the costliest tables row-wise, for each row-wise type and shard count."""
+        """Yield variants of these starts with the costliest tables row-wise, for each row-wise type and shard count."""
         whole_G = self.choose_options(frozenset({TABLE_WISE}))
         order = np.argsort(-self.times.total_O[whole_G], kind="stable")
         able_O = self._cuts_rows_O & self._usable_O
@@ -247,7 +247,7 @@ class GreedyStarts:
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
     def cut_means_by_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best starts in which one collection with MEAN tables, or every one, is row-wise."""
+        """Return the best variants of these starts with one collection of MEAN tables, or every one, row-wise."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found
@@ -286,7 +286,7 @@ class GreedyStarts:
         return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
-        """Yield variants of the best rules of thumb that replicate tables up to other sizes."""
+        """Yield variants of the best rules of thumb with other size limits of replicated tables."""
         families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
         cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
         sizes = np.unique(self._weights_G)
@@ -296,7 +296,7 @@ class GreedyStarts:
 
     @cached_property
     def _options_of_cut(self) -> dict[str, Indices]:
-        """Map each kind of cut to each group's option, [G]; -1 if it has none."""
+        """Map each kind of cut to each table group's option with this cut, [G]; -1 if there is none."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
         found["row-wise"] = self._first_of(single_O & (self.table.span_O == devices))
@@ -339,7 +339,7 @@ class GreedyStarts:
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
     def _scale(self, chains: Chains) -> FloatArray:
-        """Return device time over the summed times of its shards alone, for the first device of each group, [N, G]."""
+        """Return, for each group's first device, its time divided by the total of its shards' times alone, [N, G]."""
         ms_P = np.where(self.space.shard_arrays.span_P == 1, self.times.ms_P, 0.0)
         load_ND = chains.sum_by_device(chains.all_shards, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))

@@ -94,7 +94,7 @@ _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 
 @dataclass
 class _Model:
-    """Integer program being built; ``taken`` has the variables that use each device, host and SSD, and their bytes."""
+    """Integer program being built; ``taken`` has the variables that use a device, host or SSD, with bytes per unit."""
 
     machine: Nodes
     even_grids: bool
@@ -109,7 +109,7 @@ class _Model:
         return variable
 
     def blocks(self, cut: Cut | Grid, sharding: int) -> tuple[int, int]:
-        """Add variables for the blocks of a table on a device or node: their number, and 1 if there are any."""
+        """Add two variables for a table on a device or node: its number of blocks, and 1 if it has any blocks."""
         count, held = self.program.variable(cut.widest), self.program.variable()
         self.program.limit([(count, 1), (held, -cut.widest)], most=0)
         self.program.limit([(count, 1), (held, -cut.least_blocks)], least=0)
@@ -204,7 +204,7 @@ def _add_cut(model: _Model, item: PackedItem, cut: Cut) -> int:
 
 
 def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, int]], chosen: int) -> None:
-    """Constrain row cuts: rows on every device, or equal blocks where the last devices may be empty."""
+    """Require rows on every device, or equal blocks of rows with only the last devices empty, if ``chosen`` is 1."""
     on_all, even = program.variable(int(len(own) >= cut.fills)), cut.even_rows
     program.limit([(on_all, 1), (chosen, -1)], most=0)
     for count, _ in own:

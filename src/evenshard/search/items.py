@@ -145,7 +145,7 @@ class PackedItems:
 
 
 class FreeMemory:
-    """Available memory of each device, and the keep-apart groups already present on it."""
+    """Available memory of each device, and the keep-apart rules that have a table on it."""
 
     def __init__(self, items: PackedItems) -> None:
         self.left_D = items.memory_D.copy()
@@ -282,7 +282,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
 
 
 def _fixed_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[FixedParts]:
-    """Yield the fixed parts of a table: replicas, and equal row shards with non-linear memory."""
+    """Yield parts of a table with fixed sizes: replicas, and equal row shards if their memory is not linear in rows."""
     table, allowed = task.tables[position], task.limits_of(position).devices
     if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
@@ -300,7 +300,7 @@ def _replica(task: ShardingTask, table: Table) -> MemoryUse:
 
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
-    """Return the memory of column parts as a linear function of their columns (exact)."""
+    """Return the memory of column parts, which is exactly linear in their columns."""
     whole = whole_part(table, storage=storage)
     narrow, wide = (
         _memory_use(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))

@@ -101,7 +101,7 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
 
 
 def _offloads(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many tables of ``chosen`` must be offloaded until all tables fit by total memory."""
+    """Return how many of the tables ``chosen``, from the first, must be offloaded so that all tables fit in total."""
 
     def size(at: int) -> int:
         return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))
@@ -176,7 +176,7 @@ _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
-    """Place an item on devices where it fits; ``left_D`` is -1 where no part fits. None if impossible."""
+    """Place an item on devices where it fits; None if impossible. ``left_D`` is free memory, -1 if forbidden."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
         device = int(roomy_D.argmin() if tightest else roomy_D.argmax())

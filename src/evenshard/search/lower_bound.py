@@ -59,7 +59,7 @@ ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """Return a lower bound of the step time, ms; stop tightening it at ``enough_ms``. Return 0 if there is none."""
+    """Return a lower bound of the step time, ms, or 0; stop tightening it once it reaches ``enough_ms``."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
     # Ties of bounds are broken by the order of opening.
@@ -85,7 +85,7 @@ Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 @dataclass(frozen=True)
 class _Lines:
-    """Linear lower bounds of the average device's times; ``works_2W`` is the total work of each option."""
+    """Linear lower bounds of the average device's times; ``works_2W`` is each option's forward and backward work."""
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
@@ -94,7 +94,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """Placements with exactly these classes of options; ``alone_W`` is the time of each option's longest shard."""
+    """All placements that use exactly these ``classes`` of options; ``alone_W`` is each option's longest shard time."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -210,7 +210,7 @@ class _Bounds:
             yield [line for line in lines if least <= line.most and line.least <= most]
 
     def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """Yield the best lower bound from the average device, over lines tangent at the options chosen before."""
+        """Yield the best lower bound from the average device; each tangent is at the load of the last solution."""
         lines, chosen_G = self._lines_of_wholes, None
         best, found = 0.0, (case, lines)
         for _ in range(LINES):
@@ -233,7 +233,7 @@ class _Bounds:
     def _least_ms(
         self, case: _Case, lines: _Lines, counted: tuple[bool, bool], known: float
     ) -> tuple[float, Numbers | None]:
-        """Return the average device's minimum time, or ``known`` if that is more, and each group's option."""
+        """Return the average device's minimum time, at least ``known``, and the option of each table group."""
         slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
         works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._communication_W(slopes_X) * self._devices
         total_GW, alone_GW = (
@@ -348,7 +348,7 @@ class _Bounds:
 
 
 def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
-    """Return the devices' memory; infinite if tables may be offloaded by options that the space lacks."""
+    """Return the devices' memory; infinite if tables may be offloaded, but the space has no such options."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")

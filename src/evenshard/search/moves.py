@@ -87,19 +87,19 @@ class Moves:
         return sum(shard.moved_bytes for shard in shards)
 
     def count_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
-        """Return the bytes that move if groups take these options (indices into ``table``) at these places, [E]."""
+        """Return the bytes that move if groups take these options (in ``table``) on these devices or blocks, [E]."""
         from_F, slot_F = repeat_numbers(self.table.count_O[option_E])
         bytes_F = self.shard_bytes(option_E[from_F], slot_F, place_ES[from_F, slot_F])
         return np.bincount(from_F, bytes_F, len(option_E)).astype(np.int64)
 
     def shard_bytes(self, option_F: Indices, slot_F: Indices, place_F: Indices) -> FloatArray:
-        """Return the bytes that move to each shard of an option at its place, [F]."""
+        """Return the bytes that move to shard number ``slot_F`` of each option at this device or block, [F]."""
         table = self.table
         column_F = np.where(table.span_O[option_F] == 1, self._column_GD[table.group_O[option_F], place_F], place_F)
         return np.asarray(self._bytes[self._first_A[table.first_O[option_F] + slot_F] + column_F])
 
     def _tabulate(self) -> None:
-        """Tabulate the bytes that move to each shard of each option, for each of its places.
+        """Tabulate the bytes that move to each shard of each option, for each device or block of devices.
 
         Devices that have the same earlier parts of a group share an entry.
         """
@@ -134,7 +134,7 @@ class Moves:
         self._bytes = np.concatenate(found)
 
     def _reach_DP(self, table: Table, by_host: bool) -> npt.NDArray[np.bool_]:
-        """Mark the devices that have an earlier part of a table, or if ``by_host`` whose host has it."""
+        """Mark the devices that have each earlier part of a table, or if ``by_host``, all devices of its host."""
         before, machine = self.earlier.parts_of_table.get(table.name, ()), self._machine
         found = np.zeros((machine.num_devices, len(before)), dtype=bool)
         for number, part in enumerate(before):
@@ -147,7 +147,7 @@ class Moves:
     def _lacking_bytes(
         self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
     ) -> FloatArray:
-        """Return the bytes of these columns that each place's devices lack: of all rows or equal blocks, [A, Q]."""
+        """Return the bytes of these columns that each set of devices lacks, in all rows or equal blocks, [A, Q]."""
         before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
         if not before:
             return np.zeros((len(columns), len(devices_QW)))
@@ -171,7 +171,7 @@ class Moves:
         return None if gone or not all(found) else parts
 
     def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
-        """Renumber the devices of a placement so that the fewest bytes move, and return its places, [G, S]."""
+        """Renumber devices so that the fewest bytes move; return the new device or block of each shard, [G, S]."""
         task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
         after = {
             task.tables[position].name: parts

@@ -2,7 +2,7 @@
 
 It anneals under a series of increasing limits that is the same in every search, so a larger limit hardly ever gives a
 worse answer. Each step starts with the best placement of the previous limit, and with placements of the unlimited
-search. The devices of these are renumbered so that few bytes move, and groups return to their earlier devices until the
+search. The devices of the latter are renumbered so that few bytes move, and tables return to earlier devices until the
 limit is met. The first limit is zero bytes, or the fewest that have to move.
 
 Legend: N placements, G groups, S shards of an option (padded), V variables of the integer program, F shards of their
@@ -184,7 +184,7 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return two starts: the earlier placement with new tables as in ``free``, and also with its costless moves."""
+        """Return the earlier placement with new tables as in ``free``, without and with moves that cost nothing."""
         is_new_G = self._moves.home_G < 0
         is_free_NG = (is_new_G, is_new_G | (self._moves.count_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
@@ -244,10 +244,10 @@ class NearSearch:
 
 
 def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
-    """Find options [G] and places [G, S] that move the fewest bytes, by an integer program; None if none are found.
+    """Find options [G] and devices (or blocks) [G, S] that move the fewest bytes, by an integer program, or None.
 
     Each group stays on its earlier devices, or takes one of its options on consecutive devices or on the devices that
-    lack the least of it. Other places are not tried, although they could move less.
+    lack the least of it. Other devices are not tried, although they could move less.
     """
     space, table = moves.space, moves.table
     of_group = [list(dict.fromkeys(_choices(moves, group))) for group in range(len(space.groups))]
@@ -275,7 +275,7 @@ def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
 
 
 def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield pairs of an option and places for its shards, as far as the rules of the group allow them."""
+    """Yield the options of a group, each with devices (or blocks of devices) for its shards that its rules allow."""
     table, devices, allowed_D = moves.table, moves.space.task.num_devices, moves.space.groups[group].allowed_D
     first = int(table.first_option_G[group])
     for option in range(first, first + int(table.num_options_G[group])):
@@ -293,7 +293,7 @@ def _choices(moves: Moves, group: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _nearest(moves: Moves, option: int, shards: int, count: int) -> tuple[int, ...]:
-    """Return a different place for each shard, where it moves the fewest bytes, chosen shard by shard."""
+    """Return a different device (or block) for each shard in turn, to which the fewest bytes move."""
     slot_SQ, place_SQ = np.indices((shards, count))
     bytes_SQ = moves.shard_bytes(np.full_like(slot_SQ, option), slot_SQ, place_SQ)
     places: list[int] = []

@@ -80,7 +80,7 @@ class GreedyPlacer:
         return cheapest_options(self.table, self.times.total_O + FAULT * fault_O)
 
     def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
-        """Return the places of all groups, [N, G, S]; these may exceed the memory."""
+        """Return the devices (or blocks of devices) of all shards, [N, G, S]; they may exceed the memory."""
         table, devices, times = self.table, self._devices, self.times
         count, groups = option_NG.shape
         place_NGS = np.zeros((count, groups, table.most_shards), dtype=table.place_type)
@@ -105,7 +105,7 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """Return penalties that keep each width class on devices in proportion to its work, [classes, N, D].
+        """Return penalties that keep each class of shard widths on a share of devices, by its work, [classes, N, D].
 
         Shards that do not fit on these devices go to devices with wider shards, then to any others.
         """
@@ -130,7 +130,7 @@ class GreedyPlacer:
         """Place one group of each start on the devices with the lowest ``key_ND``; update loads, memory and ``apart``.
 
         Args:
-            apart: devices in use by each rule of tables that stay apart, [N, D].
+            apart: for each keep-apart rule, the devices that have one of its tables, [N, D].
         """
         table = self.table
         no_room_ND = free_ND < table.bytes_O[option_N][:, None]
@@ -157,7 +157,7 @@ class GreedyPlacer:
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """Return the places with the lowest keys for each option, [M, S], within ``home_span`` consecutive devices."""
+        """Return the devices (or blocks) with the lowest keys for an option's shards, within ``home_span``, [M, S]."""
         table, devices = self.table, self._devices
         place_MS = np.zeros((len(option_M), table.most_shards), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
@@ -180,7 +180,7 @@ class GreedyPlacer:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def count_apart(self, chains: Chains) -> Indices:
-        """Count the shards on each device that must stay apart from each other, [R, N, D]."""
+        """Count, for each keep-apart rule, the shards of its tables on each device, [R, N, D]."""
         found = [chains.sum_by_device(chains.all_shards, has_P, chains.num) for has_P in self.apart_RP]
         return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
 
@@ -197,7 +197,7 @@ class GreedyPlacer:
 
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
-    """Return the indices of the ``most`` smallest values per row, [M, most]; ties by index."""
+    """Return the indices of the ``most`` smallest values per row, [M, most]; of equal values the first."""
     if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
         return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
     key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))
@@ -210,7 +210,7 @@ def _least(key_MQ: FloatArray, most: int) -> Indices:
 
 
 def cheapest_options(table: OptionTable, cost_O: FloatArray) -> Indices:
-    """Return the first option of each group with the least cost, [G]."""
+    """Return each table group's option with the least cost, the first of equal ones, [G]."""
     least = np.flatnonzero(cost_O <= np.minimum.reduceat(cost_O, table.first_option_G)[table.group_O])
     _, first = np.unique(table.group_O[least], return_index=True)
     return least[first]

@@ -96,7 +96,7 @@ class Proposals:
         return self._order[np.minimum(self._start_X[x_M] + number_M, len(self._order) - 1)], count_M > 0
 
     def _light_device(self, chain_M: Indices) -> Indices:
-        """Draw the least loaded of three random devices, or with a small probability of all devices."""
+        """Draw three random devices (or, rarely, all) for each change, and return the least loaded."""
         count = len(chain_M)
         three_M3 = self._rng.integers(self._devices, size=(count, 3))
         lightest_M1 = self._load_ND[chain_M[:, None], three_M3].argmin(axis=1)[:, None]
@@ -156,7 +156,7 @@ class Proposals:
         return Edits.join(shards)
 
     def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return True where two options can swap all places: the same home span and number of shards, at least two."""
+        """Return True if two options with several shards can swap devices: equal ``count_O`` and ``home_O``."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
         return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
@@ -183,7 +183,7 @@ class Proposals:
         return self._change_storage(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
 
     def _change_storage(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
-        """Replace some changes with a new storage for a group, or for two groups on the same device."""
+        """Replace some of the edits: change only the storage of a group, or of two groups on one device."""
         rng, count = self._rng, len(chain_M)
         x_M = chain_M * self._devices + chains.all_shards.device_F[at_M]
         other_M, _ = self._shard_on(x_M)
@@ -196,14 +196,14 @@ class Proposals:
         return Edits.join([edits.select(~is_kept_M), first.select(is_kept_M), second.select(is_pair_M)])
 
     def _draw_storages(self, chains: Chains, change_M: Indices, group_M: Indices, chain_M: Indices) -> Edits:
-        """Draw a storage for each group, with the same sharding type and places."""
+        """Draw a storage (such as device memory) for each group; its sharding type and devices stay the same."""
         table, now_M = self._table, chains.option_NG[chain_M, group_M]
         number_M = (self._rng.random(len(now_M)) * table.num_twins_O[now_M]).astype(np.int64)
         option_M = table.twin_O[table.first_twin_O[now_M] + number_M]
         return Edits(change_M, group_M, option_M, chains.place_NGS[chain_M, group_M])
 
     def _place(self, chains: Chains, chain_M: Indices, group_M: Indices, option_M: Indices) -> Indices:
-        """Return places for options on devices with the least load after removing the group, with noise, [M, S]."""
+        """Choose devices for each new option: the least loaded without the old shards, with random noise, [M, S]."""
         count, table = len(chain_M), self._table
         key_MD = self._load_ND[chain_M]
         old_MS = chains.place_NGS[chain_M, group_M]
@@ -219,7 +219,7 @@ class Proposals:
         return self.placer.places(option_M, key_MD)
 
     def _return_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
-        """Replace some changes with moving a group back to its place in the earlier placement."""
+        """Replace some of the edits: move a group back to its option and devices in the earlier placement."""
         is_away_NG = (chains.option_NG != moves.home_G) | (chains.place_NGS != moves.home_GS).any(axis=2)
         is_away_NG &= moves.home_G >= 0
         count_N, (_, group_A) = is_away_NG.sum(axis=1), np.nonzero(is_away_NG)
@@ -231,7 +231,7 @@ class Proposals:
         return Edits.join([edits.select(~is_chosen_M[edits.change_E]), home])
 
     def _add_ejections(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Extend some single-group changes: also move a shard off the busiest receiving device."""
+        """Let some changes of one group also move another shard away from the busiest device that receives a shard."""
         rng, devices = self._rng, self._devices
         is_chosen_M = rng.random(len(chain_M)) < EJECTIONS
         is_alone_M = np.bincount(edits.change_E, minlength=len(chain_M)) == 1
@@ -253,7 +253,7 @@ class Proposals:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Drop changes that put two shards of a group on one device, leave its home span, or break rules."""
+        """Drop changes that put two shards of a group on one device, exceed its ``home_span``, or break rules."""
         table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]
@@ -280,10 +280,10 @@ class Proposals:
     # Large changes ----------------------------------------------------------------------------------------------------
 
     def change_many(self, chains: Chains, number_M: Indices) -> tuple[Indices, Indices, Indices]:
-        """Propose large changes of the chains ``number_M``: new options for many groups, with new places.
+        """Propose large changes of the chains ``number_M``: new options for many groups, on new devices.
 
         Returns:
-            The changed chains [L], their options [L, G] and places [L, G, S]; unchanged chains are left out.
+            The changed chains [L], their options [L, G] and devices or blocks [L, G, S]; unchanged chains are left out.
         """
         option_MG = np.stack([self._options_of_many(chains.option_NG[number]) for number in number_M])
         is_changed_MG = option_MG != chains.option_NG[number_M]

@@ -1,4 +1,4 @@
-"""The search over all sharding options and places: greedy starts, improved by simulated annealing.
+"""The search over all sharding options and devices: greedy starts, improved by simulated annealing.
 
 A search with more effort begins like a search with less effort and continues from its best placements, so it never
 gives a worse answer. Effort is a number of tried changes, so the same arguments give the same placement.
@@ -107,7 +107,7 @@ class _Pool:
 
     @property
     def choices(self) -> list[list[Choice]]:
-        """Return the choices of all groups of each placement, best first."""
+        """Return the placements, best first, each as a ``Choice`` for every table group."""
         return [choices_from(self.space.table, option_G, place_GS) for _, option_G, place_GS in self.found.values()]
 
 
@@ -229,7 +229,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Split the changes into runs, one up to the changes of each lower effort, and more for small tasks."""
+        """Split all changes into annealing runs, which end where searches with less effort end, or more often."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

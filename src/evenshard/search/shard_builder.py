@@ -31,7 +31,7 @@ _ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
 class _RowRange(NamedTuple):
-    """Row range of a table; ``row_of`` maps a width to the index of its lookups."""
+    """Row range of a table; ``row_of`` maps a shard's width to the index of its lookups in ``LookupColumns``."""
 
     rows: Span
     line: int
@@ -44,8 +44,8 @@ class ShardArrays:
     """All shards of all options as arrays.
 
     Each shard adds its sizes (bytes of device memory, of the host's memory and of its SSDs), volumes (``PartVolume``)
-    and the extra time of offloading (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` are the
-    weights of a replica. A shard has a cell for each of its kernel calls: the call, and the row of its lookups in
+    and the extra time of offloading (forward and backward, ms) to ``span_P`` consecutive devices. ``values_P`` counts
+    the weights of a replica. A shard has a cell for each of its kernel calls: the call, and the row of its lookups in
     ``LookupColumns``.
     """
 
@@ -63,7 +63,7 @@ class ShardArrays:
     row_C: Indices
 
     def cells_of(self, shard_E: Indices) -> tuple[Indices, Indices]:
-        """Return all cells of the given shards: index into ``shard_E``, and index of the cell."""
+        """Return all kernel calls (cells) of these shards: the index into ``shard_E``, and the index of the cell."""
         from_C, offset_C = repeat_numbers(self.cells_P[shard_E])
         return from_C, self.first_P[shard_E[from_C]] + offset_C
 
@@ -172,7 +172,7 @@ class ShardBuilder:
         return _RowRange(rows, line, lookups, {})
 
     def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> tuple[float, ...]:
-        """Return a part's sizes and volumes as linear functions of its columns; slopes are 0 unless it may be cut."""
+        """Return a part's memory and communication as linear functions of its columns, constant if it stays whole."""
         span, columns = TYPES[name].span(self._task.machine), table.embedding_dim
         whole_3 = self._bytes_3(table, part)
         if TYPES[name].is_replicated:

@@ -71,7 +71,7 @@ class Cuts:
 
     @cached_property
     def slot_A(self) -> npt.NDArray[np.int64]:
-        """Return the index of each part's width, for all parts of all cuts in order, [A]."""
+        """Return the index in ``widths`` of each part's width, for all parts of all cuts in order, [A]."""
         return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
 
     @cached_property
@@ -185,7 +185,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding of a group: the index of its option, and the place of each shard (``ShardingOption``)."""
+    """The sharding of a table group: the index of its option, and each shard's index among devices or device blocks."""
 
     option: int
     places: tuple[int, ...] = (0,)
@@ -193,7 +193,7 @@ class Choice:
 
 @dataclass
 class Shards(Rows):
-    """Shards added or removed. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
+    """Shards added or removed. ``change_F`` is each shard's change (or chain), ``device_F`` its first device."""
 
     change_F: Indices
     shard_F: Indices
@@ -203,7 +203,7 @@ class Shards(Rows):
 
 @dataclass
 class Edits(Rows):
-    """New options and places of groups; one change may edit several groups."""
+    """New options of table groups, with the devices of shards; one change may edit several groups."""
 
     change_E: Indices
     group_E: Indices
@@ -212,7 +212,7 @@ class Edits(Rows):
 
 
 def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
-    """Convert changes to edits; each change maps groups to their new choices."""
+    """Convert changes to ``Edits``; each change maps table groups to their new options and devices."""
     change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
     group_E = np.array([group for change in changes for group in change], dtype=np.int64)
     choices = [choice for change in changes for choice in change.values()]
@@ -220,7 +220,7 @@ def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edi
 
 
 def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
-    """Convert choices of groups (all groups by default) to options [E] and places [E, S]."""
+    """Convert choices of groups (by default all) to indices of options, [E], and of devices or blocks, [E, S]."""
     first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
     place_ES = np.zeros((len(choices), table.most_shards), dtype=table.place_type)
     for place_S, one in zip(place_ES, choices, strict=True):
@@ -229,7 +229,7 @@ def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | 
 
 
 def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> list[Choice]:
-    """Convert options [G] and places [G, S] to choices."""
+    """Convert indices of options, [G], and of devices or blocks of devices, [G, S], to choices of groups."""
     number_G = option_G - table.first_option_G
     return [
         Choice(int(number), tuple(places[:count].tolist()))
@@ -270,7 +270,7 @@ class MeanCollections:
         return found.reshape(count, size).astype(np.int64)
 
     def overflow(self, rows_MK: Indices) -> FloatArray:
-        """Return the penalty for mixed collections: the minimum number of groups that must change, [M]."""
+        """Return the penalty of row-wise MEAN tables in collections whose other tables are not all row-wise, [M]."""
         others_MK, means_MK = np.split(rows_MK, 2, axis=1)
         return np.asarray(WRONG * np.minimum(means_MK, self._size_K - means_MK - others_MK).sum(axis=1))
 

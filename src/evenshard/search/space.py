@@ -346,7 +346,7 @@ _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_
 
 
 def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
-    """Convert choices to parts, in the order of the task's tables."""
+    """Convert the choices of all groups to table parts, in the order of the task's tables."""
     found: dict[int, Sequence[TablePart]] = {}
     for number, choice in enumerate(choices):
         found.update(parts_of_group(space, number, choice))
@@ -372,7 +372,7 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
 
 
 def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
-    """Convert a placement to choices; None if the space lacks a matching option for some table.
+    """Convert a placement to a choice of option and devices for each group; None if an option is missing.
 
     Unevenly cut rows are treated as evenly cut.
     """
@@ -387,7 +387,7 @@ def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] |
 
 
 def find_choice(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
-    """Return the choice of a group that gives its first table these parts; None if the space has none."""
+    """Return the option and devices of a group by which its first table has these parts; None if there are none."""
     task, machine, group = space.task, space.task.machine, space.groups[number]
     option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
     span = TYPES[option_name].span(machine)
