@@ -226,7 +226,7 @@ def _names(task: ShardingTask, group: Sequence[int]) -> str:
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
-    """Return True where a table still fits; elementwise on numbers, NumPy arrays or torch tensors that broadcast."""
+    """Return True where a table still fits, for numbers, NumPy arrays or torch tensors, elementwise."""
     return used_bytes + table_bytes <= memory_cap_bytes
 
 

@@ -91,7 +91,7 @@ def feasible_reuse_bins(
 
 
 def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """Return the mean lookups per unique index, [T]; the count of a bin is capped at the number of all lookups."""
+    """Return the mean lookups per unique index, [T]; a bin's mean count is capped at the lookups of the batch."""
     return np.asarray((shares_TK * _cap_means(num_lookups_T)).sum(axis=1))
 
 

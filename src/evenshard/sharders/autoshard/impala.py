@@ -50,7 +50,7 @@ class ImpalaConfig:
 
 @dataclass(frozen=True)
 class Unroll:
-    """Observations and actions of the actors."""
+    """Observations and actions of the actors in U successive steps."""
 
     seen: Observation  # observations of U + 1 steps; the last is the first of the next unroll
     device_UB: torch.Tensor  # the devices chosen
@@ -61,7 +61,7 @@ class Unroll:
 
 
 class Actors:
-    """Actors: environment slots that start a new random task whenever an episode ends."""
+    """Actors: parallel episodes (slots of an environment), each followed by another with a random task."""
 
     def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
         self._env = env
@@ -105,7 +105,7 @@ class Actors:
 
 
 def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
+    """Return the log-probabilities of the chosen devices, [U, B], given the policy's output (``judgement``)."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 

@@ -45,7 +45,7 @@ LEAST_HALF_WIDTH = 0.005  # minimum, because errors on unseen tables are larger 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """Time of an all-to-all: a latency, plus times per byte of the device, the busiest device and all devices."""
+    """Time of an all-to-all: a latency, plus time per byte that the device, the busiest device and all devices move."""
 
     latency_ms: float = 0.0  # fixed time of an all-to-all
     ms_per_byte: float = 0.0  # for the device's own busier direction; an inverse bandwidth

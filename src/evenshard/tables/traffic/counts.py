@@ -106,7 +106,7 @@ class ReuseIntervals:
         self._distinct_W.append(rows_U.size)
 
     def finish(self) -> None:
-        """Count pending rows, and free the memory of tracked rows."""
+        """Count the rows not yet counted, and free the memory of tracked rows."""
         self._count()
         self._forget()
 
