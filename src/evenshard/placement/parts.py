@@ -243,7 +243,7 @@ def even_widths(columns: int, parts: int) -> tuple[int, ...]:
 
 
 def replica_table(table: Table, num_devices: int) -> Table:
-    """Return a replicated table with the reuse histogram of one device, which looks up only its own samples."""
+    """Return a replicated table with the reuse histogram of one device's samples, which the device alone looks up."""
     if table.reuse_bins is None or num_devices == 1:
         return table
     return table.with_fields(reuse_bins=thin_reuse_bins(table.reuse_bins, 1 / num_devices))

@@ -27,7 +27,7 @@ ANY_LINK = "infiniband_ndr"
 
 
 def explain_infeasibility(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """Add remedies that would make the request feasible to a search's error."""
+    """Return a search's error with remedies that would make the request feasible."""
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the task's internal name means nothing to the user
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
@@ -202,7 +202,7 @@ def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _bisect_fit(fits: Callable[[int], bool], low: int, most: int) -> int | None:
-    """Bisect for the smallest number above ``low`` that fits; None if ``most`` does not fit."""
+    """Return the smallest number above ``low`` that fits, by bisection; None if ``most`` does not fit."""
     step = 1
     while not fits(high := min(low + step, most)):
         if high == most:

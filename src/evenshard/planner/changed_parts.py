@@ -42,7 +42,7 @@ Changes = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """Outcome of a change: device times by window, ms, and the memory that tables use on each device, bytes."""
+    """Outcome of a change: device times by window (phase between waits), ms, and device memory of tables, bytes."""
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
@@ -144,7 +144,7 @@ class ChangedPlacement:
     def add_storage_options(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """Add copies of options with another storage to the search space; yield the index and option of each."""
+        """Add copies of sharding options, with another storage, to the search space; yield (index, copy) of each."""
         shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])

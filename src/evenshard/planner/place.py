@@ -1,4 +1,4 @@
-"""The path from knobs to an answer: request, task, search, measurements, answer."""
+"""Steps from the user's knobs to an answer: request, task, search, measurements, answer."""
 
 from __future__ import annotations
 

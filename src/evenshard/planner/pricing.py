@@ -169,7 +169,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
-    """Return a predictor of placements; devices of other hardware than the model's use that hardware's device model."""
+    """Return a predictor of placements; the device model predicts devices of other hardware than the model's."""
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:

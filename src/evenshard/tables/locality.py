@@ -61,7 +61,7 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def table_rows_and_counts(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return distinct rows and lookups per row by bin, [T, K] each; tables without a histogram have the default."""
+    """Return distinct rows, and lookups per row, by reuse bin, [T, K] each; a missing histogram is the default."""
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
     bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])

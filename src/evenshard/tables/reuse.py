@@ -200,7 +200,7 @@ def thin_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
 def _thinning_matrix(share: float) -> FloatArray:
     """Return the probabilities, [K, K], that random sampling moves an index from one bin to another.
 
-    An index with count c has a binomial count in the sample; at 0 it is in no bin. In a bin, frequencies are
+    An index with count c has a binomial count in the sample; with 0 it is in no bin. In a bin, frequencies are
     proportional to count**-2.
     """
     exact_KK = np.zeros((_EXACT_BINS, NUM_REUSE_BINS))

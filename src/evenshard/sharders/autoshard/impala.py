@@ -79,7 +79,7 @@ class Actors:
 
     @torch.no_grad()
     def unroll(self, num_steps: int) -> Unroll:
-        """Run ``num_steps`` steps in every slot, continuing after the previous unroll."""
+        """Run ``num_steps`` steps of every parallel episode, from the end of the previous unroll."""
         memory = self._memory
         observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
         for _ in range(num_steps):
@@ -156,7 +156,7 @@ def v_trace(
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
-    """Compute the IMPALA loss: policy gradient, value error and entropy bonus, summed over steps and slots."""
+    """Compute the IMPALA loss: policy gradient, value error and entropy bonus, summed over steps and episodes."""
     judgement: PolicyOutput = policy(unroll.seen, unroll.memory)
     log_prob_UB = gather_log_probs(judgement, unroll.device_UB)
     value_UB = judgement.value_UB[:-1]

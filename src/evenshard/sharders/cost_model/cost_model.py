@@ -82,7 +82,7 @@ class Calibration:
     floor: float = 0.05  # error that all members share
 
     def problem(self) -> str | None:
-        """Return the reason that the width is invalid; None if it is valid."""
+        """Return the reason that the calibration is invalid; None if it is valid."""
         fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
         return None if fine else f"its calibration is invalid: factor {self.factor:g}, floor {self.floor:g}"
 

@@ -223,7 +223,7 @@ class ConvexNet(nn.Module):
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Return the work, [T, A] float64; with ``across_batches``, tables and dims are multiplied by the batch."""
+        """Return the work of tables, [T, A]; with ``across_batches``, per-sample work is multiplied by the batch size."""
         work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
         if self.sizes.across_batches:
             work_TA[:, PER_SAMPLE] *= batch_size

@@ -69,7 +69,7 @@ class RowRuns:
         self._counts += np.bincount(runs_L, minlength=len(self._counts))
 
     def shares(self, num_rows: int) -> tuple[float, ...] | None:
-        """Return the share of lookups of each of ``MAX_RUNS`` runs, or of each row if fewer; None without lookups."""
+        """Return the lookup share of each of ``MAX_RUNS`` row ranges, or of each row if fewer; None without lookups."""
         total = int(self._counts.sum())
         if not total:
             return None
