@@ -184,7 +184,7 @@ class ShardingTask:
 
     @cached_property
     def may_be_row_wise(self) -> frozenset[tuple[str, bool, bool]]:
-        """Return the collections with MEAN tables whose tables may all be cut by rows, but need not be."""
+        """Return the collections that have MEAN tables and whose tables may all be cut by rows, but need not be."""
         found = {table.collection for table in self.tables if table.pooling == MEAN}
         if not found or self.num_devices == 1:
             return frozenset()

@@ -256,7 +256,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def memory(self) -> tuple[DeviceMemory, ...]:
-        """Return the memory of each device, by component."""
+        """Return the memory of each device, split by what uses it."""
         return device_memories(self.request, self.parts, self.part_memory)
 
     @cached_property
@@ -266,7 +266,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def offloaded(self) -> tuple[OffloadedPart, ...]:
-        """Return the parts outside of device memory, with their additional time."""
+        """Return the parts outside of device memory, with the time that this adds."""
         return list_offloaded(self.request, self.task, self.parts)
 
     @property

@@ -366,7 +366,7 @@ def groups() -> tuple[Group, ...]:
 
 
 def place_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place``, by group."""
+    """Return the knobs of ``evenshard.place``, one group after the other."""
     return tuple(one for of_kind in groups() for one in knobs_of(of_kind.kind))
 
 

@@ -202,7 +202,7 @@ class _Limits:
 
 
 def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer | None = None) -> PlacementAnswer:
-    """Return the fastest placement found whose pooled outputs keep the order of ``old``, or of the tables.
+    """Return the fastest placement found whose pooled outputs keep the order of ``old``, or else of the tables.
 
     Args:
         place: function that answers a request without ``keep_output_order``.
