@@ -161,7 +161,7 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
 
 
 def row_wise_means(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> set[tuple[str, bool, bool]]:
-    """Return the collections that have MEAN tables and whose tables the placement all cuts by rows."""
+    """Return the collections that have MEAN tables, and of which the placement cuts every table by rows."""
     collections = {table.collection for table in task.tables if table.pooling == MEAN and task.num_devices > 1}
     for at, table in enumerate(task.tables):
         if table.collection in collections:

@@ -182,7 +182,7 @@ class ConvexNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Clip the weights: times become non-decreasing, and convex apart from passes and lanes; members stay separate."""
+        """Clip the weights, so that times do not decrease and are convex apart from jumps; keep members separate."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
