@@ -169,7 +169,7 @@ class PartMemory(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Return the device memory during the output dist, which searches compare with the available memory."""
+        """Return the device memory during the output dist, which a search limits to the available memory."""
         return sum(_on_device(self))
 
     @property

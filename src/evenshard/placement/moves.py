@@ -51,7 +51,7 @@ class PartOverlap:
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes that are copied to new devices without access to the old weights."""
+        """Return the bytes to copy to those new devices that cannot already read the old weights."""
         return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
 
 
@@ -162,7 +162,7 @@ def match_devices(overlaps: Iterable[PartOverlap], kinds: Sequence[int], machine
 
 
 def _assign_devices(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, DeviceMap]:
-    """Return the highest total worth, and its assignment: the Hungarian algorithm at each level, from devices up."""
+    """Return the highest total worth of an assignment of devices, and the assignment, by the Hungarian algorithm."""
     require_package("scipy")
     from scipy.optimize import linear_sum_assignment
 

@@ -81,7 +81,7 @@ ON_DEVICE = Storage()
 
 
 def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ...]:
-    """Return the storages of a compute kernel: one per load factor if it has a cache, or only one."""
+    """Return the storages with a compute kernel: one per load factor if the kernel has a cache, otherwise one."""
     return tuple(Storage(kernel, share) for share in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)
 
 
@@ -181,7 +181,7 @@ _NAME = re.compile(r"(.*)\[(?:rows (\d+):(\d+), )?(\d+):(\d+)\]", re.DOTALL)
 
 
 def find_part(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
-    """Return the part whose name ``part_table`` made; None if it is not a part of a table in ``by_name``."""
+    """Return the part that a name such as ads[0:64] means; None if it names no part of a table in ``by_name``."""
     if name in by_name:
         return whole_part(by_name[name])
     found = _NAME.fullmatch(name)
@@ -195,7 +195,7 @@ def find_part(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
 
 
 def lookup_share(table: Table, rows: Span) -> float:
-    """Return the share of a table's lookups that read these rows; uniform over rows if it was not counted."""
+    """Return the share of a table's lookups that read these rows; without counts, all rows are read equally often."""
     if table.row_shares is None:
         return rows.size / table.num_rows
     edges = np.linspace(0, table.num_rows, len(table.row_shares) + 1)
@@ -243,7 +243,7 @@ def even_widths(columns: int, parts: int) -> tuple[int, ...]:
 
 
 def replica_table(table: Table, num_devices: int) -> Table:
-    """Return a replicated table with the reuse histogram of one device, which looks up only its own samples."""
+    """Return a replicated table with the reuse histogram of one device's samples, which the device alone looks up."""
     if table.reuse_bins is None or num_devices == 1:
         return table
     return table.with_fields(reuse_bins=thin_reuse_bins(table.reuse_bins, 1 / num_devices))

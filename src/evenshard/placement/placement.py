@@ -161,7 +161,7 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
 
 
 def row_wise_means(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> set[tuple[str, bool, bool]]:
-    """Return the collections with MEAN tables in which the placement cuts every table by rows."""
+    """Return the collections that have MEAN tables, and of which the placement cuts every table by rows."""
     collections = {table.collection for table in task.tables if table.pooling == MEAN and task.num_devices > 1}
     for at, table in enumerate(task.tables):
         if table.collection in collections:
@@ -226,7 +226,7 @@ def _names(task: ShardingTask, group: Sequence[int]) -> str:
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
-    """Return True where a table still fits; elementwise on numbers, NumPy arrays or torch tensors that broadcast."""
+    """Return True where a table still fits, for numbers, NumPy arrays or torch tensors, elementwise."""
     return used_bytes + table_bytes <= memory_cap_bytes
 
 

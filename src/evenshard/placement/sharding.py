@@ -93,7 +93,7 @@ class ShardingType:
 
     @property
     def with_more_columns(self) -> str:
-        """Return the type that also cuts columns, of which this type is the case of one column part; "" for none."""
+        """Return the type that cuts columns in addition, such as grid_shard for table_row_wise; "" if there is none."""
         return "" if self.cuts_columns else self.call
 
     def row_devices(self, machine: Nodes, device: int) -> range:
@@ -211,14 +211,14 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Nodes) -> s
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Nodes) -> str:
-    """Return the sharding type of a table's parts, or its equivalent within a node if only that is allowed."""
+    """Return the type of a table's parts, or the equivalent type within a node if only the latter is allowed."""
     found = sharding_type(parts, table, machine)
     in_node = TYPES[found].within_node or found
     return in_node if found not in allowed and in_node in allowed else found
 
 
 def join_type(name: str, allowed: Collection[str], others: Collection[str]) -> str:
-    """Return the type to write to a plan for a pooled table: an equivalent type of its collection, or its own type.
+    """Return the type to write to a plan for a pooled table: its own, or an equal one that its collection has.
 
     TorchRec makes separate kernel calls and all-to-alls for each type, so fewer types save time.
 
@@ -336,7 +336,7 @@ def matching_types(parts: Sequence[TablePart], table: Table, machine: Nodes) -> 
 
 
 def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
-    """Return the types whose column parts must be on one node, if these devices are on one node."""
+    """Return the types that cut only columns and need one node, if these devices are on one node."""
     sizes = {name: TYPES[name].home_span(machine) for name in COLUMNS_ALONE if TYPES[name].within != EVERYWHERE}
     return [name for name, size in sizes.items() if len({device // size for device in devices}) == 1]
 

@@ -184,7 +184,7 @@ class ShardingTask:
 
     @cached_property
     def may_be_row_wise(self) -> frozenset[tuple[str, bool, bool]]:
-        """Return the collections with MEAN tables in which all tables may, but need not, be cut by rows."""
+        """Return the collections that have MEAN tables and whose tables may all be cut by rows, but need not be."""
         found = {table.collection for table in self.tables if table.pooling == MEAN}
         if not found or self.num_devices == 1:
             return frozenset()
@@ -306,7 +306,7 @@ def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | 
 
 
 def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
-    """Map each sharding type that is impossible for this table to the reason, without considering its rule on types."""
+    """Map each sharding type that this table cannot have to the reason; the rule on its types is not considered."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):

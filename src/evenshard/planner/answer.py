@@ -149,7 +149,7 @@ class PlacementAnswer(PricedParts):
         request: request that this placement answers.
         lower_bound_ms: no placement that the request allows has a lower predicted step time.
         warnings: values in an unlikely unit, then values outside the training range, as clauses.
-        comparison: baselines.
+        comparison: placements by other sharders (baselines).
         measured: cost of a step on the hardware; None if not measured.
         lineage: model, tables and code that made the answer, as JSON values.
         link: link of the model's training data; empty if unknown.
@@ -191,7 +191,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def task(self) -> ShardingTask:
-        """Return the sharding task, in which collections with row-wise MEAN tables stay cut by rows."""
+        """Return the sharding task. Collections whose MEAN tables this answer cuts by rows must stay cut by rows."""
         task = self.request.task()
         return require_row_wise_means(task, parts_by_table(task, self.parts))
 
@@ -256,7 +256,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def memory(self) -> tuple[DeviceMemory, ...]:
-        """Return the memory of each device, by component."""
+        """Return the memory of each device, split by what uses it."""
         return device_memories(self.request, self.parts, self.part_memory)
 
     @cached_property
@@ -266,7 +266,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def offloaded(self) -> tuple[OffloadedPart, ...]:
-        """Return the parts outside of device memory, with their additional time."""
+        """Return the parts outside of device memory, with the time that this adds."""
         return list_offloaded(self.request, self.task, self.parts)
 
     @property
@@ -312,7 +312,7 @@ class PlacementAnswer(PricedParts):
 
 @dataclass(frozen=True)
 class Near:
-    """The current placement and its file, and a limit on the bytes that may move from it (None for no limit)."""
+    """The current placement with its file, and the most bytes that devices may newly receive (None for no limit)."""
 
     old: PlacementAnswer
     source: str
@@ -326,7 +326,7 @@ class Near:
     def add_to(
         self, answer: PlacementAnswer, found: NearResult, free_ms: float, stay_saves: DifferenceInterval
     ) -> PlacementAnswer:
-        """Add ``nearness`` to an answer: its moves, and the alternatives of staying and of moving without a limit."""
+        """Return the answer with ``nearness``: its moves, and the times of staying and of moving without a limit."""
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
         earlier = match_earlier_placement(self.old, answer.request)

@@ -95,7 +95,7 @@ def predict_baselines(
 
 
 def allows_full_space(request: PlacementRequest) -> bool:
-    """Return True if TorchRec's planner and the heuristics may also cut or replicate tables."""
+    """Return True if the request is small enough, and allows baselines to cut or replicate tables."""
     return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 

@@ -27,7 +27,7 @@ ANY_LINK = "infiniband_ndr"
 
 
 def explain_infeasibility(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """Add remedies that would make the request feasible to a search's error."""
+    """Return a search's error with remedies that would make the request feasible."""
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # the task's internal name means nothing to the user
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
@@ -112,7 +112,7 @@ def _find_memory_gb(request: PlacementRequest) -> float | None:
 
 
 def _most_bytes(task: ShardingTask, position: int) -> int:
-    """Return the device memory of a whole table with the compute kernel that needs the most, or as a replica."""
+    """Return the most device memory that a whole table can need, with any of its compute kernels or as a replica."""
     table = task.tables[position]
     kept = [whole_part(table, (0,), Storage(kernel)) for kernel in task.kernels_of(position)]
     replica = whole_part(table, tuple(range(task.num_devices)))
@@ -140,7 +140,7 @@ def _find_host_gb(request: PlacementRequest) -> int | None:
 
 
 def _find_machine(request: PlacementRequest) -> Nodes | None:
-    """Return the smallest larger machine for which a placement was found; new devices are as large as the largest."""
+    """Return the smallest larger machine for which a placement was found; added devices have the largest memory."""
     if request.nodes.groups:
         return None
     # More devices than tables and columns cannot help: every column part already has a device.
@@ -202,7 +202,7 @@ def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _bisect_fit(fits: Callable[[int], bool], low: int, most: int) -> int | None:
-    """Bisect for the smallest number above ``low`` that fits; None if ``most`` does not fit."""
+    """Return the smallest number above ``low`` that fits, by bisection; None if ``most`` does not fit."""
     step = 1
     while not fits(high := min(low + step, most)):
         if high == most:

@@ -42,7 +42,7 @@ Changes = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """Outcome of a change: device times by window, ms, and the memory that tables use on each device, bytes."""
+    """Outcome of a change: device times by window (phase between waits), ms, and device memory of tables, bytes."""
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
@@ -62,8 +62,8 @@ class ChangedPlacement:
     """An answer's placement, and predictions of changes to single tables.
 
     Raises:
-        BadConfig: if the search never produces a table's sharding, or the answer separates tables that its own rules
-            keep together.
+        BadConfig: if a table is sharded in a way that the search never tries, or the answer separates tables that its
+            own rules keep together.
     """
 
     def __init__(self, answer: PlacementAnswer, model: Model) -> None:
@@ -98,7 +98,7 @@ class ChangedPlacement:
             raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
-        """Return the sharding types to try for a table: of column types, only the least restricted that is allowed."""
+        """Return the sharding types to try; of those that cut only columns, only the least restricted allowed one."""
         allowed = self.task.limits_of(position).types
         by_columns = least_limited_column_type(allowed, self.task.machine, COLUMN_WISE)
         return tuple(name for name in SHARDING_TYPES if name == by_columns or name not in COLUMNS_ALONE)
@@ -106,7 +106,7 @@ class ChangedPlacement:
     # Prices -----------------------------------------------------------------------------------------------------------
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
-        """Return the sharding option that a choice selects, by default the current option."""
+        """Return a table's sharding option (type, widths, storage) under a choice, by default its current choice."""
         return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class ChangedPlacement:
     def add_storage_options(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """Add copies of options with another storage to the search space; yield the index and option of each."""
+        """Add copies of sharding options, with another storage, to the search space; yield (index, copy) of each."""
         shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])

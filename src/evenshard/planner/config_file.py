@@ -46,7 +46,7 @@ def _type_of(name: str, kind: Any) -> Any:
 
 
 def load_config(path: Path) -> tuple[str | Sequence[Mapping[str, Any]] | None, dict[str, Any]]:
-    """Return the tables of a request file, None if it names none, and its arguments of ``evenshard.place``.
+    """Return the tables that a request file names (None if none), and its arguments of ``evenshard.place``.
 
     Raises:
         BadFile: if the file is missing, or is no mapping.
@@ -72,7 +72,7 @@ def _rules(path: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_text(tables: Any, arguments: Mapping[str, Any]) -> str:
-    """Return the request file of these arguments of ``evenshard.place``, without those that have their default."""
+    """Return the text of a request file with these arguments of ``evenshard.place``, except default values."""
     asked = Knobs.of({name: value for name, value in arguments.items() if name not in _NOT_IN_FILES})
     text = _block({"tables": tables})
     for group in groups():

@@ -173,7 +173,7 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 def _best_renaming(
     overlaps: Sequence[PartOverlap], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """Return the renaming of devices that moves the fewest bytes; None if the current ids move no more."""
+    """Return the renaming of devices that moves the fewest bytes; None if it moves no fewer than the current ids."""
     names = match_devices(
         overlaps, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)
     ).tolist()
@@ -221,7 +221,7 @@ def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[
 
 @one_thread()
 def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) -> tuple[StepTimes, tuple[str, ...]]:
-    """Return the step times of two answers, with notes: predicted by ``model``, or as recorded if it is None."""
+    """Return the step times of two answers, predicted by ``model`` (or as recorded if it is None), and notes."""
     if model is None:
         unlike = tuple(_list_unlike_inputs(old, new))
         alike = [] if unlike else _list_equal_tables(old, new)

@@ -69,7 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Renaming:
-    """New ids for the devices of the new placement that reduce the moved bytes, and the traffic that then remains."""
+    """Device ids for the new placement with which fewer bytes move, and the traffic with these ids."""
 
     new_names: tuple[int, ...]
     traffic: Traffic

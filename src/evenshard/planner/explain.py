@@ -260,7 +260,7 @@ class _TableChanges:
 
 
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
-    """Yield legal placements of a table with one sharding type; its compute kernel stays if possible."""
+    """Yield legal placements of a table with the sharding type ``name``; its compute kernel stays if possible."""
     may_D, kept = what_if.allowed_devices(position), what_if.option(position).storage
     options = [option for option in enumerate(what_if.space.options(position)) if option[1].sharding_type == name]
     alike = [option for option in options if option[1].storage == kept]
@@ -278,9 +278,9 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
 def _places(
     what_if: ChangedPlacement, option: ShardingOption, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield placements of an option's shards: a single shard on every allowed place, several on the least busy.
+    """Yield positions of a table's shards. A single shard tries each allowed position; several take the least busy.
 
-    A place is a run of ``option.span`` devices.
+    Position p stands for the ``option.span`` devices from device ``p * option.span``.
     """
     load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, option.span).max(axis=1)
     size = option.home_span // option.span if len(option.shards) > 1 else len(load)

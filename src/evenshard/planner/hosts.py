@@ -104,7 +104,7 @@ def add_host_memory(machine: Nodes, memory: Memory, file: HostsFile | None = Non
 def _sizes_and_speed(
     machine: Nodes, memory: Memory, file: HostsFile | None, size: str, speed: str
 ) -> tuple[tuple[int, ...], float]:
-    """Return the memory or SSD bytes of each host, empty if all have none, and their GB/s, 0 if unknown."""
+    """Return each host's memory or SSD bytes (empty if all have none) and their bandwidth, GB/s (0 if unknown)."""
     asked_gb, asked_gb_s = getattr(memory, size), getattr(memory, speed)
     all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
     if file is not None:

@@ -80,7 +80,7 @@ def predict_saving(
 
 
 def measure_common_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:
-    """Return the share, 0 to 1, of the slowest devices' work that is the same; ``tables`` have equal lookups."""
+    """Return the share, 0 to 1, of the slowest devices' work that is equal; ``tables`` have the same lookups."""
     before, after = _work(old), _work(new)
     both_ms = sum(min(before[name], after[name]) for name in tables)
     all_ms = math.sqrt(sum(before.values()) * sum(after.values()))  # geometric mean: symmetric in both

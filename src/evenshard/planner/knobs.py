@@ -366,7 +366,7 @@ def groups() -> tuple[Group, ...]:
 
 
 def place_knobs() -> tuple[Knob, ...]:
-    """Return the knobs of ``evenshard.place``, by group."""
+    """Return the knobs of ``evenshard.place``, one group after the other."""
     return tuple(one for of_kind in groups() for one in knobs_of(of_kind.kind))
 
 
@@ -376,7 +376,7 @@ def place_knob(name: str) -> Knob:
 
 
 def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """Return one keyword for each group of these knobs, whose value is the group's dataclass, such as ``Memory``."""
+    """Return, for each group of these knobs, the argument that takes the group as a dataclass, such as ``memory``."""
     names = {one.name for one in knobs}
     return tuple(
         Knob(one.name, one.kind | None, None, f"several of the arguments above, as a {one.kind.__name__}")

@@ -129,7 +129,7 @@ class DeviceMemory:
 
     @property
     def most_bytes(self) -> int:
-        """Return the larger of the counted bytes and the peak."""
+        """Return the larger of ``counted_bytes`` and the peak of a step."""
         return max(self.counted_bytes, self.peak)
 
     @property
@@ -212,7 +212,7 @@ def device_memories(
 def host_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[NodeMemory, ...]:
-    """Return the memory of each host, by its number. The arguments are those of ``device_memories``."""
+    """Return the memory of each host, by its number, given the memory of each part."""
     machine = request.nodes
     taken = np.zeros((machine.num_nodes, len(_OF_HOST)), dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):

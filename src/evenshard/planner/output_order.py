@@ -18,7 +18,7 @@ model. It tries these restrictions:
 - all tables are row_wise, or all are data_parallel, which keeps the order of the tables;
 - all tables are whole or cut by columns, which TorchRec then treats as one type; they are laid out in order over the
   devices, and neighboring tables share at most one device;
-- near the current placement, tables keep their types, tables of a column type are laid out as above, and tables whose
+- with a current placement, tables keep their types, tables of a column type are laid out as above, and tables whose
   rows are on one node stay on that node.
 
 The layout is balanced by the work of the tables, then by predicted device times. The fastest answer with the right
@@ -202,7 +202,7 @@ class _Limits:
 
 
 def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer | None = None) -> PlacementAnswer:
-    """Return the fastest placement found whose pooled outputs keep the order of ``old``, or of the tables.
+    """Return the fastest placement found whose pooled outputs keep the order of ``old``, or else of the tables.
 
     Args:
         place: function that answers a request without ``keep_output_order``.
@@ -290,7 +290,7 @@ def _answers(
 
 
 def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
-    """Add limits to those of a request; None if a table is left without a type or a device."""
+    """Return the request with further limits; None if they leave a table without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
         before = request.limits_of(name)
@@ -314,7 +314,7 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
 def _list_fixed_limits(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None
 ) -> Iterator[Mapping[str, _Limits]]:
-    """Yield limits that need no layout: all tables unchanged, or one type whose order does not depend on ranks."""
+    """Yield limits that always keep the order: all tables as in ``old``, all row_wise, or all data_parallel."""
     names = [table.name for tables in orders.values() for table in tables]
     if old is not None:
         yield {name: _keep_table(old.type_of_table[name], old.parts_of_table[name]) for name in names}
@@ -353,7 +353,7 @@ def _lay_out(
 
 
 def _split_runs(tables: Sequence[Table], position: Mapping[str, int], request: PlacementRequest) -> list[list[Table]]:
-    """Split tables, in order, wherever TorchRec would swap two neighbors that share a device."""
+    """Split tables into runs. On a shared device, TorchRec would change the order of tables of different runs."""
     runs: list[list[Table]] = []
     calls: list[tuple[str, str, str]] = []
     for table in tables:
@@ -370,7 +370,7 @@ def _split_runs(tables: Sequence[Table], position: Mapping[str, int], request: P
 def _devices_in_order(
     runs: Sequence[Sequence[Table]], work: Mapping[str, float], num_devices: int
 ) -> dict[str, frozenset[int]] | None:
-    """Return the consecutive devices of each table; runs share no device. None if there are too few devices."""
+    """Return the consecutive devices of each table; tables of different runs share none. None if too few devices."""
     if len(runs) > num_devices:
         return None
     totals = [max(sum(work[table.name] for table in run), 1e-12) for run in runs]  # above 0, as it is a divisor

@@ -1,4 +1,4 @@
-"""The path from knobs to an answer: request, task, search, measurements, answer."""
+"""Steps from the user's knobs to an answer: request, task, search, measurements, answer."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ MOST_FAILURES = 4
 
 
 def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> PredictedParts:
-    """Make small cut tables whole unless that slows the step: all at once, then each half, down to single tables."""
+    """Make small cut tables whole where that does not slow the step; try all, then halves, down to single tables."""
     task, by_table = costs.task, parts_by_table(costs.task, found.parts)
     cut = [one for one in task.tables if one.size_bytes <= MOST_BYTES and len(by_table[one.name]) > 1]
     most_ms = found.predicted_ms + max(MOST_SLOWER * found.predicted_ms, RESOLUTION_MS)

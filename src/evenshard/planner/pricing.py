@@ -48,7 +48,7 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
     None, or a name such as ``simulated:h200``, means the device model of simulated hardware.
 
     Raises:
-        BadInput: if there is none, it cannot be read, or it is for other hardware.
+        BadInput: if there is no model, it cannot be read, or it is for other hardware.
         TrackingFailed: if MLflow cannot be reached.
     """
     device = _device_model(where, hardware)
@@ -141,7 +141,7 @@ def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def links_of_request(request: PlacementRequest, model: Model) -> Links:
-    """Return the links within and between domains; within, the default is the link of the model's training data.
+    """Return the links within and between domains. The former defaults to the link of the model's training data.
 
     Raises:
         BadConfig, BadFile: if a named link is unknown or cannot be read, or no link is known.
@@ -159,7 +159,7 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
 
 
 def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
-    """Return the larger error of the links within and between domains; None if no communication is modelled."""
+    """Return the larger error of the links within and between domains; None without communication."""
     if request.num_devices == 1:
         return None
     machine = request.nodes
@@ -169,7 +169,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
-    """Return a predictor of placements; devices of other hardware than the model's use that hardware's device model."""
+    """Return a predictor of placements; the device model predicts devices of other hardware than the model's."""
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:

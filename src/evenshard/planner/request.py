@@ -180,7 +180,7 @@ class PlacementRequest:
         return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
-        """Return the rules of a table, without replicas if they would change its optimizer and are not named."""
+        """Return a table's rules, which forbid replicas that change its optimizer unless the request names them."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits

@@ -68,7 +68,7 @@ class Model(Protocol):
         """Raise BadConfig unless the model predicts times of this hardware."""
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts compute times on the model's hardware."""
+        """Return the predictor (price) of compute times on the model's hardware."""
 
     def exchange_link(self) -> Link | None:
         """Return the link that predicts communication times; None if unknown."""
@@ -118,7 +118,7 @@ class DeviceModel:
             raise BadConfig(f"{self.hardware} is not a model of {hardware}. Name only one of them.")
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts compute times on the simulated device."""
+        """Return the predictor (price) of compute times on the simulated device."""
         return DeviceModelPrice(self.profile)
 
     def exchange_link(self) -> Link:

@@ -61,7 +61,7 @@ class PlacementModel:
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:
-        """Return the price that predicts compute times."""
+        """Return the predictor (price) of compute times."""
         return LearnedPrice(self.cost_model)
 
     def exchange_link(self) -> Link | None:

@@ -104,7 +104,7 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 
 
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
-    """Return the sharding types that a table supports, without types that are equivalent on this machine."""
+    """Return the sharding types that a table supports, without those that equal a simpler type on this machine."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     # A search excludes more: types whose parts equal those of another type, and row-wise if a device gets no rows.
     return tuple(

@@ -46,7 +46,7 @@ class TableSet:
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:
-        """Wrap ``Table`` objects; only their reuse histograms may be missing."""
+        """Return the set of these tables, with an assumption for each missing reuse histogram."""
         return TableSet(tuple(tables), tuple(assume_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
 
 

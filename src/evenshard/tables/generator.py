@@ -96,7 +96,7 @@ def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatA
 
 
 def _spread_quantiles(score_T: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draw one quantile from each of T equal parts of (0, 1), in the order of the scores, [T].
+    """Draw one quantile from each of T equal parts of (0, 1); a higher score gets a higher quantile, [T].
 
     Independent draws would vary the mean pooling factor of a pool by 0.9.
     """

@@ -61,7 +61,7 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def table_rows_and_counts(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return distinct rows and lookups per row by bin, [T, K] each; tables without a histogram have the default."""
+    """Return distinct rows, and lookups per row, by reuse bin, [T, K] each; a missing histogram is the default."""
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
     bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
@@ -135,7 +135,7 @@ def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
 
 
 def _tangent_bound() -> tuple[FloatArray, FloatArray]:
-    """Return the coefficients b and g of the last bound on M in the module's docstring, [X] each."""
+    """Return the coefficients b and g, [X] each, of the bound by tangent polynomials (see the module's docstring)."""
     # Tangent points x; the bound is the least over all of them.
     points = np.geomspace(0.25, 8, 21)
     values, slopes = 1 - np.exp(-points), np.exp(-points)
@@ -150,7 +150,7 @@ _SQUARES_X, _CUBES_X = _tangent_bound()
 
 
 def _sizes_of_sets(count: int = 16) -> FloatArray:
-    """Return ``count`` equally likely factors of the cache size for sets (gamma; Wilson and Hilferty, 1931)."""
+    """Return ``count`` equally likely cache sizes, with mean 1, that model sets (gamma; Wilson and Hilferty, 1931)."""
     normal = np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
     sizes = (1 - 1 / (9 * ROWS_PER_SET) + normal / (3 * ROWS_PER_SET**0.5)) ** 3
     return np.asarray(sizes / sizes.mean())
@@ -161,7 +161,7 @@ _SIZES_OF_SETS = _sizes_of_sets()
 
 @dataclass(frozen=True)
 class _HotRows:
-    """Cumulative numbers of hot rows, hottest bins first (``rows_K``), and their shares of the lookups."""
+    """Cumulative numbers of hot rows (read more than once), hottest bins first, and their shares of the lookups."""
 
     num_rows: int
     rows_K: FloatArray
@@ -184,8 +184,8 @@ class _HotRows:
 def contiguous_share(table: Table, batch_size: int) -> float | None:
     """Estimate the share of a table's hot rows that are contiguous; None without counted traffic.
 
-    The busiest runs that could hold all hot rows get more lookups if hot rows are contiguous than if scattered.
-    The share is 0 if that difference is too small. The table's ``reuse_bins`` must be for the batch size.
+    A batch reads a hot row more than once. If hot rows are contiguous, the busiest row ranges get more lookups than
+    if they are scattered; the share is 0 if this differs too little. ``reuse_bins`` must be for the batch size.
     """
     if table.row_shares is None:
         return None

@@ -91,7 +91,7 @@ def feasible_reuse_bins(
 
 
 def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """Return the mean lookups per unique index, [T]; the count of a bin is capped at the number of all lookups."""
+    """Return the mean lookups per unique index, [T]; a bin's mean count is capped at the lookups of the batch."""
     return np.asarray((shares_TK * _cap_means(num_lookups_T)).sum(axis=1))
 
 
@@ -200,7 +200,7 @@ def thin_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
 def _thinning_matrix(share: float) -> FloatArray:
     """Return the probabilities, [K, K], that random sampling moves an index from one bin to another.
 
-    An index with count c has a binomial count in the sample; at 0 it is in no bin. In a bin, frequencies are
+    An index with count c has a binomial count in the sample; with 0 it is in no bin. In a bin, frequencies are
     proportional to count**-2.
     """
     exact_KK = np.zeros((_EXACT_BINS, NUM_REUSE_BINS))

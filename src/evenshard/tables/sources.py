@@ -46,7 +46,7 @@ _SUFFIX = ".json"
 
 
 class SourceKind(Enum):
-    """Kind of a source; see the table in the module's docstring."""
+    """Kind of a source of tables."""
 
     CATALOG = "public set"
     TABLE_FILE = "table file"
@@ -92,7 +92,7 @@ def _read_set(name: str) -> dict[str, Any]:
 
 
 def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | None) -> tuple[Table, ...]:
-    """Build the tables of a public set with one ``embedding_dim``: ``num_rows`` by column, ``hotness`` (default 1).
+    """Build the tables of a public set in which all have one dim: one table per entry of ``num_rows``.
 
     Index reuse of these sets is not published, so their reuse histograms are the default.
     """
@@ -108,7 +108,7 @@ def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | N
 def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, ...]:
     """Build the tables of a public set that lists groups of equal tables, whose indices follow a power law.
 
-    A group is ``count`` tables for each hotness of its list, or, if shared, ``count`` tables for the sum of the list.
+    A group has ``count`` tables per pooling factor in ``hotness``; if ``shared``, ``count`` tables with their sum.
     """
     alpha = float(content["power_law_alpha"])
     tables: list[Table] = []
@@ -147,7 +147,7 @@ def tables_from(
     """Load the user's tables from any source, with a reported default for each missing value.
 
     Args:
-        source: see the table in the module's docstring.
+        source: name of a public set, a table file, a DLRM batch file, or a folder of traffic.
         batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
             without traffic keep their values, and traffic without a table is ignored.

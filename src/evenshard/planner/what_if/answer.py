@@ -1,4 +1,4 @@
-"""Comparison of machines: the what-if request, its options, the best of them, and their JSON.
+"""Answer of ``evenshard.what_if``: a placement on each machine (option), the best options, and their JSON.
 
 An option is called better than another only if prediction errors cannot reverse the order. Options on different
 hardware have independent errors, each with its own interval. Options on the same hardware share the device's error: the

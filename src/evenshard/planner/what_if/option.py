@@ -116,7 +116,7 @@ class WhatIfOption:
 
     @property
     def link_factor(self) -> float:
-        """Return the factor within which 90 % of modelled communication matches real links, else ``device_factor``."""
+        """Return the factor within which 90 % of modelled communication is right; ``device_factor`` if unknown."""
         error = self._fitting_answer.link_error
         return error.factor if error is not None else self.device_factor
 

@@ -54,7 +54,7 @@ class AutoShardCostNet(TableNetwork):
 
 @dataclass(frozen=True)
 class Observation:
-    """Input of the policy in every slot, [B, ...]; after ``stack``, of U steps, [U, B, ...]."""
+    """Input of the policy for B parallel episodes, [B, ...]; ``stack`` adds an axis of U steps, [U, B, ...]."""
 
     table_BH: torch.Tensor  # representation of the table to place
     step_ratio_B: torch.Tensor  # share of the task's tables already placed, 0 to 1
@@ -74,7 +74,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Transition:
-    """Result of one step in every slot, [B]: the reward (0 until the episode ends), and whether the episode ended."""
+    """Result of one step of each parallel episode, [B]: the reward (0 until the end), and whether it ended."""
 
     reward_B: torch.Tensor
     done_B: torch.Tensor
@@ -115,7 +115,7 @@ class BalanceEnv:
         self.restart(torch.ones(num_slots, dtype=torch.bool), self._slot_B % len(batch.table_BT))
 
     def restart(self, slots_B: torch.Tensor, task_B: torch.Tensor) -> None:
-        """Begin an episode of the given task in each marked slot."""
+        """Begin a new episode of task ``task_B`` in place of each one where ``slots_B`` is True."""
         self.task_B = torch.where(slots_B, task_B, self.task_B)
         self.active_B = self.active_B | slots_B
         self.step_B = self.step_B.masked_fill(slots_B, 0)
@@ -123,7 +123,7 @@ class BalanceEnv:
             per_device[slots_B] = 0
 
     def observe(self) -> Observation:
-        """Return the observations of all slots, as copies that later steps do not change."""
+        """Return the observations of all parallel episodes, as copies that later steps do not change."""
         length_B = self._length_K[self.task_B]
         table_B = self._table_KT[self.task_B, self._row_B()]
         return Observation(
@@ -139,7 +139,7 @@ class BalanceEnv:
 
     @torch.no_grad()
     def step(self, device_B: torch.Tensor) -> Transition:
-        """Put the current table of each active slot on a device."""
+        """Put the current table of each unfinished episode on its device in ``device_B``."""
         table_B, size_B = (column[self.task_B, self._row_B()] for column in (self._table_KT, self._size_KT))
         chosen = (self._slot_B, device_B)
         self.used_BD[chosen] += size_B * self.active_B
@@ -161,7 +161,7 @@ class BalanceEnv:
         return Transition(reward_B, done_B)
 
     def _row_B(self) -> torch.Tensor:
-        """Return the index of each slot's current table, clipped to the last table."""
+        """Return the position of each episode's current table, or of the last table after the end."""
         return self.step_B.clamp(max=self._table_KT.shape[1] - 1)
 
     def _legal_BD(self) -> torch.Tensor:

@@ -50,7 +50,7 @@ class ImpalaConfig:
 
 @dataclass(frozen=True)
 class Unroll:
-    """Observations and actions of the actors."""
+    """Observations and actions of the actors in U successive steps."""
 
     seen: Observation  # observations of U + 1 steps; the last is the first of the next unroll
     device_UB: torch.Tensor  # the devices chosen
@@ -61,7 +61,7 @@ class Unroll:
 
 
 class Actors:
-    """Actors: environment slots that start a new random task whenever an episode ends."""
+    """Actors: parallel episodes (slots of an environment), each followed by another with a random task."""
 
     def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
         self._env = env
@@ -79,7 +79,7 @@ class Actors:
 
     @torch.no_grad()
     def unroll(self, num_steps: int) -> Unroll:
-        """Run ``num_steps`` steps in every slot, continuing after the previous unroll."""
+        """Run ``num_steps`` steps of every parallel episode, from the end of the previous unroll."""
         memory = self._memory
         observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
         for _ in range(num_steps):
@@ -105,7 +105,7 @@ class Actors:
 
 
 def gather_log_probs(judgement: PolicyOutput, device_UB: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities of the chosen devices, [U, B]; ``judgement`` may have one more step."""
+    """Return the log-probabilities of the chosen devices, [U, B], given the policy's output (``judgement``)."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
@@ -156,7 +156,7 @@ def v_trace(
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
-    """Compute the IMPALA loss: policy gradient, value error and entropy bonus, summed over steps and slots."""
+    """Compute the IMPALA loss: policy gradient, value error and entropy bonus, summed over steps and episodes."""
     judgement: PolicyOutput = policy(unroll.seen, unroll.memory)
     log_prob_UB = gather_log_probs(judgement, unroll.device_UB)
     value_UB = judgement.value_UB[:-1]

@@ -63,7 +63,7 @@ class AutoShardPolicy(ScaledNetwork):
         return torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE), torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE)
 
     def forward(self, seen: Observation, memory: Memory) -> PolicyOutput:
-        """Compute logits and values of U successive steps of B slots.
+        """Compute logits and values of U successive steps of B parallel episodes.
 
         Args:
             seen: stacked observations, [U, B, ...].

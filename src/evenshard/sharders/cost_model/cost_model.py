@@ -45,7 +45,7 @@ LEAST_HALF_WIDTH = 0.005  # minimum, because errors on unseen tables are larger 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """Time of an all-to-all: a latency, plus times per byte of the device, the busiest device and all devices."""
+    """Time of an all-to-all: a latency, plus time per byte that the device, the busiest device and all devices move."""
 
     latency_ms: float = 0.0  # fixed time of an all-to-all
     ms_per_byte: float = 0.0  # for the device's own busier direction; an inverse bandwidth
@@ -82,7 +82,7 @@ class Calibration:
     floor: float = 0.05  # error that all members share
 
     def problem(self) -> str | None:
-        """Return the reason that the width is invalid; None if it is valid."""
+        """Return the reason that the calibration is invalid; None if it is valid."""
         fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
         return None if fine else f"its calibration is invalid: factor {self.factor:g}, floor {self.floor:g}"
 

@@ -106,7 +106,7 @@ class DeviceRows:
         return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
 
     def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs of ``ConvexNet.encode`` for all pairs: features [P, F] and scaled work [P, A]."""
+        """Return features [P, F] and scaled work [P, A] of all (table, batch size) pairs, for ``ConvexNet.encode``."""
         positions_of: dict[int, list[int]] = {}
         for position, size in enumerate(self.batch_sizes):
             positions_of.setdefault(size, []).append(position)

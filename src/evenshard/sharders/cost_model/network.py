@@ -182,7 +182,7 @@ class ConvexNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Clip the weights so that times are non-decreasing and, without jumps, convex; keep the members separate."""
+        """Clip the weights, so that times do not decrease and are convex apart from jumps; keep members separate."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
@@ -192,7 +192,7 @@ class ConvexNet(nn.Module):
         self.lane_weight.clamp_(min=0)
 
     def is_convex(self) -> bool:
-        """Return True if ``project`` would not change the weights, apart from the minimum overhead."""
+        """Return True if ``project`` would change no weight; for the overhead, only the sign is checked."""
         owned = (
             (self.factor_weight, self.own_factors),
             (self.piece_weight, self.own_pieces),
@@ -223,7 +223,7 @@ class ConvexNet(nn.Module):
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Return the work, [T, A] float64; with ``across_batches``, tables and dims are multiplied by the batch."""
+        """Return the work of tables, [T, A]; with ``across_batches``, per-sample work is times the batch size."""
         work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
         if self.sizes.across_batches:
             work_TA[:, PER_SAMPLE] *= batch_size
@@ -263,7 +263,7 @@ class ConvexNet(nn.Module):
 
 
 def jump_sums_TJ(tables: Sequence[Table]) -> torch.Tensor:
-    """Return values whose sums determine the jumps, [T, J]: rows, and 1 for each of ``WIDTHS`` that the dim exceeds."""
+    """Return values whose sums determine sort passes and warp lanes, [T, J]: rows, and 1 per exceeded ``WIDTHS``."""
     return torch.tensor(
         [[float(one.num_rows), *(float(one.embedding_dim > width) for width in WIDTHS)] for one in tables]
     ).reshape(-1, NUM_JUMP_SUMS)

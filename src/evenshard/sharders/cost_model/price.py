@@ -1,4 +1,4 @@
-"""Price of a cost model: the same predictions, computed from sums over tables that a search can update fast.
+"""Fast form of a cost model for searches: the same predictions, from sums over tables that a search updates.
 
 Several kernel calls on a device are predicted as one call with all their tables, but never below the time of as many
 empty calls. The network is trained on pooled lookups, so a sequence is predicted as bags of size 1.
@@ -36,7 +36,7 @@ PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)
 
 
 class LearnedPrice(DevicePrice):
-    """Price that predicts compute times by the mean of the cost model's ensemble."""
+    """Fast predictor (price) of compute times: the mean of the cost model's ensemble."""
 
     num_maxima = 0
     is_by_call = False
@@ -65,7 +65,7 @@ class LearnedPrice(DevicePrice):
 
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return features of tables, [P, H]; their sums over a device's tables determine its compute time."""
+        """Return features of tables, [P, H]. The compute time of a device depends on their sums over its tables."""
         lookups = [one.pooled for one in lookups]
         if dims_P is not None:
             lookups = [one.with_dim(dim) for one, dim in zip(lookups, dims_P.tolist(), strict=True)]
@@ -84,27 +84,27 @@ class LearnedPrice(DevicePrice):
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        """Compute forward and backward time of one kernel call each, [2, N], from the sums over its tables."""
+        """Compute forward and backward time of N kernel calls, [2, N], from the sums over the tables of each call."""
         bent = (sums_NH[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums_NH), self.pieces, len(self.output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
         smooth = self.overhead_2 + sums_NH[:, LINEAR] + hidden @ self.output_U2
         return np.asarray((smooth + self.jumps_ms(sums_NH)).T)
 
     def jumps_ms(self, sums_NH: Columns) -> Columns:
-        """Compute forward and backward time of the jumps: radix-sort passes and warp lanes, [N, 2]."""
+        """Compute forward and backward time of radix-sort passes and warp lanes, which rise in steps, [N, 2]."""
         sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
         issued = (sums_NH[:, WIDER, None] > 0.5) * sums_NH[:, None, WORK]
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
         return np.asarray(sums_NH[:, LOOKED_UP, None] * sorts_N2 + lanes_N2)
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """Compute forward and backward time of devices, [2, N], at least that of as many empty kernel calls."""
+        """Compute forward and backward time of devices, [2, N], which is at least that of ``calls_N`` empty calls."""
         times_2N = np.maximum(times_QGN[:, 0], calls_N * self.empty_ms_2[:, None])
         return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
     @torch.no_grad()
     def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
-        """Compute each member's forward and backward time of devices with these parts, [D, M, 2]."""
+        """Compute each ensemble member's forward and backward time of devices with these parts, [D, M, 2]."""
         net, lookups = self._model.net, [lookup.pooled for one in held for lookup in one.lookups]
         calls_D = np.zeros(num_devices, dtype=np.float32)
         for _, device in {(one.call, one.device) for one in held}:
@@ -134,14 +134,14 @@ class LearnedPrice(DevicePrice):
 
 
 class LearnedBounds(PriceBounds):
-    """Lower bounds of the times that a learned price predicts."""
+    """Lower bounds of the compute times that a ``LearnedPrice`` predicts."""
 
     def __init__(self, price: LearnedPrice) -> None:
         super().__init__(price)
         self._price = price
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return the tangent at ``sums_H`` to the compute times without jumps."""
+        """Return the tangent at ``sums_H`` to the compute times without sort passes and warp lanes."""
         price = self._price
         bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
         piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
@@ -153,7 +153,7 @@ class LearnedBounds(PriceBounds):
         return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the jump times of each table alone: radix-sort passes for its rows, lanes for its dim, [2, P]."""
+        """Return the times of sort passes (by rows) and warp lanes (by dim) of each table alone on a device, [2, P]."""
         return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
@@ -161,7 +161,7 @@ class LearnedBounds(PriceBounds):
         return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
     def least_launch_ms_2(self, calls: int) -> FloatArray:
-        """Return the time of this number of empty calls, [2]."""
+        """Return the forward and backward time of this number of empty kernel calls, [2]."""
         return np.asarray(calls * self._price.empty_ms_2)
 
 
@@ -169,7 +169,7 @@ price_bounds.register(LearnedPrice, LearnedBounds)
 
 
 class SharedPasses(SharedSteps):
-    """Lower bound of the total radix-pass time on all devices, attributed to tables.
+    """Lower bound of the total time of radix-sort passes on all devices, attributed to tables.
 
     A device with fewer rows than the limit of a pass (``PASS_ROWS``) saves the pass for all its lookups. All devices
     may save it, or all but one if the tables have too many rows. The most lookups that save it are the optimum of a
@@ -195,14 +195,14 @@ class SharedPasses(SharedSteps):
         self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
 
     def compute_work(self, columns_PH: Columns) -> FloatArray:
-        """Return the pass time that the bound attributes to each table without a pass of its own, [2, P]."""
+        """Return the pass time that the bound attributes to tables that would not need the pass alone, [2, P]."""
         rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
         paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
         return np.asarray((paid_PL @ self._pass_ms_L2).T)
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Return the lookups per row of the table that fills the capacity, densest tables first; 0 if all fit."""
+    """Add tables by descending lookups per row; return the ratio of the one that exceeds ``room``, 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
@@ -210,7 +210,7 @@ def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> fl
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
-    """Build a predictor of step times for whole tables; the cost is that of the slowest device, as in training.
+    """Build a predictor for placements of whole tables, whose step time is that of the slowest device.
 
     All-to-all times are those fitted to the training data. The input dist is not predicted.
     """

@@ -103,7 +103,7 @@ class EvenshardSharder:
         return SearchResult(tuple(candidates), best, bound_ms)
 
     def _rollouts(self, task: ShardingTask) -> list[Placement]:
-        """Return the legal ones among placements sampled from the policy, which considers only memory."""
+        """Return the legal placements among samples from the policy, which considers memory but no rules."""
         if self._policy is None:
             return []
         sampled = roll_out(self._policy, task, self._config.seed, self._config.num_rollouts)

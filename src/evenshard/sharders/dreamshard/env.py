@@ -104,7 +104,7 @@ class EpisodeBatch:
         )
 
     def repeat(self, episodes: int) -> EpisodeBatch:
-        """Repeat each task's episode ``episodes`` times, consecutively."""
+        """Return a batch with this number of consecutive copies of each episode."""
         return EpisodeBatch(
             self.features_PF,
             *(

@@ -69,7 +69,7 @@ class RowRuns:
         self._counts += np.bincount(runs_L, minlength=len(self._counts))
 
     def shares(self, num_rows: int) -> tuple[float, ...] | None:
-        """Return the share of lookups of each of ``MAX_RUNS`` runs, or of each row if fewer; None without lookups."""
+        """Return the lookup share of each of ``MAX_RUNS`` row ranges, or of each row if fewer; None without lookups."""
         total = int(self._counts.sum())
         if not total:
             return None
@@ -106,7 +106,7 @@ class ReuseIntervals:
         self._distinct_W.append(rows_U.size)
 
     def finish(self) -> None:
-        """Count pending rows, and free the memory of tracked rows."""
+        """Count the rows not yet counted, and free the memory of tracked rows."""
         self._count()
         self._forget()
 
