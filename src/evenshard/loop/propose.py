@@ -107,7 +107,7 @@ def _replace_searched(
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """Replace a share of the placements by those of the search; if a task is repeated, by the search's next best."""
+    """Replace a share of the proposals by the search's best placements; a repeated task gets its next best one."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed

@@ -237,12 +237,12 @@ def compute_interval_factors(
     devices: Sequence[PredictedDevice],
     alone_ms: Sequence[float],
 ) -> tuple[float, float]:
-    """Return the factors that widen an interval's lower and upper ends (divisor, factor); 1 in the training range.
+    """Return a divisor of an interval's lower end and a factor of its upper end; both 1 within the training range.
 
     The cost model's own interval applies within the training range. Beyond it, times are assumed to change at most in
-    proportion to rows, dims, lookups, weight bits, batch, and, for communication, devices. So a model that is right at
-    the edge of its data errs at most by the factor by which a table exceeds it; factors of a table multiply. A device's
-    factor is the mean of its parts' factors, weighted by ``alone_ms``.
+    proportion to rows, dims, lookups, weight bits, batch, and, for communication, devices. So the time is wrong at most
+    by the factor by which a table exceeds the range; if it exceeds several ranges, their factors are multiplied. A
+    device's factor is the mean of its parts' factors, weighted by ``alone_ms``.
     """
     factor_of = {table.name: learned.table_factor(table) for table in request.tables}
     load = learned.load_factor(request.tables, request.num_devices, request.batch_size)
@@ -264,7 +264,7 @@ def compute_interval_factors(
 def compute_hot_rows_factors(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[float, float]:
-    """Return the factors that widen an interval's ends (divisor, factor) for tables without ``row_shares``.
+    """Return a divisor of an interval's lower end and a factor of its upper end, for tables without ``row_shares``.
 
     One end assumes that all hot rows of these tables are adjacent in memory, the other end that none are.
     """

@@ -221,9 +221,9 @@ def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> l
 
 
 def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """Return byte counts and time of a rank in an all-to-all, counting only ranks that it is linked to by transfers.
+    """Return byte counts and time of a rank in an all-to-all, counting only ranks connected to it by transfers.
 
-    ``values[r]`` is the number of values that rank r sends to each rank in ``peers[r]``.
+    ``values[r]`` is the number of values that rank r sends to each rank in ``peers[r]``, which connects them.
     """
     linked = {rank}
     while more := {peer for other in linked for peer in peers[other]} - linked:
