@@ -61,7 +61,7 @@ class Baseline:
         measured_ms: step time on the hardware; None if not measured.
         note: reason that there is no placement, or the rules that it violates.
         setting: options of the sharder.
-        chosen: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL`` if the sharder made several plans.
+        chosen: which of the sharder's plans this is, if several: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL``.
         saves: step time that the answer saves relative to this placement.
     """
 
@@ -326,7 +326,7 @@ class Near:
     def add_to(
         self, answer: PlacementAnswer, found: NearResult, free_ms: float, stay_saves: DifferenceInterval
     ) -> PlacementAnswer:
-        """Return the answer with ``nearness``: its moves, and the times of staying and of moving without a limit."""
+        """Return the answer with ``nearness``: its moves, and step times with the fewest and with unlimited moves."""
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
         earlier = match_earlier_placement(self.old, answer.request)

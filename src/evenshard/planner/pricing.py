@@ -141,7 +141,7 @@ def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def links_of_request(request: PlacementRequest, model: Model) -> Links:
-    """Return the links within and between domains. The former defaults to the link of the model's training data.
+    """Return the links within and between domains (nodes on one fast link), the former by default the model's.
 
     Raises:
         BadConfig, BadFile: if a named link is unknown or cannot be read, or no link is known.
@@ -159,7 +159,7 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
 
 
 def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
-    """Return the larger error of the links within and between domains; None without communication."""
+    """Return the largest error of the machine's links; None without communication."""
     if request.num_devices == 1:
         return None
     machine = request.nodes

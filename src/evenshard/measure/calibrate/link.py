@@ -82,7 +82,7 @@ class LinkFit:
         )
 
     def text(self) -> str:
-        """Format the fit as the output of the command."""
+        """Format the fit as the output of ``evenshard calibrate-link``."""
         bandwidths = ", ".join(
             f"{gb_s:.3f} GB/s for {of}"
             for name, of in BANDWIDTHS.items()
@@ -149,7 +149,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
 
 
 def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
-    """Measure and fit one link: within hosts, between hosts, or all devices if there is only one tier.
+    """Measure and fit one link: within hosts, between hosts, or among all devices if there is only one tier.
 
     Args:
         near: number of devices per host; the number of all devices if there is only one tier.

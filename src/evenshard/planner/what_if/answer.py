@@ -228,7 +228,7 @@ StepWeight = Callable[[WhatIfOption], float]
 
 @dataclass(frozen=True)
 class Best:
-    """The best option by its predicted value, and ``equals``, the options that may be as good within the errors."""
+    """The option with the best prediction, and ``equals``, options that may be as good given prediction errors."""
 
     option: WhatIfOption
     equals: tuple[WhatIfOption, ...] = ()
