@@ -61,7 +61,7 @@ class Baseline:
         measured_ms: step time on the hardware; None if not measured.
         note: reason that there is no placement, or the rules that it violates.
         setting: options of the sharder.
-        chosen: which of the sharder's plans this is, if several: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL``.
+        chosen: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL``, if the sharder made several plans and this is one.
         saves: step time that the answer saves relative to this placement.
     """
 

@@ -85,7 +85,7 @@ LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A change that may be illegal, with the approximate times of the step and of the devices after it, ms."""
+    """A change that may be illegal, with the approximate step time and device times after it, ms."""
 
     words: str
     step_ms: float

@@ -290,7 +290,7 @@ def _answers(
 
 
 def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
-    """Return the request with further limits; None if they leave a table without a type or a device."""
+    """Return the request with further limits of tables; None if they leave a table without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
         before = request.limits_of(name)

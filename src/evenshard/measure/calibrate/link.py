@@ -366,7 +366,7 @@ class _Fit:
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Return True if the curve's mean error at each size is at most ``OFF``, or within the noise of the times."""
+        """Return True if, at each size, the curve's mean error is at most ``OFF`` or within the noise of the times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S
