@@ -1,4 +1,4 @@
-"""Placements to measure in a round: proposals of policy and search, random shards, and controls."""
+"""Placements to measure in a round: proposals of policy and search, random shards, and control placements."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def measure_answers(
     journal: Journal,
     description: str,
 ) -> list[MeasuredPlacement]:
-    """Measure the placements in ``answers`` (by measurement id), together with controls of the train tasks."""
+    """Measure the placements in ``answers`` (by measurement id), together with control placements of train tasks."""
     jobs = [
         Job(name, answer.task, answer.placement.parts(answer.task.tables), 0, answer.sharder, answer.task.task_id)
         for name, answer in answers.items()

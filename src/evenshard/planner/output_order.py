@@ -129,7 +129,7 @@ def output_orders(
 
 
 def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...]]:
-    """Return the pooled tables in the order of the unsharded collections, by path."""
+    """Return the pooled tables of each unsharded collection in order, by the collection's path in the model."""
     return {
         path: tuple(
             OutputTable(table.name, keys, TABLE_WISE, (0,), None)
@@ -140,7 +140,7 @@ def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...
 
 
 def collections_of(tables: Sequence[Table]) -> dict[str, list[Table]]:
-    """Group the tables of pooled collections by path."""
+    """Group the tables of pooled collections by the collection's path in the model."""
     collections: dict[str, list[Table]] = {}
     for table in tables:
         if not table.is_sequence:

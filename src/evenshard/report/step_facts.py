@@ -341,7 +341,7 @@ def difference_text(difference_pct: float) -> str:
 
 
 def near_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield the moves from the placement in use, and the step times with the fewest moves and with no limit."""
+    """Yield texts on moves from the placement in use, and step times with the fewest and with unlimited moves."""
     near = answer.nearness
     if near is None:
         return

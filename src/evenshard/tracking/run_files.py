@@ -316,7 +316,7 @@ def _end_with_stages(client: Any, run_id: str, state: str) -> None:
 
 
 def _share_with_loop(client: Any, run_id: str) -> None:
-    """Copy the datasets and models of a stage to its loop's run, so that MLflow's pages show them in its row."""
+    """Copy the datasets and models of a stage to its loop's run, so that MLflow's pages show them in the loop's row."""
     run = client.get_run(run_id)
     parent_id = run.data.tags.get(PARENT_TAG)
     if parent_id is None:

@@ -101,7 +101,7 @@ CONTIGUOUS, STRIDED = LAYOUTS = ("contiguous", "strided")
 
 
 def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """Return the devices of each group."""
+    """Return the devices of each group that holds all tables."""
     number = num_devices // group_size
     if layout == CONTIGUOUS:
         return tuple(range(first, first + group_size) for first in range(0, num_devices, group_size))
@@ -135,7 +135,7 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """Return the distinct layouts of groups of a size, with the machine of a group; raise BadConfig if none exists."""
+    """Return the distinct layouts of groups of a size, and the machine that a group forms; raise BadConfig if none."""
     devices = machine.num_devices
     if group_size == devices:
         return (("", machine),)
