@@ -116,7 +116,7 @@ def checkout() -> Path | None:
 def pip_words(extra: str) -> str:
     """Return the arguments of ``pip install`` for an extra, quoted for a shell, such as ``'evenshard[mlops]'``.
 
-    They name the wheel, folder or URL from which evenshard was installed; if it is gone, the packages of the extra.
+    They name the wheel, folder or URL that evenshard was installed from; if it no longer exists, the extra's packages.
     """
     root = checkout()
     if root is not None:

@@ -38,7 +38,7 @@ MAX_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class Range:
-    """Range of a number from ``least`` to ``most``; without ``least`` itself if ``above``; integers if ``whole``."""
+    """Range of a number from ``least`` to ``most``; ``above`` excludes ``least``, ``whole`` allows only integers."""
 
     least: float
     most: float

@@ -281,7 +281,7 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
     """Convert any error in the block that a full disk caused to an OSError that names ``path``.
 
-    It searches the causes of the error, because libraries raise their own errors. ``path`` also replaces ``draft``.
+    It searches the causes of the error, because libraries raise their own errors. ``path`` also stands for ``draft``.
     """
     try:
         yield

@@ -146,7 +146,7 @@ def settings_of(kind: type[_Record], values: dict[str, Any], where: str, remedy:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[list[Any]]:
-    """Return pydantic's adapter for ``list[kind]``; without the list, dataclasses would ignore its configuration."""
+    """Return pydantic's adapter for ``list[kind]``; for ``kind`` alone, a dataclass would ignore its ``config``."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(list[kind], config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -156,7 +156,7 @@ def _problems(error: ValidationError, content: Any, name: str, known: Iterable[s
     """Convert a ValidationError to (location, problem, remedy) tuples, with one tuple for all types of a union.
 
     Args:
-        content: the checked value; a record is in a list.
+        content: the checked value; for a record, a list that contains it.
         name: name of the value; "" for a record.
         known: names of the fields of a record.
     """
@@ -308,7 +308,7 @@ def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> 
 
 
 def _strict(kind: Any) -> Any:
-    """Return the strict type with which pydantic checks an argument; for other classes, only the class is checked."""
+    """Return the strict type with which pydantic checks an argument; of other values, it checks only the class."""
     from pydantic import AfterValidator, BeforeValidator, InstanceOf, Strict
 
     origin, parts = get_origin(kind), get_args(kind)

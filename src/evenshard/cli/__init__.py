@@ -46,7 +46,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 
 
 class GroupedCommands(argparse.HelpFormatter):
-    """Help formatter that lists commands in groups; ``STAGE_COMMANDS`` in a group stands for those in no group."""
+    """Help formatter that lists commands in groups; ``STAGE_COMMANDS`` in a group means all ungrouped ones."""
 
     def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)

@@ -111,7 +111,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
-    """Describe the words that a parser with these flags rejects: the first unknown flag, or all if there is none."""
+    """Describe the words that a parser with these flags rejects: the first unknown flag, else all words."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if flag is None:
         return f"unexpected {', '.join(map(brief, words))}"

@@ -75,7 +75,7 @@ def run(
 def _plan_jobs(
     config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
 ) -> tuple[list[Job], list[ShardedJob]]:
-    """Return all jobs of the round, in an order in which a run that is cut short has measured a random sample."""
+    """Return all jobs of the round, ordered so that a run that ends early has measured a random sample of them."""
     require(
         config.placements_per_round + config.shards_per_round + config.sharded_per_round > 0,
         "benchmark.placements_per_round, shards_per_round and sharded_per_round are all 0. Raise one of them.",

@@ -1,6 +1,6 @@
 """Import of measured costs: merges the parts of a round, and converts shards that users measured on one device.
 
-The shards are in a CSV file with one shard per line. Column ``tables`` has the numbers of its tables (lines of the
+The shards are in a CSV file with one shard per line. Column ``tables`` lists the shard's tables (lines of the
 table file, from 0), ``dims`` their embedding dims, if the table file has none, and ``fwd_bwd_ms`` the sum of forward
 and backward time. The cost dataset has only this sum, and no communication times.
 """

@@ -165,7 +165,7 @@ def _compare(
 def _drop_replicas(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart]
 ) -> tuple[PlacementRequest, tuple[TablePart, ...], tuple[str, ...]]:
-    """Drop data_parallel tables, because DDP reduces their gradients together with those of dense layers."""
+    """Drop data_parallel tables: DDP reduces their gradients with the dense layers', so traces do not show them."""
     replicated = {part.table for part in parts if len(part.devices) > 1}
     if not replicated:
         return request, tuple(parts), ()

@@ -1,4 +1,4 @@
-"""Placements to measure in a round: proposals of policy and search, random shards, and controls."""
+"""Placements to measure in a round: proposals of policy and search, random shards, and control placements."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _replace_searched(
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """Replace a share of the placements by those of the search; if a task is repeated, by the search's next best."""
+    """Replace a share of the proposals by the search's best placements; a repeated task gets its next best one."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed
@@ -251,7 +251,7 @@ def measure_answers(
     journal: Journal,
     description: str,
 ) -> list[MeasuredPlacement]:
-    """Measure the placements in ``answers`` (by measurement id), together with controls of the train tasks."""
+    """Measure the placements in ``answers`` (by measurement id), together with control placements of train tasks."""
     jobs = [
         Job(name, answer.task, answer.placement.parts(answer.task.tables), 0, answer.sharder, answer.task.task_id)
         for name, answer in answers.items()

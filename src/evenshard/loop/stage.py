@@ -31,7 +31,7 @@ class WhichRound(Enum):
 
 @dataclass(frozen=True)
 class Reads:
-    """Declaration of an input path: an output, with the same name, that another stage writes in round ``of``."""
+    """Declaration of an input path: the output of the same name that another stage wrote in round ``of``."""
 
     of: WhichRound = WhichRound.SAME
     role: str = ""  # role of a cost dataset in MLflow

@@ -164,7 +164,7 @@ def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """List (pass, job) in order: each pass measures one ``Job.group`` after another, each in random order."""
+    """List (pass, job) in order: a pass takes the groups (``Job.group``) in turn, and a group's jobs at random."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):

@@ -74,8 +74,8 @@ def _list_tables(measured: MeasuredPlacement) -> list[list[str]]:
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
     """Read a cost dataset as measured placements for training a cost model (needs pyarrow).
 
-    A placement with cut tables is split: each device that makes a single fused call becomes a shard measured alone, and
-    other devices are dropped. ``read_placements`` returns it whole. The tables of a task are in the order of the pool.
+    A placement with cut tables is split into placements of one device. Devices that do not look up all their parts in
+    one fused call are dropped. ``read_placements`` does not split. The tables of a task are in the order of the pool.
 
     Raises:
         BadFile: see ``read_rows``; or if a row's table is missing from the pool, or the rows of a placement do not form
@@ -94,7 +94,7 @@ def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlace
 
 
 def _split_by_device(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
-    """Yield one shard measured alone for each device whose parts make one fused call for all samples."""
+    """Yield each device as a placement of its own, if it looks up all its parts in one fused call."""
     if not measured.cost.fits:
         return
     by_table = parts_by_table(measured.task, measured.parts)

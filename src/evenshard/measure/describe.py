@@ -1,4 +1,4 @@
-"""Description of a cost dataset: counts, origins, times, spreads, controls and drift."""
+"""Description of a cost dataset: counts, origins, times and their spread, control placements and their drift."""
 
 from __future__ import annotations
 

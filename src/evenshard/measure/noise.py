@@ -61,7 +61,7 @@ class Noise:
 
     @property
     def relative_pct(self) -> float:
-        """Standard deviation of a cost relative to the other costs of its run; 0 if unknown.
+        """Return the standard deviation of a cost relative to the other costs of its run; 0 if unknown.
 
         Only placements of one run are compared, so the speed of the machine on that day cancels.
         """

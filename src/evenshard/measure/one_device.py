@@ -68,7 +68,7 @@ class SequentialHardware:
         )
 
     def _try_time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
-        """Return the times; if the shard does not fit, free all memory and return None."""
+        """Return the times of a shard; if it does not fit, free all memory and return None."""
         try:
             return self._time_shard(shard, batch_size)
         except OutOfDeviceMemory:

@@ -39,7 +39,7 @@ PlacementJob = tuple[ShardingTask, Placement]
 
 @dataclass(frozen=True)
 class _TaskTables:
-    """Work of the tables of a task; refers to the task so that the cache's key, the task's id(), stays unique."""
+    """Work of a task's tables; keeps the task alive, so that its id(), which is the cache's key, stays unique."""
 
     task: ShardingTask
     columns_TC: FloatArray

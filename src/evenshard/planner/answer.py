@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # it needs SciPy
 class DifferenceInterval:
     """Step time that one placement saves relative to another, ms, with its 90 % interval; negative if it is slower.
 
-    Errors of the cost model that both placements share cancel and are not included.
+    Errors of the cost model that are equal for both placements cancel out and are not included.
     """
 
     ms: float
@@ -61,7 +61,7 @@ class Baseline:
         measured_ms: step time on the hardware; None if not measured.
         note: reason that there is no placement, or the rules that it violates.
         setting: options of the sharder.
-        chosen: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL`` if the sharder made several plans.
+        chosen: ``DEFAULT_PLAN``, ``BY_RATING`` or ``BY_MODEL``, if the sharder made several plans and this is one.
         saves: step time that the answer saves relative to this placement.
     """
 
@@ -110,7 +110,7 @@ class PricedParts:
     """Table parts (shards) with their predicted times, ms.
 
     Attributes:
-        parts: table parts, in the order of the tables, each table's by columns, then rows.
+        parts: table parts in the order of the tables; those of one table are sorted by columns, then rows.
         alone_ms: time of each part alone on its device.
         adds_ms: time that the device would save without the part.
         devices: predicted times of each device, by device id.
@@ -152,7 +152,7 @@ class PlacementAnswer(PricedParts):
         comparison: placements by other sharders (baselines).
         measured: cost of a step on the hardware; None if not measured.
         lineage: model, tables and code that made the answer, as JSON values.
-        link: link of the model's training data; empty if unknown.
+        link: link between the devices on which the model's training data was measured; empty if unknown.
         notes: notes on the accuracy of times, one or two sentences each.
         device_error: error of the simulated device; None for real hardware.
         link_error: error of modelled communication; None without communication, or in older files.
@@ -191,7 +191,7 @@ class PlacementAnswer(PricedParts):
 
     @cached_property
     def task(self) -> ShardingTask:
-        """Return the sharding task. Collections whose MEAN tables this answer cuts by rows must stay cut by rows."""
+        """Return the sharding task. If this answer cuts MEAN tables of a collection by rows, the task requires that."""
         task = self.request.task()
         return require_row_wise_means(task, parts_by_table(task, self.parts))
 
@@ -326,7 +326,7 @@ class Near:
     def add_to(
         self, answer: PlacementAnswer, found: NearResult, free_ms: float, stay_saves: DifferenceInterval
     ) -> PlacementAnswer:
-        """Return the answer with ``nearness``: its moves, and the times of staying and of moving without a limit."""
+        """Return the answer with ``nearness``: its moves, and step times with the fewest and with unlimited moves."""
         now = {table.name: table for table in answer.request.tables}
         before = {table.name for table in self.old.request.tables}
         earlier = match_earlier_placement(self.old, answer.request)

@@ -140,7 +140,7 @@ def _find_host_gb(request: PlacementRequest) -> int | None:
 
 
 def _find_machine(request: PlacementRequest) -> Nodes | None:
-    """Return the smallest larger machine for which a placement was found; added devices have the largest memory."""
+    """Return the smallest larger machine with a placement; each added device has the memory of the largest one."""
     if request.nodes.groups:
         return None
     # More devices than tables and columns cannot help: every column part already has a device.

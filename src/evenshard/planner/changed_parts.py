@@ -98,7 +98,7 @@ class ChangedPlacement:
             raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
-        """Return the sharding types to try; of those that cut only columns, only the least restricted allowed one."""
+        """Return the sharding types to try; of those that cut only columns, only the most general that is allowed."""
         allowed = self.task.limits_of(position).types
         by_columns = least_limited_column_type(allowed, self.task.machine, COLUMN_WISE)
         return tuple(name for name in SHARDING_TYPES if name == by_columns or name not in COLUMNS_ALONE)
@@ -110,7 +110,7 @@ class ChangedPlacement:
         return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
-        """Return the devices that hold a part of the table."""
+        """Return the devices that hold a part of a table under a choice, by default its current choice."""
         choice = choice or self.choices[position]
         span = self.option(position, choice).span
         return tuple(place * span + offset for place in choice.places for offset in range(span))
@@ -144,7 +144,7 @@ class ChangedPlacement:
     def add_storage_options(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """Add copies of sharding options, with another storage, to the search space; yield (index, copy) of each."""
+        """Copy sharding options of a table to the search space, with other storage; yield index and copy of each."""
         shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])
@@ -159,7 +159,7 @@ class ChangedPlacement:
         return next(group for group in groups if position in group)
 
     def allowed_devices(self, position: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the devices that the rules allow for a table, regardless of memory, [D]."""
+        """Return a mask of the devices that the rules allow for a table, regardless of memory, [devices]."""
         may_D = device_mask(self.task.num_devices, self.task.limits_of(position).devices).copy()
         for group in self.task.apart:
             if position in group:

@@ -173,7 +173,7 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 def _best_renaming(
     overlaps: Sequence[PartOverlap], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
-    """Return the renaming of devices that moves the fewest bytes; None if it moves no fewer than the current ids."""
+    """Return the renaming of devices that moves the fewest bytes; None if the current ids move as few."""
     names = match_devices(
         overlaps, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes)
     ).tolist()

@@ -96,7 +96,7 @@ class Resharded:
 class StorageChange:
     """A table whose compute kernel or cache load factor changes.
 
-    Bytes are weights and optimizer state between a device and its host. Bytes to other devices or hosts are moves.
+    Bytes are weights and optimizer state that move between a device and its own host; ``PartMove`` has all others.
     """
 
     table: str

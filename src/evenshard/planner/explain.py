@@ -57,7 +57,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The slowest device, and the best changes: for a named table, one of each kind; otherwise, one per table."""
+    """The slowest device, and the best changes: one of each kind if the user named a table, else one per table."""
 
     model: str
     device: str  # evidence for the simulated device; empty for real hardware
@@ -85,7 +85,7 @@ LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A change that may be illegal, with the approximate times of the step and of the devices after it, ms."""
+    """A change that may be illegal, with the approximate step time and device times after it, ms."""
 
     words: str
     step_ms: float
@@ -260,7 +260,7 @@ class _TableChanges:
 
 
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
-    """Yield legal placements of a table with the sharding type ``name``; its compute kernel stays if possible."""
+    """Yield legal placements of a table with sharding type ``name``, with its current compute kernel if possible."""
     may_D, kept = what_if.allowed_devices(position), what_if.option(position).storage
     options = [option for option in enumerate(what_if.space.options(position)) if option[1].sharding_type == name]
     alike = [option for option in options if option[1].storage == kept]
@@ -278,9 +278,9 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
 def _places(
     what_if: ChangedPlacement, option: ShardingOption, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield positions of a table's shards. A single shard tries each allowed position; several take the least busy.
+    """Yield the shards' positions to try: every allowed one for a single shard, the least busy ones for several.
 
-    Position p stands for the ``option.span`` devices from device ``p * option.span``.
+    A shard at position p is on the ``option.span`` devices from device ``p * option.span``.
     """
     load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, option.span).max(axis=1)
     size = option.home_span // option.span if len(option.shards) > 1 else len(load)

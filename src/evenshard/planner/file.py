@@ -49,7 +49,7 @@ class Shard(TablePart):
         storage: compute kernel and cache of the weights; left out for device memory.
         alone_ms: time of the shard alone on its device, a lower bound of the device's time.
         adds_ms: time that the device would save without the shard.
-        offload_ms: time that it would save with the shard in device memory; left out if the shard is there.
+        offload_ms: time that the device would save if the shard were in device memory; left out if it is.
     """
 
     alone_ms: float

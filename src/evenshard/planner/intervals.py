@@ -40,7 +40,7 @@ def compute_difference_interval(
 
     Args:
         pipelines: training pipeline of each placement, which decides how its phases overlap.
-        tables: names of the tables with the same lookups in both.
+        tables: names of the tables that have the same lookups in both placements.
         errors: errors of the device and of its links; the first is None for real hardware, the second if communication
             has the same error as kernels.
     """
@@ -80,7 +80,7 @@ def predict_saving(
 
 
 def measure_common_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:
-    """Return the share, 0 to 1, of the slowest devices' work that is equal; ``tables`` have the same lookups."""
+    """Return the share, 0 to 1, of the slowest devices' work that is equal, among ``tables`` with equal lookups."""
     before, after = _work(old), _work(new)
     both_ms = sum(min(before[name], after[name]) for name in tables)
     all_ms = math.sqrt(sum(before.values()) * sum(after.values()))  # geometric mean: symmetric in both

@@ -247,7 +247,7 @@ class Search:
 
 @dataclass(frozen=True)
 class InUse:
-    """The current placement, and the bytes that may move from it."""
+    """The current placement, and the limit on data that may move to other devices."""
 
     near: str | Path | None = knob(
         None, "current placement: a placement.json or its folder, local or on S3; the answer lists the tables that move"

@@ -129,12 +129,12 @@ class DeviceMemory:
 
     @property
     def most_bytes(self) -> int:
-        """Return the larger of ``counted_bytes`` and the peak of a step."""
+        """Return the larger of the memory during the output dist and the peak of a step."""
         return max(self.counted_bytes, self.peak)
 
     @property
     def full(self) -> float:
-        """Return ``most_bytes`` as a fraction of ``limit_bytes``."""
+        """Return the most memory used in a step, as a fraction of the memory without the reserve."""
         return self.most_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     @property

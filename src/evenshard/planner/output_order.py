@@ -129,7 +129,7 @@ def output_orders(
 
 
 def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...]]:
-    """Return the pooled tables in the order of the unsharded collections, by path."""
+    """Return the pooled tables of each unsharded collection in order, by the collection's path in the model."""
     return {
         path: tuple(
             OutputTable(table.name, keys, TABLE_WISE, (0,), None)
@@ -140,7 +140,7 @@ def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...
 
 
 def collections_of(tables: Sequence[Table]) -> dict[str, list[Table]]:
-    """Group the tables of pooled collections by path."""
+    """Group the tables of pooled collections by the collection's path in the model."""
     collections: dict[str, list[Table]] = {}
     for table in tables:
         if not table.is_sequence:
@@ -290,7 +290,7 @@ def _answers(
 
 
 def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
-    """Return the request with further limits; None if they leave a table without a type or a device."""
+    """Return the request with further limits of tables; None if they leave a table without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
         before = request.limits_of(name)
@@ -314,7 +314,7 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
 def _list_fixed_limits(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None
 ) -> Iterator[Mapping[str, _Limits]]:
-    """Yield limits that always keep the order: all tables as in ``old``, all row_wise, or all data_parallel."""
+    """Yield tables' limits that always keep the order: all as in ``old``, all row_wise, or all data_parallel."""
     names = [table.name for tables in orders.values() for table in tables]
     if old is not None:
         yield {name: _keep_table(old.type_of_table[name], old.parts_of_table[name]) for name in names}
@@ -330,7 +330,7 @@ def _keep_table(own_type: str, parts: Sequence[TablePart]) -> _Limits:
 def _lay_out(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None, work: Mapping[str, float]
 ) -> Mapping[str, _Limits] | None:
-    """Return limits that lay out column-cut tables over the devices in order; None if there are too few devices."""
+    """Return each table's limits, with column-cut tables on the devices in order; None if devices are too few."""
     position = {table.name: at for at, table in enumerate(request.tables)}
     of_name = {table.name: table for table in request.tables}
     limits: dict[str, _Limits] = {}
@@ -353,7 +353,7 @@ def _lay_out(
 
 
 def _split_runs(tables: Sequence[Table], position: Mapping[str, int], request: PlacementRequest) -> list[list[Table]]:
-    """Split tables into runs. On a shared device, TorchRec would change the order of tables of different runs."""
+    """Split tables into runs that may not share a device, because TorchRec would change the order of the tables."""
     runs: list[list[Table]] = []
     calls: list[tuple[str, str, str]] = []
     for table in tables:

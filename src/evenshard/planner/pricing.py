@@ -141,7 +141,7 @@ def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def links_of_request(request: PlacementRequest, model: Model) -> Links:
-    """Return the links within and between domains. The former defaults to the link of the model's training data.
+    """Return the links within and between domains (nodes on one fast link), the former by default the model's.
 
     Raises:
         BadConfig, BadFile: if a named link is unknown or cannot be read, or no link is known.
@@ -159,7 +159,7 @@ def links_of_request(request: PlacementRequest, model: Model) -> Links:
 
 
 def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
-    """Return the larger error of the links within and between domains; None without communication."""
+    """Return the largest error of the machine's links; None without communication."""
     if request.num_devices == 1:
         return None
     machine = request.nodes
@@ -237,12 +237,12 @@ def compute_interval_factors(
     devices: Sequence[PredictedDevice],
     alone_ms: Sequence[float],
 ) -> tuple[float, float]:
-    """Return the factors that widen an interval's lower and upper ends (divisor, factor); 1 in the training range.
+    """Return a divisor of an interval's lower end and a factor of its upper end; both 1 within the training range.
 
     The cost model's own interval applies within the training range. Beyond it, times are assumed to change at most in
-    proportion to rows, dims, lookups, weight bits, batch, and, for communication, devices. So a model that is right at
-    the edge of its data errs at most by the factor by which a table exceeds it; factors of a table multiply. A device's
-    factor is the mean of its parts' factors, weighted by ``alone_ms``.
+    proportion to rows, dims, lookups, weight bits, batch, and, for communication, devices. So the time is wrong at most
+    by the factor by which a table exceeds the range; if it exceeds several ranges, their factors are multiplied. A
+    device's factor is the mean of its parts' factors, weighted by ``alone_ms``.
     """
     factor_of = {table.name: learned.table_factor(table) for table in request.tables}
     load = learned.load_factor(request.tables, request.num_devices, request.batch_size)
@@ -264,7 +264,7 @@ def compute_interval_factors(
 def compute_hot_rows_factors(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[float, float]:
-    """Return the factors that widen an interval's ends (divisor, factor) for tables without ``row_shares``.
+    """Return a divisor of an interval's lower end and a factor of its upper end, for tables without ``row_shares``.
 
     One end assumes that all hot rows of these tables are adjacent in memory, the other end that none are.
     """

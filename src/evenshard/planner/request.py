@@ -180,7 +180,7 @@ class PlacementRequest:
         return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
-        """Return a table's rules, which forbid replicas that change its optimizer unless the request names them."""
+        """Return a table's rules; unless the request names replicas, they forbid those that change its optimizer."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits
@@ -231,7 +231,7 @@ def check_batch(batch_size: int, num_devices: int) -> None:
 
 
 def sharding_types_of(sharding: Sharding) -> tuple[str, ...]:
-    """Return the sharding types that the knobs name, empty for all; raise BadConfig if the knobs contradict."""
+    """Return the sharding types that the knobs name, empty for all; raise BadConfig if they contradict each other."""
     if not sharding.allow_column_split:
         return tuple(sharding.sharding_types)
     if sharding.sharding_types and set(sharding.sharding_types) != set(BY_COLUMNS):

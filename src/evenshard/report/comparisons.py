@@ -64,7 +64,7 @@ def _times(difference: Difference) -> str:
 
 
 def saved_text(difference: Difference, amount: str) -> str:
-    """Return the saving with its share of the old step and, if both have the same tables, its interval."""
+    """Return the saving with its share of the old step time and, if both answers have the same tables, its interval."""
     times = difference.times
     share, low, high = (100 * one / times.old_ms for one in (times.saves_ms, times.saves_low_ms, times.saves_high_ms))
     is_sure = low == high or not difference.is_of_same_tables

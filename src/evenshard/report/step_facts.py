@@ -275,7 +275,7 @@ def baseline_text(answer: PlacementAnswer) -> str | None:
 
 
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield the time and the settings (or rule of thumb) of each baseline that has settings."""
+    """Yield the time and the setting of each baseline that has one: options of its planner, or a rule of thumb."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
@@ -306,7 +306,7 @@ def _saved_text(answer: PlacementAnswer, other_ms: float, saves: DifferenceInter
 
 
 def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
-    """Return the ends of an interval in per cent, with words for either side of 0 if it includes 0."""
+    """Return an interval as text: "2 % to 5 %"; or, if it includes 0, such as "2 % slower to 3 % faster"."""
     if low_pct < 0 < high_pct:
         return f"{pct_text(-low_pct)} {below} to {pct_text(high_pct)} {above}"
     return " to ".join(pct_text(one) for one in sorted((abs(low_pct), abs(high_pct))))
@@ -341,7 +341,7 @@ def difference_text(difference_pct: float) -> str:
 
 
 def near_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Yield the moves from the placement in use, and the step times with the fewest moves and with no limit."""
+    """Yield texts on moves from the placement in use, and step times with the fewest and with unlimited moves."""
     near = answer.nearness
     if near is None:
         return

@@ -221,7 +221,7 @@ def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
 
 
 def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
-    """Return the part of each table that adds most to its device, in descending order."""
+    """Return each table's part that adds most time to its device: at most ``count``, the largest times first."""
     by_table: dict[str, PlacedPart] = {}
     for one in parts:
         if one.part.table not in by_table or one.adds_ms > by_table[one.part.table].adds_ms:
@@ -305,7 +305,7 @@ class AssumedGroup:
 
 
 def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
-    """Group assumptions that are equal except for their numbers."""
+    """Group an answer's assumptions whose texts differ only in numbers."""
     found: dict[tuple[str, str], list[Assumption]] = {}
     for one in answer.assumptions:
         found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)

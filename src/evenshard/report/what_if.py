@@ -51,7 +51,7 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
 
 
 def heading(found: WhatIfAnswer) -> str:
-    """Return the batch and the hardware of the times."""
+    """Return the batch size and the hardware that the times apply to, as text."""
     asked = found.question
     size = (
         f"{asked.batch_size:,} over all devices" if asked.batch_size else f"{asked.batch_per_device:,} on each device"

@@ -238,7 +238,7 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_miss(error: BaseException, unreached: str) -> str:
-    """Describe a failed MLflow call in a sentence; ``unreached`` is the verb phrase if MLflow did not respond."""
+    """Describe a failed MLflow call in a sentence; without a response, ``unreached`` is its verb."""
     what = "refuses to log" if is_refusal(error) else unreached
     return f"MLflow {what} at {address()} ({first_line(error)}). The stage continues"
 

@@ -60,7 +60,7 @@ class Record:
 
     @property
     def has_exit_handler(self) -> bool:
-        """Return True if a pipeline's exit handler ends the loop: only on a cluster, as Ctrl-C can stop a local one.
+        """Return True if a pipeline's exit handler ends the loop; only on a cluster, as Ctrl-C can stop a local one.
 
         Kubeflow Pipelines runs the handler once, so a retried run finds its loop already ended.
         """

@@ -296,7 +296,7 @@ def _names(version: ModelVersion) -> dict[str, str]:
 
 @contextmanager
 def download_model(uri: str) -> Iterator[Path]:
-    """Download a registered model (URI as in ``model_version``) and yield its folder, removed after the block."""
+    """Download a registered model (URI as in ``model_version``) and yield its folder; remove it after the block."""
     of_version = model_version(uri).uri  # reports a problem at once, where a download would retry for minutes
     with scratch_folder() as folder:
         with _ask_for_model(uri):

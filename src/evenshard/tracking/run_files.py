@@ -171,7 +171,7 @@ def start_run(record: Record) -> None:
 
 
 def _open_run(client: Any, record: Record) -> str:
-    """Return the id of a run; create a missing run and loop, but return "" for a missing loop that must exist."""
+    """Return the id of a run; create it and its loop's run if missing. Return "" for a loop that must already exist."""
     from mlflow.entities import Param
 
     loop = record if record.is_loop else record.parent
@@ -190,7 +190,7 @@ def _open_run(client: Any, record: Record) -> str:
 
 
 def ensure_loop(client: Any, experiment: str, loop: Record) -> str:
-    """Return the id of a loop's run; create a missing run, but return "" if it must exist."""
+    """Return the id of a loop's run; create it if missing, or return "" if it should already exist."""
     run_id = loop.run_id or find_by_tag(client, experiment, loop.tag, loop.key)
     if not run_id:
         if loop.must_exist:
@@ -316,7 +316,7 @@ def _end_with_stages(client: Any, run_id: str, state: str) -> None:
 
 
 def _share_with_loop(client: Any, run_id: str) -> None:
-    """Copy the datasets and models of a stage to its loop's run, so that MLflow's pages show them in its row."""
+    """Copy the datasets and models of a stage to its loop's run, so that MLflow's pages show them in the loop's row."""
     run = client.get_run(run_id)
     parent_id = run.data.tags.get(PARENT_TAG)
     if parent_id is None:

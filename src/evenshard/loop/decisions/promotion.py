@@ -182,7 +182,7 @@ def _difference_pct(common: Sequence[PairedTask]) -> Interval:
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
-    """Return the mean difference, %, that noise explains; ``num_same`` tasks have equal placements, thus no noise."""
+    """Return the largest mean difference, %, that noise can cause; tasks with equal placements have no noise."""
     # only n - num_same of n tasks add noise, so the standard error of the mean is sqrt((n - num_same) / n) as large
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 

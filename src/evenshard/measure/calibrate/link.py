@@ -82,7 +82,7 @@ class LinkFit:
         )
 
     def text(self) -> str:
-        """Format the fit as the output of the command."""
+        """Format the fit as the output of ``evenshard calibrate-link``."""
         bandwidths = ", ".join(
             f"{gb_s:.3f} GB/s for {of}"
             for name, of in BANDWIDTHS.items()
@@ -149,7 +149,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
 
 
 def _measure_tier(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
-    """Measure and fit one link: within hosts, between hosts, or all devices if there is only one tier.
+    """Measure and fit one link: within hosts, between hosts, or among all devices if there is only one tier.
 
     Args:
         near: number of devices per host; the number of all devices if there is only one tier.
@@ -221,9 +221,9 @@ def list_peers(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> l
 
 
 def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """Return byte counts and time of a rank in an all-to-all, counting only ranks that it is linked to by transfers.
+    """Return byte counts and time of a rank in an all-to-all, counting only ranks connected to it by transfers.
 
-    ``values[r]`` is the number of values that rank r sends to each rank in ``peers[r]``.
+    ``values[r]`` is the number of values that rank r sends to each rank in ``peers[r]``, which connects them.
     """
     linked = {rank}
     while more := {peer for other in linked for peer in peers[other]} - linked:
@@ -366,7 +366,7 @@ class _Fit:
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Return True if the curve's mean error at each size is at most ``OFF``, or within the noise of the times."""
+        """Return True if, at each size, the curve's mean error is at most ``OFF`` or within the noise of the times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S

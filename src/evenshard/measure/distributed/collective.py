@@ -298,7 +298,7 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
-    """Add up each timed phase of the slowest rank over all steps, s."""
+    """Add up the slowest rank's time of each timed phase, over phases and steps, s."""
     together = zip(*filter(None, steps_of_ranks), strict=True)
     slowest_ms = [max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES]
     return float(sum(slowest_ms)) / 1e3
@@ -360,7 +360,7 @@ def _decode(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> 
 
 
 def _is_leader_alive(store: Store, rank: int, seconds: float) -> bool:
-    """Exchange heartbeats with rank 0 from a background thread, because the store can hang with its host."""
+    """Return True if rank 0 answers in time; a background thread waits, because the store can hang with its host."""
     read = threading.Event()
 
     def report() -> None:

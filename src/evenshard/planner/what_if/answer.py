@@ -211,7 +211,7 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
 
 
 def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
-    """Return a memory cap per device that limits its table parts to slightly more than an even share."""
+    """Return a memory cap that leaves each device slightly more than an even share of the tables' memory."""
     request, used = answer.request, answer.used_bytes
     not_tables = request.dense_bytes + request.sample_memory.total
     reserved = max(request.reserves_bytes)
@@ -228,7 +228,7 @@ StepWeight = Callable[[WhatIfOption], float]
 
 @dataclass(frozen=True)
 class Best:
-    """The best option by its predicted value, and ``equals``, the options that may be as good within the errors."""
+    """The option with the best prediction, and ``equals``, options that may be as good given prediction errors."""
 
     option: WhatIfOption
     equals: tuple[WhatIfOption, ...] = ()
@@ -247,7 +247,7 @@ def cheapest_option(options: Sequence[WhatIfOption], max_step_ms: float | None =
 
 
 def are_separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambda _: 1.0) -> bool:
-    """Return True if predictions decide which of two options has the smaller weighted step time."""
+    """Return True if prediction errors cannot reverse which of two options has the smaller weighted step time."""
     apart = math.log(weight(one) / weight(other)) if weight(one) > 0 < weight(other) else 0.0
     if one.hardware != other.hardware:
         return _is_apart(apart + math.log(one.step_ms.value / other.step_ms.value), one.step_ms, other.step_ms)

@@ -101,7 +101,7 @@ CONTIGUOUS, STRIDED = LAYOUTS = ("contiguous", "strided")
 
 
 def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
-    """Return the devices of each group."""
+    """Return the devices of each group that holds all tables."""
     number = num_devices // group_size
     if layout == CONTIGUOUS:
         return tuple(range(first, first + group_size) for first in range(0, num_devices, group_size))
@@ -115,7 +115,7 @@ def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range
 
 
 def machine_of_ranks(machine: Nodes, ranks: Sequence[range]) -> Nodes | None:
-    """Return the machine that each set of devices forms; None if these differ, or nodes hold unequal numbers."""
+    """Return the machine that each set of devices forms; None if they differ, or nodes are of unequal size."""
     found = {_machine_of_ranks(machine, group) for group in ranks}
     return found.pop() if len(found) == 1 else None
 
@@ -135,7 +135,7 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 
 
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
-    """Return the distinct layouts of groups of a size, with the machine of a group; raise BadConfig if none exists."""
+    """Return the distinct layouts of groups of a size, and the machine that a group forms; raise BadConfig if none."""
     devices = machine.num_devices
     if group_size == devices:
         return (("", machine),)
@@ -185,7 +185,7 @@ def sum_synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
 
 
 def sync_of(answer: PlacementAnswer, machine: Nodes, layout: str, every: int) -> Sync:
-    """Predict the all-reduce of weights between the groups of a machine, with each group placed like the answer."""
+    """Predict the all-reduce of weights between the groups of a machine, each with the answer's placement."""
     groups = machine.num_devices // answer.num_devices
     replicas = machine_of_ranks(machine, replica_ranks(machine.num_devices, answer.num_devices, layout))
     assert replicas is not None, "layouts_of offers no other layouts"

@@ -72,7 +72,7 @@ class WhatIfOption:
         problem: reason that the tables do not fit; empty if they do.
         answer: placement on one group; None if the tables do not fit.
         dense_ms: step time without embeddings.
-        overlap: fraction of the shorter of embeddings and ``dense_ms`` that overlaps the longer.
+        overlap: fraction of the shorter of embedding time and ``dense_ms`` that is hidden behind the longer.
         price_per_hour: price of the machine; None without prices.
         sync: averaging of weights over groups; None for one group.
         replicas_ms: additional time of averaging gradients of replicas over all groups instead of one.
@@ -160,7 +160,7 @@ class WhatIfOption:
 
     @property
     def cost_per_ms(self) -> float | None:
-        """Return the cost of 10**9 samples per millisecond of a step; None without a price."""
+        """Return the cost of 10**9 samples for each millisecond that a step takes; None without a price."""
         if self.price_per_hour is None:
             return None
         return self.price_per_hour / 3.6e6 * SAMPLES_OF_COST / self.batch_size  # 3.6e6 ms per hour

@@ -334,7 +334,7 @@ class _SortedEnumerator:
 
 
 class _CappedStorageEstimator:
-    """TorchRec's storage estimator; enters evenshard's size of a shard as host memory, which has evenshard's limit."""
+    """TorchRec's storage estimator, with evenshard's size of a shard as host memory to enforce evenshard's limit."""
 
     def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
         self._estimator, self._shard_bytes = estimator, cache(shard_bytes)

@@ -76,8 +76,8 @@ def bandwidths_of(hardware: str, link_name: str, machine: Nodes) -> Bandwidths:
 def machine_bandwidths(hardware: str, machine: Nodes, links: Links) -> Bandwidths:
     """Return the bandwidths of device memory and links for TorchRec's topology.
 
-    Memory of simulated devices has the bandwidth that embedding kernels reach; that of real devices keeps TorchRec's
-    constant. Links have their bandwidth for long messages; that of short messages makes TorchRec's plans worse.
+    Device memory has the bandwidth that embedding kernels reach on simulated devices, and TorchRec's constant on real
+    ones. Links have the bandwidth of long messages; the lower one of short messages makes TorchRec's plans worse.
     """
     profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(

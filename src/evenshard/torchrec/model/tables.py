@@ -125,7 +125,7 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
 
 def with_bags(table: Table, bags: Sequence[float]) -> Table:
-    """Return a table with several bags per sample of each feature, from ``table`` with the lookups of a single bag."""
+    """Convert a table with the lookups of one bag per feature to one with ``bags`` bags per sample of each feature."""
     if all(number == 1 for number in bags):
         return table
     names, lookups = [], []

@@ -297,7 +297,7 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
 
 
 def _width(columns: int, num_parts: int) -> int:
-    """Return the columns of a shard if a table is cut into ``num_parts``; rounded up, as FBGEMM needs multiples."""
+    """Return the columns of a shard if a table is cut into ``num_parts``, rounded up to a width for FBGEMM."""
     width = -(-columns // num_parts)
     return -(-width // COLUMN_STEP) * COLUMN_STEP
 

@@ -213,7 +213,7 @@ def _cache_params(entry: TableEntry) -> CacheParams | None:
 def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
     """Limit the SSD cache of a table to its load factor; TorchRec 1.8 always asks for 0.2 of the rows.
 
-    Tables that share a call also share this limit.
+    Tables that are looked up in the same kernel call also share this limit.
     """
     from torchrec.distributed.types import KeyValueParams
     from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS

@@ -140,7 +140,7 @@ class PlannerArguments:
     ) -> TorchRecMachine:
         """Return the machine with the memory that the storage reservation leaves for tables.
 
-        With ``keeps_host``, host memory is unchanged.
+        With ``keeps_host``, the reservation does not reduce host memory.
 
         Raises:
             PlannerError: TorchRec's, if the reservation leaves nothing.

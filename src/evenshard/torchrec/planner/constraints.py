@@ -259,7 +259,7 @@ def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the allowed sharding types and kernels; () allows all kernels, and dense allows data_parallel."""
+    """Return the sharding types and kernels that a constraint allows; kernels are empty if it allows all."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()

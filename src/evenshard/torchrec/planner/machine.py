@@ -265,7 +265,7 @@ def topology_of(machine: TorchRecMachine) -> Topology:
 
 
 def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Sequence[int]) -> Topology:
-    """Return the topology with this device memory of each rank; ``host_bytes`` is a rank's host memory, by node.
+    """Return the topology with this device memory of each rank, and this host memory of each rank of a node.
 
     ``CustomTopologyData`` is not used: TorchRec would then cut rows unevenly, which it trains incorrectly.
     """
@@ -293,7 +293,7 @@ def note_assumed_link(topology: Topology | None) -> str:
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:
-    """Return a topology's links within and between nodes; "" if the one within has TorchRec's default bandwidth."""
+    """Return a topology's links within nodes ("" for TorchRec's default bandwidth) and between nodes."""
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
     links = topology.comms_bandwidths

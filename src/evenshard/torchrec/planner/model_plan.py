@@ -203,7 +203,7 @@ def _check_dense(machine: TorchRecMachine, dense: int) -> None:
 
 
 def _minimize_reserve(request: PlacementRequest) -> PlacementRequest:
-    """Return the request with its reserve reduced by the memory for samples, which TorchRec's 15 % also covers."""
+    """Return the request with its reserve reduced by the memory for samples, which TorchRec's 15 % reserve covers."""
     left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
     return replace(request, reserved_share=max(left, 0.0))
 

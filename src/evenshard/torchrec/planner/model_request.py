@@ -118,7 +118,7 @@ def request_of(
 def _left_out(
     request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[AllowedOptions]
 ) -> tuple[str, ...]:
-    """Return the tables that may not be replicated due to their optimizer, except if they have no other type."""
+    """Return tables that may not be replicated due to their optimizer, without those that allow only replication."""
     forced = {
         table.name
         for table in located
@@ -212,7 +212,7 @@ def _options_of_enumerator(
 def _limit_rules(
     rules: Rules, allowed: AllowedOptions, located: Iterable[LocatedTable], types: Sequence[str], kernels: Sequence[str]
 ) -> Rules:
-    """Limit the types and kernels of rules to the allowed pairs; raise TooStrict if a table has none left."""
+    """Limit types and kernels of rules to allowed (type, kernel) pairs; raise TooStrict if a table has none left."""
     table_types, table_kernels = dict(rules.table_types), dict(rules.table_kernels)
     for one in located:
         own = allowed.get((one.path, one.config.name))

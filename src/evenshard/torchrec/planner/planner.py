@@ -124,7 +124,7 @@ class EvenshardPlanner:
             compute_device: cuda or cpu. By default, cpu for a process group with gloo, cuda with NCCL, else cuda if
                 there is a GPU.
             knobs: knobs of ``evenshard.place`` that model and topology do not determine (``planner_knobs``), by name,
-                or in the dataclasses of ``evenshard.planner.knobs``; ``OWN_MEANINGS`` lists knobs that differ from it.
+                or in the dataclasses of ``evenshard.planner.knobs``; ``OWN_MEANINGS`` lists knobs that differ here.
                 Arguments of newer TorchRec releases are passed to TorchRec's planner, and listed in the log at DEBUG.
 
         Raises:

@@ -211,7 +211,7 @@ def _find_obstacle(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str
 
 
 def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
-    """Return True if a part of the old placement, whose columns share an optimizer state, is cut by columns."""
+    """Return True if the new placement cuts the columns of an old part, although they share an optimizer state."""
     edges = {edge for part in old.parts_of_table[name] for edge in part.columns}
     return any(edge not in edges for part in new.parts_of_table[name] for edge in part.columns)
 
@@ -296,7 +296,7 @@ def _table_after(
 
 
 def _choose_type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
-    """Return the sharding type to write: the running type if it can express the new one, to keep the kernel call."""
+    """Return the type to write: the running type if it includes the new one, so that the kernel call stays."""
     if table.pooling != SEQUENCE and TYPES[table.sharding_type].with_more_columns == running:
         return running
     return choose_written_type(table, together)
