@@ -313,7 +313,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return, ascending, the factors by which equal ``volumes`` reach a change of slope in a link's curves."""
+    """Return, ascending, the factors of ``volumes``, equal on all devices, at which a link's curve changes slope."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):

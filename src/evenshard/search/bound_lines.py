@@ -85,9 +85,9 @@ class TangentLine:
 
 
 class SharedSteps:
-    """Linear lower bound of time that rises in steps (such as sort passes), beyond each table's own steps.
+    """Linear lower bound of time, such as of sort passes, that calls need only for several tables together.
 
-    ``at_0_2`` is the constant of this bound, forward and backward, ms; it may be negative.
+    ``at_0_2`` is the intercept of this bound, forward and backward, ms; it may be negative.
     """
 
     def __init__(self) -> None:
@@ -109,24 +109,24 @@ class PriceBounds:
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of each table's own sort passes and warp lanes, which ``line_at`` leaves out, [2, P]."""
+        """Return the time of sort passes and warp lanes that ``line_at`` leaves out, for each table alone, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a lower bound of times that rise in steps if equal devices share the rows of all tables.
+        """Return a lower bound of sort passes if equal devices share the rows of all tables.
 
         Args:
-            columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.
+            columns_PH: features of the tables for which the bound is tightest; it is valid for any tables.
             total_rows: minimum number of rows on all devices together.
         """
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum cost that occurs once in a call with each table; ``line_at`` leaves it out, [2, P]."""
+        """Return the least one-time cost of a call with each table (its hottest row), not in ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum forward plus backward time of a device that holds each table, [P]."""
+        """Return, for each table, the minimum forward plus backward time of any device that holds it, [P]."""
         return alone_ms(self.price, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:

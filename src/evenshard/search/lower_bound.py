@@ -94,7 +94,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """All placements that use exactly these ``classes`` of options; ``alone_W`` is each option's longest shard time."""
+    """All placements with options of exactly these ``classes``; ``alone_W`` has each option's longest shard time."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -360,7 +360,7 @@ def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
 
 
 def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return each option's device memory and minimum extra time when offloaded, total and longest shard, [W] each.
+    """Return each option's device memory, and its minimum offload time in all and of its longest shard, [W] each.
 
     To cover caches of any size, each cache has the time of the next larger cache (0 for the largest), and the smallest
     cache takes no memory.

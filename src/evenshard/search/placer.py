@@ -105,9 +105,9 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """Return penalties that keep each class of shard widths on a share of devices, by its work, [classes, N, D].
+        """Return penalties that keep each class of shard widths on its own devices, [classes, N, D].
 
-        Shards that do not fit on these devices go to devices with wider shards, then to any others.
+        A class gets devices in proportion to its work. Shards that do not fit go to those of wider shards, then to any.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])

@@ -98,7 +98,7 @@ def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatA
 def _spread_quantiles(score_T: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Draw one quantile from each of T equal parts of (0, 1); a higher score gets a higher quantile, [T].
 
-    Independent draws would vary the mean pooling factor of a pool by 0.9.
+    With independent draws, the mean pooling factor of a pool would vary by 0.9.
     """
     rank_T = np.empty(len(score_T))
     rank_T[np.argsort(score_T)] = np.arange(len(score_T))

@@ -243,7 +243,7 @@ class ConvexNet(nn.Module):
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
     def mix_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute linear combinations of the outputs, [..., X]: the outputs times ``mix_OX``."""
+        """Compute linear combinations of all members' forward and backward times, with weights ``mix_OX``, [..., X]."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
@@ -257,7 +257,7 @@ class ConvexNet(nn.Module):
         return (is_wider[..., None] * lane_work[..., None, :]).flatten(-2) @ (self.lane_weight @ mix_OX)
 
     def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute the time of radix-sort passes for ``num_rows`` [...] and the mean lookups per device, [..., X]."""
+        """Compute the radix-sort time of devices with ``num_rows`` rows [...] and average lookups, [..., X]."""
         passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
         return passes @ (self.pass_weight @ mix_OX)
 
