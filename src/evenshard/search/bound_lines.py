@@ -5,12 +5,12 @@ sums of the columns, so a tangent is a lower bound for any sum of shards. ``Pric
 and bounds of times above them that rise in steps, such as radix-sort passes.
 
 **Communication.** A line bounds communication times by the volumes of devices, without latencies. Part of the time is
-common to all devices: with its waits, each device takes at least the time that all would take with the mean volume.
+common to all devices: including its waits, each device takes at least as long as if all had the mean volume.
 Common times follow the curves of links, with a line for each of several ranges of the mean volume:
 
 - Reductions over all devices take the same time on each device.
 - A single link between all devices carries the bytes that a device sends or that all others send, whichever is more.
-- If the output dist has a window of the step to itself, all devices wait for the longest, and some device has at least
+- If the output dist is alone between two barriers, all devices wait for the longest, and some device has at least
   the mean volume. Reductions within a node are equal on all of its devices. But if a domain has several nodes, that
   device may have no reduction; the mean over devices of a linear bound is used instead.
 - Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
@@ -222,7 +222,7 @@ class ExchangeLine:
     """Linear lower bound of communication time, ms, valid if the mean volume over devices is ``least`` to ``most``.
 
     Attributes:
-        at_0, slope: time of every device: a constant, and time per unit of the mean volume.
+        at_0, slope: what every device takes at least: a constant, plus time per unit of the mean volume.
         own_slope: additional time per unit of a device's own volume, if all devices have equal volumes.
         alone_slope: the same, if no other device has any volume.
     """

@@ -214,7 +214,7 @@ class GreedyStarts:
         return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts with wide shards on separate devices; for several limits of their work and memory."""
+        """Yield starts with wide shards on separate devices, for several limits of the wide shards' work and memory."""
         times, table, lanes = self.times, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
         narrow_G, *wider = (self.choose_options(types, times.even_ms, lane) for lane in lanes)

@@ -157,7 +157,7 @@ class GreedyPlacer:
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """Return the devices (or blocks) with the lowest keys for an option's shards, within ``home_span``, [M, S]."""
+        """Return the devices (or blocks) with the lowest keys for each option's shards, on one node if required."""
         table, devices = self.table, self._devices
         place_MS = np.zeros((len(option_M), table.most_shards), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]

@@ -253,7 +253,7 @@ class Proposals:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Drop changes that put two shards of a group on one device, exceed its ``home_span``, or break rules."""
+        """Drop changes that put two shards of a group on one device or too far apart, or break rules."""
         table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]

@@ -182,7 +182,7 @@ class ConvexNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Clip the weights, so that times do not decrease and are convex apart from jumps; keep members separate."""
+        """Clip the weights, so that times never decrease and are convex except for steps; keep members separate."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
@@ -223,7 +223,7 @@ class ConvexNet(nn.Module):
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Return the work of tables, [T, A]; with ``across_batches``, per-sample work is times the batch size."""
+        """Return the work of tables, [T, A]; with ``across_batches``, per-sample work times the batch size."""
         work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
         if self.sizes.across_batches:
             work_TA[:, PER_SAMPLE] *= batch_size

@@ -202,7 +202,7 @@ class SharedPasses(SharedSteps):
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Add tables by descending lookups per row; return the ratio of the one that exceeds ``room``, 0 if all fit."""
+    """Add tables, most lookups per row first; return this ratio for the table that exceeds ``room``, 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
