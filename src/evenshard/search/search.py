@@ -215,7 +215,7 @@ class PlanSearch:
 
         Args:
             number: index of the run, which seeds its random numbers.
-            phases: phases like ``PHASES``.
+            phases: settings of each phase, such as ``PHASES``.
             moves: cost of moving from an earlier placement, if any.
         """
         rng = np.random.default_rng((self.seed, number))

@@ -112,7 +112,7 @@ def _quantile(quantile_T: FloatArray, counts: tuple[int, ...], edges: tuple[floa
 
 
 def _rake_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """Fit tilted histograms to the published mean of the pool by raking, [T, K]; unraked if raking fails."""
+    """Fit tilted histograms to the published mean of the pool by raking, [T, K]; unchanged if that fails."""
     goal_K = np.array(DLRM_2021_REUSE)
     own_TK = np.exp(tilts_T[:, None] * np.arange(NUM_REUSE_BINS))
     unraked_TK = reuse_TK = tilt_to_feasible(goal_K * own_TK, rows_T, lookups_T)

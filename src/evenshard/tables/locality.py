@@ -185,7 +185,7 @@ def contiguous_share(table: Table, batch_size: int) -> float | None:
     """Estimate the share of a table's hot rows that are contiguous; None without counted traffic.
 
     A batch reads a hot row more than once. If hot rows are contiguous, the busiest row ranges get more lookups than
-    if they are scattered; the share is 0 if this differs too little. ``reuse_bins`` must be for the batch size.
+    if they are scattered; if these two cases hardly differ, the share is 0. ``reuse_bins`` must be for the batch size.
     """
     if table.row_shares is None:
         return None
