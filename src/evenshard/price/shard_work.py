@@ -159,7 +159,7 @@ class WorkCounter:
         return ShardWork(*work_CN)
 
     def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
-        """Return the row bytes that miss the L2, between those with one L2 per table and with one shared L2, [N]."""
+        """Return the row bytes that miss the L2, interpolated from one L2 per table to one shared L2, [N]."""
         alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
         sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
         together_N = missed_bytes(*reuse_columns(sums_NC), np.full(len(sums_NC), self._l2_bytes))

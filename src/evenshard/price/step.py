@@ -292,7 +292,7 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """Return communication times per unit of each volume, [V], and per replicated weight, if devices are equal.
+        """Return communication times per unit of each volume, [V], and per replicated weight, at equal volumes.
 
         Both are lower bounds without latencies. An input dist that overlaps the previous step adds 0.
         """

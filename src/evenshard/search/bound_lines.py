@@ -85,7 +85,7 @@ class TangentLine:
 
 
 class SharedSteps:
-    """Linear lower bound of time, such as of sort passes, that calls need only for several tables together.
+    """Linear lower bound of the time of steps, such as sort passes, that calls need only for several tables together.
 
     ``at_0_2`` is the intercept of this bound, forward and backward, ms; it may be negative.
     """
@@ -113,7 +113,7 @@ class PriceBounds:
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a lower bound of sort passes if equal devices share the rows of all tables.
+        """Return a lower bound of the time of sort passes if equal devices share the rows of all tables.
 
         Args:
             columns_PH: features of the tables for which the bound is tightest; it is valid for any tables.
@@ -122,7 +122,7 @@ class PriceBounds:
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the least one-time cost of a call with each table (its hottest row), not in ``line_at``, [2, P]."""
+        """Return each table's least one-time cost per call (such as its hottest row), not in ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:

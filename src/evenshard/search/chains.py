@@ -70,7 +70,7 @@ class Outcome:
 
 
 class Chains:
-    """State of N placements: options of groups, places (devices or blocks of devices) of shards, sums by device.
+    """State of N placements: options of groups, places (devices or blocks of devices) of shards, and sums.
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its shards.

@@ -40,7 +40,7 @@ class Moves:
 
     Attributes:
         home_G, home_GS: each group's option and devices (or blocks) in the earlier placement; the option is -1 if the
-            group has none, or no legal one.
+            group has no legal earlier placement.
         costless_groups: groups that may move at no cost: replicas, and groups whose option is -1.
         all_bytes: bytes of all tables in the earlier placement.
         most_bytes: limit of the moved bytes of a placement.

@@ -107,7 +107,7 @@ class GreedyPlacer:
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
         """Return penalties that keep each class of shard widths on its own devices, [classes, N, D].
 
-        A class gets devices in proportion to its work. Shards that do not fit go to those of wider shards, then to any.
+        A class gets devices in proportion to its work. Shards that do not fit go to devices of wider ones, then to any.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
