@@ -148,7 +148,7 @@ def volumes_of(
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device sends or receives in a collective, within and between domains, [..., D]."""
+    """Bytes that each device sends or receives in a collective, within and between domains (fast links), [..., D]."""
 
     collective: str
     near: int  # number of consecutive devices that communicate over the fast link
@@ -247,7 +247,7 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class Links:
-    """Links of a machine: within a domain and between domains; a single-domain machine has only the first.
+    """Links of a machine: within a domain (hosts on a fast link), and between domains if there are several.
 
     ``counts_inputs`` is False to leave the input dist out, as in measurements of unsharded tables.
     """

@@ -88,7 +88,7 @@ class Proposals:
         self._start_N = np.cumsum(self._spread_N) - self._spread_N
 
     def _shard_on(self, x_M: Indices) -> tuple[Indices, Mask]:
-        """Draw one shard of each device, and return a mask of the devices that have a shard."""
+        """Draw a random shard on each given device, and return a mask of the devices that have one."""
         if not len(self._order):
             return np.zeros(len(x_M), dtype=np.int64), np.zeros(len(x_M), dtype=bool)
         count_M = self._count_X[x_M]
