@@ -218,7 +218,7 @@ def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Tabl
 
 
 def join_type(name: str, allowed: Collection[str], others: Collection[str]) -> str:
-    """Return the type to write to a plan for a pooled table: its own, or an equal one that its collection has.
+    """Return the type to write to a plan for a pooled table: its own, or an equivalent one of its collection.
 
     TorchRec makes separate kernel calls and all-to-alls for each type, so fewer types save time.
 

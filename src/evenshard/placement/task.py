@@ -306,7 +306,7 @@ def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | 
 
 
 def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
-    """Map each sharding type that this table cannot have to the reason; the rule on its types is not considered."""
+    """Return the reason for each sharding type that this table cannot have, apart from the rule on its types."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):

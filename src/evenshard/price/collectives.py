@@ -148,7 +148,7 @@ def volumes_of(
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device sends or receives in a collective, within and between domains, [..., D]."""
+    """Bytes that each device sends or receives in a collective, within and between domains (fast links), [..., D]."""
 
     collective: str
     near: int  # number of consecutive devices that communicate over the fast link
@@ -247,7 +247,7 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class Links:
-    """Links of a machine: within a domain and between domains; a single-domain machine has only the first.
+    """Links of a machine: within a domain (hosts on a fast link), and between domains if there are several.
 
     ``counts_inputs`` is False to leave the input dist out, as in measurements of unsharded tables.
     """
@@ -313,7 +313,7 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return, ascending, the factors by which equal ``volumes`` reach a change of slope in a link's curves."""
+    """Return, ascending, the factors of ``volumes``, equal on all devices, at which a link's curve changes slope."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):

@@ -95,8 +95,8 @@ class DeviceError:
     def factor(self) -> float:
         """Return the multiplicative error factor that covers 90 % of times.
 
-        The half-width of the 90 % interval of log time equals the relative error e: with errors of both signs, the mean
-        of log(1 + e) and -log(1 - e) is e, to the third order.
+        The 90 % interval of log time is taken as +- the relative error e, because log(1 + e) and -log(1 - e) average to
+        about e.
         """
         return math.exp(self.percent / 100)
 

@@ -120,7 +120,7 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
     """Estimate a network with a NIC for each GPU, where an all-to-all waits for the bytes between nodes.
 
     Over N nodes, the bus bandwidth is N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue 130), times
-    the share of it that an all-to-all reaches. ``line_gb_s`` is per NIC.
+    the share of the line rate that an all-to-all reaches. ``line_gb_s`` is per NIC.
     """
     return Link(
         10.0,

@@ -38,7 +38,7 @@ class Rows:
 
 
 class LookupColumns:
-    """Price columns (features) of all possible lookups, for each kind of device; complete after ``update``."""
+    """Features (columns) of all lookups that placements may contain, per kind of device; ``update`` fills new rows."""
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
@@ -97,7 +97,7 @@ class CellChanges(Rows):
 class _KindLoads:
     """Loads of all devices, as if all were of one kind.
 
-    If its price is by call, each call has a column sum for each block of ``span_G`` devices with the same lookups,
+    If calls are priced separately, each has a column sum for each block of ``span_G`` devices with the same lookups,
     stored at the first device; otherwise each device has one sum. The index of a sum is ``group * X + device``, where
     the group is the call, or 0. ``next_SL`` is the second largest value of each column that is a maximum; it equals
     the maximum if two lookups attain it.
@@ -198,7 +198,7 @@ class Loads:
         self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
 
     def apply(self, changes: CellChanges, cells: CellChanges) -> None:
-        """Apply changes, given all lookups after them, and recompute the sums that they affect."""
+        """Apply changes, and recompute the sums that they affect; ``cells`` are all lookups after the changes."""
         is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
         is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True
         self._sum(cells, is_changed_CX)

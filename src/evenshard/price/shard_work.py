@@ -159,7 +159,7 @@ class WorkCounter:
         return ShardWork(*work_CN)
 
     def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
-        """Return the bytes of rows that miss the L2, interpolated between an L2 for each table and a shared L2."""
+        """Return the row bytes that miss the L2, interpolated from one L2 per table to one shared L2, [N]."""
         alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
         sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
         together_N = missed_bytes(*reuse_columns(sums_NC), np.full(len(sums_NC), self._l2_bytes))
@@ -276,7 +276,7 @@ def missed_bytes(
 
 
 def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: FloatArray) -> FloatArray:
-    """Solve for the reuse window x at which the cache is full; return -log(1 - x), [N], large if everything fits.
+    """Solve for the last fraction x of a pass whose rows fill the cache; return -log(1 - x), [N], large if all fit.
 
     The cached bytes are concave in this logarithm, so Newton's steps from 0 never overshoot. A converged stream is not
     iterated further, so its result does not depend on other streams.
@@ -308,7 +308,7 @@ class WindowGrid:
 
     @staticmethod
     def of_tables(columns_TC: FloatArray) -> FloatArray:
-        """Return each table's bytes in a cache at each window of the grid, then its bytes fetched, [T, 2 W]."""
+        """Return each table's bytes cached at each reuse window of the grid, then its bytes fetched, [T, 2 W]."""
         rows_TK = np.ascontiguousarray(columns_TC[:, NUM_WORK_COLUMNS : NUM_WORK_COLUMNS + 2 * _BINS])
         as_bytes_T = rows_TK.view(np.dtype((np.void, rows_TK.itemsize * rows_TK.shape[1])))[:, 0]
         _, first_U, number_T = np.unique(as_bytes_T, return_index=True, return_inverse=True)
@@ -320,7 +320,7 @@ class WindowGrid:
 
     @staticmethod
     def columns(unique_bytes_NK: FloatArray, looked_up_bytes_NK: FloatArray, counts_NK: FloatArray) -> FloatArray:
-        """Return the bytes in a cache at each window, then the bytes fetched, [N, 2 W]; see ``missed_bytes``."""
+        """Return the bytes cached at each reuse window, then the bytes fetched, [N, 2 W]; see ``missed_bytes``."""
         again_NK = np.maximum(looked_up_bytes_NK - unique_bytes_NK, 0.0)
         cached, fetched = [], []
         for edge in WindowGrid.edges_W.tolist():

@@ -175,7 +175,7 @@ class DeviceModelPrice:
         return np.stack([forward, backward], axis=1)[:, None]
 
     def interval(self, members_M: FloatArray) -> float:
-        """Return 0: a device model's error comes from its evidence."""
+        """Return 0; the error of a device model is in its profile's evidence."""
         return 0.0
 
 

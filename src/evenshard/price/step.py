@@ -82,7 +82,7 @@ class PredictedDevice:
 
     @property
     def predicted_total_ms(self) -> float:
-        """Return the device's own time in a step: the sum of its five times without hidden time."""
+        """Return the device's own time in a step, without waits and hidden time."""
         return sum(predicted_step_times(self))
 
 
@@ -292,7 +292,7 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """Return equal devices' communication time per unit of each kind of volume, [V], and per replicated weight.
+        """Return communication times per unit of each volume, [V], and per replicated weight, at equal volumes.
 
         Both are lower bounds without latencies. An input dist that overlaps the previous step adds 0.
         """

@@ -55,7 +55,7 @@ def hides_inputs(pipeline: str) -> bool:
 
 
 def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
-    """Split a step into windows; the step time is the sum of each window's slowest device.
+    """Split a step at its barriers into windows; the step time is the sum of each window's slowest device.
 
     Args:
         phases: phases of the devices.
@@ -94,7 +94,7 @@ def hidden_ms(phases: Phases, pipeline: str) -> FloatArray:
 
 
 def kernels_ms(phases: Phases, pipeline: str) -> float:
-    """Sum the kernel times of the slowest device of each window; the rest of the step is communication."""
+    """Sum the kernel times of the slowest device between each two barriers; the rest is communication."""
     found = 0.0
     for window in windows(phases, pipeline):
         slowest = int(window.total.argmax())

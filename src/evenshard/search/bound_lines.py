@@ -5,12 +5,12 @@ sums of the columns, so a tangent is a lower bound for any sum of shards. ``Pric
 and bounds of times above them that rise in steps, such as radix-sort passes.
 
 **Communication.** A line bounds communication times by the volumes of devices, without latencies. Part of the time is
-common to all devices: with its waits, each device takes at least the time that all would take with the mean volume.
+common to all devices: including its waits, each device takes at least as long as if all had the mean volume.
 Common times follow the curves of links, with a line for each of several ranges of the mean volume:
 
 - Reductions over all devices take the same time on each device.
 - A single link between all devices carries the bytes that a device sends or that all others send, whichever is more.
-- If the output dist has a window of the step to itself, all devices wait for the longest, and some device has at least
+- If the output dist is alone between two barriers, all devices wait for the longest, and some device has at least
   the mean volume. Reductions within a node are equal on all of its devices. But if a domain has several nodes, that
   device may have no reduction; the mean over devices of a linear bound is used instead.
 - Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
@@ -85,9 +85,9 @@ class TangentLine:
 
 
 class SharedSteps:
-    """Linear lower bound of time that rises in steps (such as sort passes), beyond each table's own steps.
+    """Linear lower bound of the time of steps, such as sort passes, that calls need only for several tables together.
 
-    ``at_0_2`` is the constant of this bound, forward and backward, ms; it may be negative.
+    ``at_0_2`` is the intercept of this bound, forward and backward, ms; it may be negative.
     """
 
     def __init__(self) -> None:
@@ -109,24 +109,24 @@ class PriceBounds:
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the time of each table's own sort passes and warp lanes, which ``line_at`` leaves out, [2, P]."""
+        """Return the time of sort passes and warp lanes that ``line_at`` leaves out, for each table alone, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a lower bound of times that rise in steps if equal devices share the rows of all tables.
+        """Return a lower bound of the time of sort passes if equal devices share the rows of all tables.
 
         Args:
-            columns_PH: tables for which the bound is as high as possible; it is valid for all other tables.
+            columns_PH: features of the tables for which the bound is tightest; it is valid for any tables.
             total_rows: minimum number of rows on all devices together.
         """
         return SharedSteps()
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum cost that occurs once in a call with each table; ``line_at`` leaves it out, [2, P]."""
+        """Return each table's least one-time cost per call (such as its hottest row), not in ``line_at``, [2, P]."""
         return np.zeros((2, len(columns_PH)))
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the minimum forward plus backward time of a device that holds each table, [P]."""
+        """Return, for each table, the minimum forward plus backward time of any device that holds it, [P]."""
         return alone_ms(self.price, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:
@@ -222,7 +222,7 @@ class ExchangeLine:
     """Linear lower bound of communication time, ms, valid if the mean volume over devices is ``least`` to ``most``.
 
     Attributes:
-        at_0, slope: time of every device: a constant, and time per unit of the mean volume.
+        at_0, slope: what every device takes at least: a constant, plus time per unit of the mean volume.
         own_slope: additional time per unit of a device's own volume, if all devices have equal volumes.
         alone_slope: the same, if no other device has any volume.
     """

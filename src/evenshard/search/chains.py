@@ -70,12 +70,12 @@ class Outcome:
 
 
 class Chains:
-    """State of N complete placements: options of groups, places (devices or blocks of devices) of shards, and sums.
+    """State of N placements: options of groups, places (devices or blocks of devices) of shards, and sums.
 
     Attributes:
         option_NG, place_NGS: the option of each group, and the places of its shards.
         all_shards, all_group_F, all_slot_F: all chains' shards, the group of each, and its position in its option.
-        windows_BND: times of devices in each window of a step, ms.
+        windows_BND: times of devices in each window (from barrier to barrier) of a step, ms.
         moves, moved_N: the earlier placement, if any, and the bytes that move from it to each placement.
     """
 
@@ -123,7 +123,7 @@ class Chains:
     def list_shards(
         self, number_E: Indices, option_E: Indices, place_ES: Indices, sign: int
     ) -> tuple[Shards, Indices, Indices]:
-        """Return the shards of these options at these places, the edit of each, and its position in its option."""
+        """Return the shards of these options on these devices (or blocks), and the edit and index of each shard."""
         table = self.table
         from_F, slot_F = repeat_numbers(table.count_O[option_E])
         option_F = option_E[from_F]
@@ -254,7 +254,7 @@ class Chains:
 
     @property
     def overflow_N(self) -> FloatArray:
-        """Return each chain's memory overflow as a fraction of capacity, plus its ``MeanCollections.overflow``."""
+        """Return each chain's memory overflow as a share of capacity, plus the penalty ``MeanCollections.overflow``."""
         return self._overflow(self._sums)
 
     def _overflow(self, sums: _Sums) -> FloatArray:

@@ -211,7 +211,7 @@ class CutBounds:
     def part_work_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
         """Return a lower bound of the work of parts of 1, 2, ... blocks of columns; infinite for invalid widths.
 
-        ``kind`` is the index of the kind of device; ``lines`` are linear bounds, ``line_W`` has each option's index.
+        ``kind`` is the index of the kind of device; ``line_W`` is the index in ``lines`` of each option's bound.
         """
         if not self._cuts:
             return np.zeros((2, 0, 0))
@@ -342,7 +342,7 @@ class IndivisibleShards:
         return False
 
     def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
-        """Return the highest excess of a dual feasible function's sum over the devices; above 0, no placement fits."""
+        """Return the most by which a dual feasible function's sum exceeds the device count; above 0, nothing fits."""
         common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
         share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
         is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))

@@ -214,7 +214,7 @@ class GreedyStarts:
         return cheapest_options(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts with wide shards on separate devices, up to some eighths of all work and memory."""
+        """Yield starts with wide shards on separate devices, for several limits of the wide shards' work and memory."""
         times, table, lanes = self.times, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
         narrow_G, *wider = (self.choose_options(types, times.even_ms, lane) for lane in lanes)
@@ -247,7 +247,7 @@ class GreedyStarts:
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
     def cut_means_by_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best variants of these starts with one collection of MEAN tables, or every one, row-wise."""
+        """Return the cheapest variants of these starts where one or all collections with MEAN tables are row-wise."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found
@@ -296,7 +296,7 @@ class GreedyStarts:
 
     @cached_property
     def _options_of_cut(self) -> dict[str, Indices]:
-        """Map each kind of cut to each table group's option with this cut, [G]; -1 if there is none."""
+        """Map each kind of cut to the option of each table group that has this cut, [G]; -1 if there is none."""
         devices, found = self.space.task.num_devices, {}
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
         found["row-wise"] = self._first_of(single_O & (self.table.span_O == devices))
@@ -339,7 +339,7 @@ class GreedyStarts:
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
     def _scale(self, chains: Chains) -> FloatArray:
-        """Return, for each group's first device, its time divided by the total of its shards' times alone, [N, G]."""
+        """Return, for each group, its first device's time divided by the sum of that device's single-shard times."""
         ms_P = np.where(self.space.shard_arrays.span_P == 1, self.times.ms_P, 0.0)
         load_ND = chains.sum_by_device(chains.all_shards, ms_P, chains.num)
         ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))

@@ -61,7 +61,7 @@ def require_feasible(task: ShardingTask) -> PackedItems:
 
 
 def require_types(task: ShardingTask) -> None:
-    """Raise InfeasibleTask if the rules exclude every sharding type, or all memory, for a table."""
+    """Raise InfeasibleTask if rules leave a table, or tables that stay together, no sharding type or kernel."""
     position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
     if position is not None:
         kernels = task.limits_of(position).kernels or task.kernels

@@ -204,7 +204,7 @@ def _add_cut(model: _Model, item: PackedItem, cut: Cut) -> int:
 
 
 def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, int]], chosen: int) -> None:
-    """Require rows on every device, or equal blocks of rows with only the last devices empty, if ``chosen`` is 1."""
+    """Require, if ``chosen`` is 1, rows on every device, or equal row blocks with only the last devices empty."""
     on_all, even = program.variable(int(len(own) >= cut.fills)), cut.even_rows
     program.limit([(on_all, 1), (chosen, -1)], most=0)
     for count, _ in own:

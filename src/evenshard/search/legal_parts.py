@@ -101,7 +101,7 @@ def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, 
 
 
 def _offloads(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many of the tables ``chosen``, from the first, must be offloaded so that all tables fit in total."""
+    """Return how many tables of ``chosen``, in this order, must be offloaded so that tables fit in total memory."""
 
     def size(at: int) -> int:
         return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))

@@ -94,7 +94,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """All placements that use exactly these ``classes`` of options; ``alone_W`` is each option's longest shard time."""
+    """Placements with exactly these ``classes`` of kernel calls; ``alone_W`` is each option's longest shard time."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -175,7 +175,7 @@ class _Bounds:
             np.minimum.at(least_Y, self._class_W[self._option_C], least_C)
 
     def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
-        """Yield sets of option classes that include an option for every group, each with a quick lower bound."""
+        """Yield sets of classes of options (with equal kernel calls) that suffice for all groups, with lower bounds."""
         table, lines = self._table, self._lines_of_wholes
         all_lines_X = zip(self._lines_X, self._lines_beside_nodes_X, strict=True)
         slopes_X = [min(one.slope + one.own_slope for one in (*some, *others)) for some, others in all_lines_X]
@@ -348,7 +348,7 @@ class _Bounds:
 
 
 def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
-    """Return the devices' memory; infinite if tables may be offloaded, but the space has no such options."""
+    """Return the devices' memory; infinite if the task allows offloading, but the space has no offloaded options."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
@@ -360,7 +360,7 @@ def _available_bytes(space: SearchSpace, bytes_W: Numbers) -> float:
 
 
 def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return each option's device memory and minimum extra time when offloaded, total and longest shard, [W] each.
+    """Return each option's device memory, and its minimum offload time in all and of its longest shard, [W] each.
 
     To cover caches of any size, each cache has the time of the next larger cache (0 for the largest), and the smallest
     cache takes no memory.

@@ -39,9 +39,9 @@ class Moves:
     """Cost of moving from an earlier placement; adds that placement's options to the search space.
 
     Attributes:
-        home_G, home_GS: each group's option and places in the earlier placement (its home); the option is -1 if the
-            group has no legal home.
-        costless_groups: groups that may move at no cost: replicas, and groups without a home.
+        home_G, home_GS: each group's option and devices (or blocks) in the earlier placement; the option is -1 if the
+            group has no legal earlier placement.
+        costless_groups: groups that may move at no cost: replicas, and groups whose option is -1.
         all_bytes: bytes of all tables in the earlier placement.
         most_bytes: limit of the moved bytes of a placement.
     """
@@ -147,7 +147,7 @@ class Moves:
     def _lacking_bytes(
         self, table: Table, columns: Indices, devices_QW: Indices, cuts_rows: bool, is_on_device: bool
     ) -> FloatArray:
-        """Return the bytes of these columns that each set of devices lacks, in all rows or equal blocks, [A, Q]."""
+        """Return the bytes of these columns that each set of devices lacks, in all rows or equal row blocks, [A, Q]."""
         before, span = self.earlier.parts_of_table.get(table.name, ()), devices_QW.shape[1]
         if not before:
             return np.zeros((len(columns), len(devices_QW)))

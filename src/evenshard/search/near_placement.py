@@ -106,7 +106,7 @@ class NearSearch:
             free: the result of the search without a limit.
 
         Raises:
-            BadConfig: if more bytes have to move; the message has their number, and the tables.
+            BadConfig: if every placement moves more; the message has the limit needed and the tables that must move.
         """
         space = self._search.space
         of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
@@ -184,14 +184,14 @@ class NearSearch:
         return self._anneal([fewest], self._bytes(fewest), 0, STAY_SHARE) or best
 
     def _earlier_placements(self, free: _Placement) -> list[_Placement]:
-        """Return the earlier placement with new tables as in ``free``, without and with moves that cost nothing."""
+        """Return the earlier placement with new tables as in ``free``, without and with changes that move no bytes."""
         is_new_G = self._moves.home_G < 0
         is_free_NG = (is_new_G, is_new_G | (self._moves.count_bytes(*free) == 0))
         homes = self._moves.home_G, self._moves.home_GS
         return [(np.where(own, free[0], homes[0]), np.where(own[:, None], free[1], homes[1])) for own in is_free_NG]
 
     def _record_legal(self, *placements: Sequence[TablePart] | None) -> None:
-        """Record legal placements as candidates unchanged, even if the search space cannot represent them."""
+        """Record each legal placement as a candidate, even if the search space cannot represent it."""
         for parts in placements:
             if parts is not None and is_legal_sharding(self._search.costs.task, parts):
                 self._record(tuple(parts), self._moves.parts_bytes(parts))

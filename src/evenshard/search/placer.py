@@ -105,9 +105,9 @@ class GreedyPlacer:
         return place_NGS
 
     def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
-        """Return penalties that keep each class of shard widths on a share of devices, by its work, [classes, N, D].
+        """Return penalties that keep each class of shard widths on its own devices, [classes, N, D].
 
-        Shards that do not fit on these devices go to devices with wider shards, then to any others.
+        A class gets devices in proportion to its work. Shards that do not fit go to devices of wider ones, then to any.
         """
         classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
         work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
@@ -157,7 +157,7 @@ class GreedyPlacer:
         return place_NS
 
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
-        """Return the devices (or blocks) with the lowest keys for an option's shards, within ``home_span``, [M, S]."""
+        """Return the devices (or blocks) with the lowest keys for each option's shards, on one node if required."""
         table, devices = self.table, self._devices
         place_MS = np.zeros((len(option_M), table.most_shards), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]

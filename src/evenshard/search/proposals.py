@@ -88,7 +88,7 @@ class Proposals:
         self._start_N = np.cumsum(self._spread_N) - self._spread_N
 
     def _shard_on(self, x_M: Indices) -> tuple[Indices, Mask]:
-        """Draw one shard of each device, and return a mask of the devices that have a shard."""
+        """Draw a random shard on each given device, and return a mask of the devices that have one."""
         if not len(self._order):
             return np.zeros(len(x_M), dtype=np.int64), np.zeros(len(x_M), dtype=bool)
         count_M = self._count_X[x_M]
@@ -156,7 +156,7 @@ class Proposals:
         return Edits.join(shards)
 
     def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return True if two options with several shards can swap devices: equal ``count_O`` and ``home_O``."""
+        """Return True if two options can swap devices: they have equally many shards, on equally many devices."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
         return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
@@ -203,7 +203,7 @@ class Proposals:
         return Edits(change_M, group_M, option_M, chains.place_NGS[chain_M, group_M])
 
     def _place(self, chains: Chains, chain_M: Indices, group_M: Indices, option_M: Indices) -> Indices:
-        """Choose devices for each new option: the least loaded without the old shards, with random noise, [M, S]."""
+        """Choose the devices with the least load, without the group's old shards and with random noise, [M, S]."""
         count, table = len(chain_M), self._table
         key_MD = self._load_ND[chain_M]
         old_MS = chains.place_NGS[chain_M, group_M]
@@ -253,7 +253,7 @@ class Proposals:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
-        """Drop changes that put two shards of a group on one device, exceed its ``home_span``, or break rules."""
+        """Drop changes that put two shards of a group on one device or too far apart, or break rules."""
         table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]

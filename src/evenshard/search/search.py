@@ -215,7 +215,7 @@ class PlanSearch:
 
         Args:
             number: index of the run, which seeds its random numbers.
-            phases: phases like ``PHASES``.
+            phases: settings of each phase, such as ``PHASES``.
             moves: cost of moving from an earlier placement, if any.
         """
         rng = np.random.default_rng((self.seed, number))
@@ -229,7 +229,7 @@ class PlanSearch:
 
     @property
     def _runs(self) -> list[int]:
-        """Split all changes into annealing runs, which end where searches with less effort end, or more often."""
+        """Return the changes of each annealing run; runs end where searches with less effort end, or sooner."""
         if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}

@@ -98,7 +98,7 @@ def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatA
 def _spread_quantiles(score_T: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Draw one quantile from each of T equal parts of (0, 1); a higher score gets a higher quantile, [T].
 
-    Independent draws would vary the mean pooling factor of a pool by 0.9.
+    With independent draws, the mean pooling factor of a pool would vary by 0.9.
     """
     rank_T = np.empty(len(score_T))
     rank_T[np.argsort(score_T)] = np.arange(len(score_T))
@@ -112,7 +112,7 @@ def _quantile(quantile_T: FloatArray, counts: tuple[int, ...], edges: tuple[floa
 
 
 def _rake_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """Fit tilted histograms to the published mean of the pool by raking, [T, K]; unraked if raking fails."""
+    """Fit tilted histograms to the published mean of the pool by raking, [T, K]; unchanged if that fails."""
     goal_K = np.array(DLRM_2021_REUSE)
     own_TK = np.exp(tilts_T[:, None] * np.arange(NUM_REUSE_BINS))
     unraked_TK = reuse_TK = tilt_to_feasible(goal_K * own_TK, rows_T, lookups_T)

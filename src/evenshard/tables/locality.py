@@ -12,7 +12,7 @@ expected to read U distinct rows, n_c of them c times, and M = sum of exp(-l) (1
 did not read. A sum over all rows weighted by exp(-l) is a sum over the R - U rows that a batch does not read.
 
 - A cache of U rows contains the rows of the last batch and misses M rows of the next batch. The rows outside of a
-  larger cache were not read for longer, so each is less likely in the next batch: with C >= U rows in the cache and
+  larger cache have gone unread longer, so each is less likely in the next batch: with C >= U rows in the cache and
   R - C outside, at most M (R - C) / (R - U) rows are missed.
 - A cache of C < U rows contains a random selection of the last batch's rows, or the more frequent rows. Two successive
   batches have U - M rows in common, so at least C (U - M) / U rows are hit.
@@ -98,7 +98,7 @@ def distinct_rows(table: Table, batch_size: int) -> float:
 
 @lru_cache(maxsize=MAX_KNOWN_CURVES)
 def miss_curve(table: Table, batch_size: int) -> Curve:
-    """Return the curve of a table: its miss ratio by load factor."""
+    """Return the miss ratio of a table as a function of the share of its rows that a cache holds."""
     if table.miss_ratios is not None:
         return (0.0, *LOAD_FACTORS), (1.0, *table.miss_ratios)
     rows_K = _rows_by_bin(table, batch_size)
@@ -110,7 +110,7 @@ def miss_curve(table: Table, batch_size: int) -> Curve:
 
 
 def mean_miss_ratio(table: Table, batch_size: int) -> float:
-    """Return the mean miss ratio over all load factors: 0 if a minimal cache suffices, 1 if no cache helps."""
+    """Return the mean miss ratio over all cache sizes: 0 if a minimal cache suffices, 1 if no cache helps."""
     load_factors, ratios = map(np.array, miss_curve(table, batch_size))
     return float(np.diff(load_factors) @ (ratios[1:] + ratios[:-1]) / 2)
 
@@ -185,7 +185,7 @@ def contiguous_share(table: Table, batch_size: int) -> float | None:
     """Estimate the share of a table's hot rows that are contiguous; None without counted traffic.
 
     A batch reads a hot row more than once. If hot rows are contiguous, the busiest row ranges get more lookups than
-    if they are scattered; the share is 0 if this differs too little. ``reuse_bins`` must be for the batch size.
+    if they are scattered; if these two cases hardly differ, the share is 0. ``reuse_bins`` must be for the batch size.
     """
     if table.row_shares is None:
         return None

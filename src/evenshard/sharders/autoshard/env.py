@@ -115,7 +115,7 @@ class BalanceEnv:
         self.restart(torch.ones(num_slots, dtype=torch.bool), self._slot_B % len(batch.table_BT))
 
     def restart(self, slots_B: torch.Tensor, task_B: torch.Tensor) -> None:
-        """Begin a new episode of task ``task_B`` in place of each one where ``slots_B`` is True."""
+        """Begin a new episode of task ``task_B`` in each slot where ``slots_B`` is True."""
         self.task_B = torch.where(slots_B, task_B, self.task_B)
         self.active_B = self.active_B | slots_B
         self.step_B = self.step_B.masked_fill(slots_B, 0)

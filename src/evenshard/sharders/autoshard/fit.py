@@ -23,7 +23,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def select_shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: all measurements except controls, which repeat others."""
+    """Select the training data of the cost network: placements that fit in memory, without repeats to measure noise."""
     return [one for one in measured if one.cost.fits and not one.is_control]
 
 

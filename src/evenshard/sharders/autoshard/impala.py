@@ -61,7 +61,7 @@ class Unroll:
 
 
 class Actors:
-    """Actors: parallel episodes (slots of an environment), each followed by another with a random task."""
+    """Parallel episodes of the actors; when one ends, another with a random task begins."""
 
     def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
         self._env = env

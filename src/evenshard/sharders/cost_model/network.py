@@ -182,7 +182,7 @@ class ConvexNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Clip the weights, so that times do not decrease and are convex apart from jumps; keep members separate."""
+        """Clip the weights, so that times never decrease and are convex except for steps; keep members separate."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
@@ -223,7 +223,7 @@ class ConvexNet(nn.Module):
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Return the work of tables, [T, A]; with ``across_batches``, per-sample work is times the batch size."""
+        """Return the work of tables, [T, A]; with ``across_batches``, per-sample work times the batch size."""
         work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
         if self.sizes.across_batches:
             work_TA[:, PER_SAMPLE] *= batch_size
@@ -243,7 +243,7 @@ class ConvexNet(nn.Module):
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
     def mix_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute linear combinations of the outputs, [..., X]: the outputs times ``mix_OX``."""
+        """Compute linear combinations of all members' forward and backward times, with weights ``mix_OX``, [..., X]."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
@@ -257,7 +257,7 @@ class ConvexNet(nn.Module):
         return (is_wider[..., None] * lane_work[..., None, :]).flatten(-2) @ (self.lane_weight @ mix_OX)
 
     def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
-        """Compute the time of radix-sort passes for ``num_rows`` [...] and the mean lookups per device, [..., X]."""
+        """Compute the radix-sort time of devices with ``num_rows`` rows [...] and average lookups, [..., X]."""
         passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
         return passes @ (self.pass_weight @ mix_OX)
 

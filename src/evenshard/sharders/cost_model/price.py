@@ -153,7 +153,7 @@ class LearnedBounds(PriceBounds):
         return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """Return the times of sort passes (by rows) and warp lanes (by dim) of each table alone on a device, [2, P]."""
+        """Return the time of the sort passes and warp lanes that each table alone on a device needs, [2, P]."""
         return np.asarray(self._price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
@@ -202,7 +202,7 @@ class SharedPasses(SharedSteps):
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Add tables by descending lookups per row; return the ratio of the one that exceeds ``room``, 0 if all fit."""
+    """Add tables, most lookups per row first; return this ratio for the table that exceeds ``room``, 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))

@@ -21,7 +21,7 @@ from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_min
 
 
 def select_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
-    """Select the training data of the cost network: placements that fit in memory, except repeated controls.
+    """Select the training data of the cost network: placements that fit in memory, without repeats to measure noise.
 
     Single shards, which have no communication, are used only if there are no other measurements.
     """

@@ -6,7 +6,7 @@ lower bound is known: the number of earlier batches. The miss ratio for k theref
 have at least k earlier batches.
 
 Few batches have many earlier batches, so k is limited such that W / 8 batches remain. Larger caches are extrapolated:
-the rows that they lack were not read for longer and are less likely in the next batch, so the misses are assumed to
+the rows that they lack have gone unread longer and are less likely in the next batch, so misses are assumed to
 decrease in proportion to the missing rows, to 0 if the cache has all rows. With independent lookups, this is an upper
 bound.
 
