@@ -105,7 +105,7 @@ def test_a_part_twice_is_refused(pool: Pool) -> None:
     one = pool.part(1, 2)
     copy = one.with_name("copy.parquet")
     copy.write_bytes(one.read_bytes())
-    with pytest.raises(BadFile, match=r"is in .*part_1_of_2\.parquet too"):
+    with pytest.raises(BadFile, match=r"is also in .*part_1_of_2\.parquet"):
         merged(one, copy)
 
 
@@ -143,5 +143,5 @@ def test_the_commands_measure_and_merge_parts(workdir: Path, capsys: pytest.Capt
         assert main([*words, "--part", part, "--num-parts", "2", "--out", f"{part}.parquet"]) == 0
     capsys.readouterr()
     assert main(["merge-costs", "1.parquet", "2.parquet", "--out", "costs.parquet"]) == 0
-    assert capsys.readouterr().out == f"saved: costs.parquet ({4 + 2 * 2 * 4} placements of 2 parts)\n"
+    assert capsys.readouterr().out == f"saved: costs.parquet ({4 + 2 * 2 * 4} placements from 2 parts)\n"
     assert main(["merge-costs", "1.parquet", "1.parquet", "--out", "costs.parquet"]) == 2

@@ -87,8 +87,11 @@ def test_whole_tables_that_stay_apart_are_one_group() -> None:
         ({"rules": Rules({"a": (2,)})}, "rule for table 'a' names device 2, but device ids are 0 to 1"),
         ({"rules": Rules(forbidden_devices=(-1,))}, "a rule names device -1"),
         ({"rules": Rules(together=(("a",),))}, "groups a. Name at least two tables"),
-        ({"rules": Rules(apart=(("a", "b", "a"),))}, "groups a, b, a. Name at least two tables, each once"),
-        ({"sharding_types": ("table_wise", "by_hand")}, "sharding_types names 'by_hand'. Choose from table_wise, col"),
+        ({"rules": Rules(apart=(("a", "b", "a"),))}, "groups the tables a, b, a. Name at least two tables, each once"),
+        (
+            {"sharding_types": ("table_wise", "by_hand")},
+            "sharding_types contains 'by_hand'. Choose from table_wise, col",
+        ),
         ({"machine": Nodes(4, 2)}, "there are 2 nodes, but no link between them"),
         ({"machine": Nodes(4, 4)}, "the machine has 4 devices, but the request has 2"),
     ],

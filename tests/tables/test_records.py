@@ -88,7 +88,7 @@ def test_the_loop_names_extra_columns_in_the_log(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert load_tables(path) == (ADS,)
     assert "1 column is not used: 'owner'" in caplog.text
-    with pytest.raises(BadConfig, match=r"columns names 'ownr', which is not a column of .*t.json"):
+    with pytest.raises(BadConfig, match=r"columns renames 'ownr', which is not a column of .*t.json"):
         load_tables(path, {"ownr": ""})
 
 
