@@ -95,7 +95,14 @@ def test_a_merged_round_keeps_the_lineage_and_lies_in_order(pool: Pool) -> None:
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize(("part", "num_parts", "why"), [(0, 2, "0 of 2"), (3, 2, "3 of 2"), (1, 12, "at most 11")])
+@pytest.mark.parametrize(
+    ("part", "num_parts", "why"),
+    [
+        (0, 2, "part is 0, but the parts are 1 to 2"),
+        (3, 2, "part is 3, but the parts are 1 to 2"),
+        (1, 12, "at most 11"),
+    ],
+)
 def test_a_part_that_cannot_be_is_refused(pool: Pool, part: int, num_parts: int, why: str) -> None:
     with pytest.raises(BadConfig, match=why):
         pool.part(part, num_parts)

@@ -86,7 +86,7 @@ def test_whole_tables_that_stay_apart_are_one_group() -> None:
         ({"rules": Rules({"x": (0,)})}, "names table 'x', which is not among the tables"),
         ({"rules": Rules({"a": (2,)})}, "rule for table 'a' names device 2, but device ids are 0 to 1"),
         ({"rules": Rules(forbidden_devices=(-1,))}, "a rule names device -1"),
-        ({"rules": Rules(together=(("a",),))}, "groups a. Name at least two tables"),
+        ({"rules": Rules(together=(("a",),))}, "groups the tables a. Name at least two tables"),
         ({"rules": Rules(apart=(("a", "b", "a"),))}, "groups the tables a, b, a. Name at least two tables, each once"),
         (
             {"sharding_types": ("table_wise", "by_hand")},

@@ -144,7 +144,7 @@ def test_a_missing_column_names_those_that_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(BadFile) as unlike:
         tables_of_records([{"name": "ads", "card": 10, "owner": "x", "embedding_dim": 4}], 1.0)
     assert str(unlike.value).endswith("(--columns THEIRS=num_rows). Unused columns: 'card', 'owner'.")
-    with pytest.raises(BadRecords, match=r"no record has a column 'cardinality'. Correct the name"):
+    with pytest.raises(BadRecords, match=r"no record has a column 'cardinality'. Correct it"):
         tables_of_records([{"name": "ads", "card": 10, "embedding_dim": 4}], 1.0, {"cardinality": "num_rows"})
 
 

@@ -201,9 +201,9 @@ def add_commands(commands: Commands) -> None:
         _describe,
         "Show the kind and origin of a file.",
         "For a placement, prints its model and the costs used to fit it; for a model or journal, hardware, versions "
-        "and commit; for a cost dataset, origin, counts, times, spread of repeated measurements, and control placements "
-        "with their drift. For several datasets, one per run, also prints the noise between runs. Exit code 0: done; "
-        "1: noisier than --max-noise; 2: bad input.",
+        "and commit; for a cost dataset, origin, counts, times, spread of repeated measurements, and control "
+        "placements with their drift. For several datasets, one per run, also prints the noise between runs. "
+        "Exit code 0: done; 1: noisier than --max-noise; 2: bad input.",
     )
     sub.add_argument("files", **{**PATH, "metavar": "FILE"}, nargs="+",
         help="placement.json, cost dataset (.parquet), journal, or a model's folder such as work/round_3")  # fmt: skip

@@ -81,7 +81,7 @@ def require_types(task: ShardingTask) -> None:
         raise InfeasibleTask(
             f"table {brief(task.tables[position].name)} allows only {' or '.join(REPLICATED)} sharding, but replicas "
             f"need device memory and it allows only kernel {' or '.join(task.kernels_of(position))}.",
-            f"Allow another sharding type, or {FUSED}.",
+            f"Allow another sharding type, or the kernel {FUSED}.",
         )
     for why in _without_types(task):
         raise why

@@ -70,7 +70,7 @@ def test_names_that_do_not_fit_are_refused(logs: Path, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"two columns for 'clicked': 'C1' and 'clicked'. Ignore one"):
         tables_from_traffic(logs, 2, embedding_dim=8, columns={"C1": "clicked"})
     with pytest.raises(
-        BadConfig, match=r"maps 'C1' to 'usr', which is not a feature of the tables; the closest is 'us"
+        BadConfig, match=r"renames 'C1' to 'usr', which is not a feature of the tables; the closest is 'us"
     ):
         tables_from_traffic(logs, 2, [table("user", rows=10)], columns={"C1": "usr"})
     with pytest.raises(BadConfig, match=r"columns renames 'C9', which is not a column of .*logs"):
