@@ -85,7 +85,7 @@ def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--tables", "t.parquet", "--costs", "c.parquet"], "no output is named"),
+        (["--tables", "t.parquet", "--costs", "c.parquet"], "no output is given"),
         (["--tables", "t.parquet", "--costs", "c.parquet", "--out", "net"], "the cost network needs tasks"),
         (["--tables", "t.parquet", "--costs", "c.parquet", "--params", "no.yaml"], "no.yaml: no such file"),
     ],

@@ -182,15 +182,17 @@ def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pyt
     assert set(fake.recurring) == {"rr2", "rr3", "rr4"}
     assert run(fake, [*unschedule, "daily"]) == 2
     assert (
-        "2 recurring runs in experiment evenshard are called 'daily'; it has daily (rr2), daily (rr3). Use an id"
+        "2 recurring runs in experiment evenshard are called 'daily'; the experiment has daily (rr2), daily (rr3)"
         in the_line(capsys)
     )
     assert run(fake, [*unschedule, "rr3"]) == 0
     assert set(fake.recurring) == {"rr2", "rr4"}
     assert run(fake, [*unschedule, "weekly"]) == 2
-    assert "no recurring runs in experiment evenshard are called 'weekly'; it has daily (rr2)." in the_line(capsys)
+    assert "no recurring runs in experiment evenshard are called 'weekly'; the experiment has daily (rr2)." in the_line(
+        capsys
+    )
     assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
-    assert "in experiment another are called 'weekly'; it has none." in the_line(capsys)
+    assert "in experiment another are called 'weekly'; the experiment has none." in the_line(capsys)
     assert "another" not in {one["display_name"] for one in fake.experiments.values()}
 
 

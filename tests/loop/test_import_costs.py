@@ -93,7 +93,7 @@ def test_the_documented_command_maps_columns(
     assert [len(one.task.tables) for one in load_costs(Path("costs.parquet"), pool)] == [1, 2]
     mapped = words.index("feature=name,cardinality=num_rows")
     assert main([*words[:mapped], "feature=,cardinality=num_rows,ctr=", *words[mapped + 1 :]]) == 2
-    assert "columns names 'ctr', which is not a column of ours.csv" in capsys.readouterr().err
+    assert "columns renames 'ctr', which is not a column of ours.csv" in capsys.readouterr().err
 
 
 def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None:

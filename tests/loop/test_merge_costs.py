@@ -95,7 +95,14 @@ def test_a_merged_round_keeps_the_lineage_and_lies_in_order(pool: Pool) -> None:
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize(("part", "num_parts", "why"), [(0, 2, "0 of 2"), (3, 2, "3 of 2"), (1, 12, "at most 11")])
+@pytest.mark.parametrize(
+    ("part", "num_parts", "why"),
+    [
+        (0, 2, "part is 0, but the parts are 1 to 2"),
+        (3, 2, "part is 3, but the parts are 1 to 2"),
+        (1, 12, "at most 11"),
+    ],
+)
 def test_a_part_that_cannot_be_is_refused(pool: Pool, part: int, num_parts: int, why: str) -> None:
     with pytest.raises(BadConfig, match=why):
         pool.part(part, num_parts)
@@ -105,7 +112,7 @@ def test_a_part_twice_is_refused(pool: Pool) -> None:
     one = pool.part(1, 2)
     copy = one.with_name("copy.parquet")
     copy.write_bytes(one.read_bytes())
-    with pytest.raises(BadFile, match=r"is in .*part_1_of_2\.parquet too"):
+    with pytest.raises(BadFile, match=r"is also in .*part_1_of_2\.parquet"):
         merged(one, copy)
 
 
@@ -143,5 +150,5 @@ def test_the_commands_measure_and_merge_parts(workdir: Path, capsys: pytest.Capt
         assert main([*words, "--part", part, "--num-parts", "2", "--out", f"{part}.parquet"]) == 0
     capsys.readouterr()
     assert main(["merge-costs", "1.parquet", "2.parquet", "--out", "costs.parquet"]) == 0
-    assert capsys.readouterr().out == f"saved: costs.parquet ({4 + 2 * 2 * 4} placements of 2 parts)\n"
+    assert capsys.readouterr().out == f"saved: costs.parquet ({4 + 2 * 2 * 4} placements from 2 parts)\n"
     assert main(["merge-costs", "1.parquet", "1.parquet", "--out", "costs.parquet"]) == 2

@@ -379,7 +379,7 @@ INCOMPLETE = "do not cover every device and table"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (setting("tables", ["clicks"], 2), "row 2: column tables names 'clicks', which is not in the table file"),
+        (setting("tables", ["clicks"], 2), "row 2: column 'tables' lists 'clicks', which is not in the table file"),
         (lambda rows: rows[:4] + rows[5:], rf"measurement b: .*{INCOMPLETE}"),
         (lambda rows: rows[1:], rf"measurement a: .*{INCOMPLETE}"),
         (lambda rows: rows[:8], rf"measurement c: .*{INCOMPLETE}"),
@@ -389,7 +389,7 @@ INCOMPLETE = "do not cover every device and table"
         (setting("tables", [POOL[0].name], 2), rf"measurement a: .*{INCOMPLETE}"),
         (setting("tables", ["t1", "t1"], 5), rf"measurement b: .*{INCOMPLETE}"),
         (setting("tables", [], 4, 5, 6), rf"measurement b: .*{INCOMPLETE}"),
-        (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices have .* GB in total, more than"),
+        (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices add up to .* GB; the limit is"),
         (setting("max_device_ms", None, 1, 2, 3), "measurement a: max_device_ms is None"),
         (setting("max_device_ms", None, 3), "row 3: max_device_ms is None, but 3.0 in another row of a"),
         (setting("max_device_ms", 3.0, 7, 9), "row 8: max_device_ms is None, but 3.0 in another row of c"),
@@ -432,7 +432,9 @@ def test_rows_of_one_placement_must_agree(tmp_path: Path, column: str, value: An
 
 
 def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"row 1: column tables names 't3'.*Use the table file it was measured with"):
+    with pytest.raises(
+        BadFile, match=r"row 1: column 'tables' lists 't3'.*Use the table file that the costs were measured with"
+    ):
         load_costs(tampered(tmp_path / "costs.parquet"), POOL[:3])
 
 

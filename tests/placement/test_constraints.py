@@ -116,7 +116,7 @@ def test_what_is_broken_is_said_in_words() -> None:
     limits = {"allowed": (only(1), None, None), "together": ((1, 2),), "apart": ((0, 1),)}
     of_task = limited(task(sized(1, 1, 1)), **limits)
     for devices, broken in (
-        ((0, 0, 1), r"task: table 's0' is on device 0, allowed: \[1\]\. Place it again"),
+        ((0, 0, 1), r"task: table 's0' is on device 0, but its allowed devices are \[1\]\. Place it again"),
         ((1, 0, 1), "tables s1, s2 are not on the same device"),
         ((1, 1, 1), "tables s0, s1 share a device"),
     ):
@@ -343,5 +343,5 @@ def test_balance_episodes_know_each_devices_own_cap() -> None:
 def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> None:
     tables = sized(6, 6, 6)
     assert sorted(policy().place(limited(task(tables, 2), room_bytes=(24, 48))).device_of_table) == [0, 1, 1]
-    with pytest.raises(InfeasibleTask, match=r"on device \d, allowed: \[2\]"):
+    with pytest.raises(InfeasibleTask, match=r"on device \d, but its allowed devices are \[2\]"):
         policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))

@@ -100,13 +100,16 @@ def test_a_device_is_left_out_of_equal_blocks_only() -> None:
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ([], "has shards with the columns none; each of its 16 columns must be in exactly one."),
+        ([], "has shards with the columns none; each of its 16 columns must be in exactly one shard."),
         (
             [part((0, 100), (0, 8), 0)],
-            "has shards with the columns 0:8; each of its 16 columns must be in exactly one.",
+            "has shards with the columns 0:8; each of its 16 columns must be in exactly one shard.",
         ),
         ([*WHOLE, part((0, 100), (8, 16), 0)], "has shards with the columns 0:16, 8:16; each of its 16"),
-        ([part((0, 99), (0, 16), 0)], "has shards with the rows 0:99; each of its 100 rows must be in exactly one."),
+        (
+            [part((0, 99), (0, 16), 0)],
+            "has shards with the rows 0:99; each of its 100 rows must be in exactly one shard.",
+        ),
         ([*WHOLE, *WHOLE], "has shards with the rows 0:100, 0:100; each of its 100 rows"),
         ([*WHOLE, part((100, 100), (0, 16), 0)], "has shards with the rows 0:100, 100:100; each of"),
         ([*in_rows(0, 1, columns=(0, 8)), part((0, 50), (8, 16), 2)], "has shards with the rows 0:50; each of"),
@@ -227,31 +230,33 @@ def test_a_device_that_would_hold_too_much_is_named() -> None:
 def test_a_type_that_the_rules_leave_out_is_named(parts: list[TablePart], way: str) -> None:
     every = {one for _, one in WAYS}
     check_sharding(of_task(limits=(TableLimits(types=frozenset({way})),)), parts)
-    with pytest.raises(InfeasibleTask, match=f"^table 't' is sharded {way}, allowed: "):
+    with pytest.raises(InfeasibleTask, match=f"^table 't' is sharded {way}, but only "):
         check_sharding(of_task(limits=(TableLimits(types=frozenset(every - {way})),)), parts)
 
 
 def test_columns_on_one_node_are_table_column_wise_too() -> None:
     allowed = of_task(limits=(TableLimits(types=frozenset({TABLE_COLUMN_WISE})),))
     check_sharding(allowed, ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match="sharded column_wise, allowed: table_column_wise"):
+    with pytest.raises(InfeasibleTask, match="sharded column_wise, but only table_column_wise"):
         check_sharding(allowed, ACROSS)
 
 
 def test_every_device_of_a_table_must_be_allowed() -> None:
     check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 2})),)), ACROSS)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' is on device 2, allowed: \[1, 3\]\. Place it again"):
+    with pytest.raises(
+        InfeasibleTask, match=r"^table 't' is on device 2, but its allowed devices are \[1, 3\]\. Place it again"
+    ):
         check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 3})),)), ACROSS)
 
 
 def test_the_fewest_columns_of_a_part() -> None:
     assert [TableLimits(min_columns=columns).min_column_steps for columns in (1, 4, 5, 8)] == [1, 1, 2, 2]
     check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 4 columns, fewer than 8"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 4 columns, but min_columns is 8"):
         check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ACROSS)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, fewer than 9"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, but min_columns is 9"):
         check_sharding(of_task(limits=(TableLimits(min_columns=9),)), ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, fewer than 32"):
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, but min_columns is 32"):
         check_sharding(of_task(limits=(TableLimits(min_columns=32),)), ON_ONE_NODE)
     check_sharding(of_task(limits=(TableLimits(min_columns=32),)), WHOLE)  # the table itself is narrower
 

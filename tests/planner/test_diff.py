@@ -498,7 +498,7 @@ def test_the_new_request_is_what_both_are_judged_on() -> None:
 def test_an_old_placement_that_is_not_legal_any_more() -> None:
     old = answered(asked(TWO, 2), (0, 0))
     for more, why in (
-        ({"rules": Rules(pinned={"b": (1,)})}, "table 'b' is on device 0, allowed: [1]"),
+        ({"rules": Rules(pinned={"b": (1,)})}, "table 'b' is on device 0, but its allowed devices are [1]"),
         ({"caps_bytes": (400, 400)}, "device 0 needs 640 bytes, but has 400 bytes"),
     ):
         notes = diff(old, answered(asked(TWO, 2, **more), (0, 1)), additive()).notes

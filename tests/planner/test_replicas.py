@@ -127,7 +127,7 @@ def test_the_file_keeps_the_optimizers_and_an_earlier_one_has_none(tmp_path: Pat
     [
         ({"dense_optimizer": "lion"}, "dense_optimizer is 'lion', not one of sgd"),
         ({"table_optimizers": {"a": "lion"}}, "optimizer is 'lion', not one of sgd"),
-        ({"table_optimizers": {"x": "sgd"}}, "table_optimizers names 'x', which is not among the tables"),
+        ({"table_optimizers": {"x": "sgd"}}, "table_optimizers has the key 'x', which is no table"),
     ],
 )
 def test_optimizers_that_make_no_sense_are_refused(more: dict[str, Any], problem: str) -> None:

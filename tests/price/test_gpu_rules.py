@@ -188,7 +188,7 @@ def test_the_profile_goes_where_it_is_asked_for() -> None:
         ({"l2_mb": float("nan")}, "l2_mb is nan, not a number"),
         ({"link": "pcie9"}, "link 'pcie9' is unknown. `evenshard hardware` lists"),
         ({"link": None}, "link is None, not a name"),
-        ({"vendor": None}, "has no vendor"),
+        ({"vendor": None}, "states no vendor"),
         ({"vendor": 3}, "vendor is 3, not a name"),
         ({"colour": 3}, "'colour' is unknown"),
         ({"l2_gb_s": 0}, "constant l2_gb_s is 0.0, not a number from 1e-09"),

@@ -301,9 +301,9 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"feature_names": ["a", "a"]}, "feature_names has an empty or duplicate name"),
         (
             {"feature_names": ["a"], "feature_pooling_factors": [1.0, 1.5]},
-            "feature_names has 1 values, feature_pooling_factors 2",
+            "feature_names has 1 values, but feature_pooling_factors has 2",
         ),
-        ({"feature_pooling_factors": [1.0, 1.0]}, "feature_pooling_factors add up to 2, pooling_factor is 2.5"),
+        ({"feature_pooling_factors": [1.0, 1.0]}, "feature_pooling_factors add up to 2, but pooling_factor is 2.5"),
         (
             {"feature_pooling_factors": [3.5, -1]},
             "feature_pooling_factors contains a number that is -1.0, not a number from 0",

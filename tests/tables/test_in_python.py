@@ -48,7 +48,7 @@ def test_what_is_wrong_and_what_is_extra_is_said_as_of_a_file(tmp_path: Path) ->
         tables_in_python([RECORDS[0], 5], 1024)
     found = tables_in_python(FRAME.assign(owner="x"), 1024)
     assert found is not None and found.notes == ("tables: 1 column is not used: 'owner'.",)
-    with pytest.raises(BadConfig, match="columns names 'ttl', which is not a column of tables"):
+    with pytest.raises(BadConfig, match="columns renames 'ttl', which is not a column of tables"):
         tables_in_python(FRAME, 1024, columns={"ttl": ""})
     assert tables_in_python([Table("a", 5, 4, 1.0)], 1024) is None
 

@@ -47,7 +47,7 @@ def test_what_is_named_stands(given: Any, lookups: list[tuple[float, ...]], left
     ("given", "message"),
     [
         ([20.0], r"pooling_factors is \[20.0\], not a mapping"),
-        ({"users": 1.0}, "names 'users', which is neither a table nor a feature. Correct its name"),
+        ({"users": 1.0}, "is given for 'users', which is neither a table nor a feature. Correct the name"),
         ({"user": "20"}, r"pooling_factors\.user is '20', not a number or a list \(write 20\)"),
         ({"user": []}, "of 'user' has 0 numbers for 1 feature"),
         ({"user": [1, 2]}, "of 'user' has 2 numbers for 1 feature. Give one per feature"),

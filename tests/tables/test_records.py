@@ -88,7 +88,7 @@ def test_the_loop_names_extra_columns_in_the_log(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert load_tables(path) == (ADS,)
     assert "1 column is not used: 'owner'" in caplog.text
-    with pytest.raises(BadConfig, match=r"columns names 'ownr', which is not a column of .*t.json"):
+    with pytest.raises(BadConfig, match=r"columns renames 'ownr', which is not a column of .*t.json"):
         load_tables(path, {"ownr": ""})
 
 
@@ -144,7 +144,7 @@ def test_a_missing_column_names_those_that_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(BadFile) as unlike:
         tables_of_records([{"name": "ads", "card": 10, "owner": "x", "embedding_dim": 4}], 1.0)
     assert str(unlike.value).endswith("(--columns THEIRS=num_rows). Unused columns: 'card', 'owner'.")
-    with pytest.raises(BadRecords, match=r"no record has a column 'cardinality'. Correct the name"):
+    with pytest.raises(BadRecords, match=r"no record has a column 'cardinality'. Correct it"):
         tables_of_records([{"name": "ads", "card": 10, "embedding_dim": 4}], 1.0, {"cardinality": "num_rows"})
 
 

@@ -214,8 +214,8 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
             "shards with the rows 0:29; each",
         ),
         (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "shards with the columns 0:8, 12:24; each"),
-        (lambda c: wide(c)["ranks"].pop(), "table 'wide' has 1 ranks and 2 shards"),
-        (lambda c: wide(c).update(ranks=[], shards=[]), "table 'wide' has 0 ranks and 0 shards"),
+        (lambda c: wide(c)["ranks"].pop(), "table 'wide' has 1 ranks for 2 shards"),
+        (lambda c: wide(c).update(ranks=[], shards=[]), "table 'wide' has 0 ranks for 0 shards"),
         (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "shards with the columns 12:24; each"),
     ],
 )

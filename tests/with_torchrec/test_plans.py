@@ -342,7 +342,7 @@ def test_a_placement_of_another_models_tables_is_refused() -> None:
         sharding_plan(placement, [*tables[:4], replace(tables[4], num_rows=21)], model)
     with pytest.raises(BadConfig, match="two tables are called 'clicks'"):
         sharding_plan(placement, [tables[1], *tables[1:]], model)
-    with pytest.raises(BadConfig, match="which table parts do not include"):
+    with pytest.raises(BadConfig, match="table parts do not state it"):
         sharding_plan(SPLIT, tables, model)
     with pytest.raises(BadConfig, match=r"local_world_size is 2. Give a divisor of world_size \(1\)"):
         sharding_plan(placement, tables, model, local_world_size=2)

@@ -271,4 +271,4 @@ def test_all_ranks_learn_that_there_is_no_room(notes: list[dict[str, Any]]) -> N
 @pytest.mark.slow
 def test_no_rank_waits_for_a_rank_0_that_cannot_plan(notes: list[dict[str, Any]]) -> None:
     assert [type(of_rank["wrong"]) for of_rank in notes] == [PlannerError, PlannerError]
-    assert all("pooling_factors names 'nobody'" in str(of_rank["wrong"]) for of_rank in notes)
+    assert all("pooling_factors is given for 'nobody'" in str(of_rank["wrong"]) for of_rank in notes)

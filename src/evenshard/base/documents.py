@@ -226,7 +226,7 @@ def load_params(path: Path) -> dict[str, Any]:
     """
     params = read_yaml(path, "Repair it.", "Give its path with --params.")
     if not isinstance(params, dict):
-        raise BadFile(path, "is not a mapping of sections", "Write sections: generate_tables: {source: dlrm_2021}.")
+        raise BadFile(path, "is not a mapping of sections", "Write `generate_tables: {source: dlrm_2021}`.")
     key = next(_non_string_keys(params), None)
     if key is not None:
         raise BadFile(path, f"key {brief(key)} is not a string", "Put it in quotes, or remove it.")

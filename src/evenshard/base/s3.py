@@ -171,7 +171,7 @@ def _fetch(address: Address, path: Path, size_bytes: int) -> None:
     with path.open("wb") as body:
         s3_client().download_fileobj(address.bucket, address.key, body, Config=_transfer_config())
     if path.stat().st_size != size_bytes:
-        raise StorageFailed(f"{address}: changed during the download. Try again when nothing writes to it.")
+        raise StorageFailed(f"{address}: the file changed during the download. Try again when no job writes to it.")
 
 
 def _head(address: Address) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
     except (of_client.NoRegionError, of_client.ParamValidationError) as error:
         raise BadConfig(f"{address}: {reason_of(error)}. Check the address and AWS_DEFAULT_REGION.") from None
     except (of_client.FlexibleChecksumError, of_transfer.S3DownloadFailedError) as error:
-        raise StorageFailed(f"{address}: damaged or changed in transit ({reason_of(error)}). Try again.") from None
+        raise StorageFailed(f"{address}: the data was damaged in transit ({reason_of(error)}). Try again.") from None
     except (of_client.BotoCoreError, of_transfer.RetriesExceededError) as error:  # refused or broken connections
         reason = reason_of(getattr(error, "last_exception", error))
         raise StorageFailed(f"{address}: the endpoint {_endpoint()} does not answer ({reason}). Try again.") from None

@@ -111,7 +111,7 @@ def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.loop.import_costs import merge_parts
 
     found = merge_parts(args.costs, args.out)
-    print(f"saved: {args.out} ({found['num_placements']:.0f} placements of {found['num_parts']:.0f} parts)")
+    print(f"saved: {args.out} ({found['num_placements']:.0f} placements from {found['num_parts']:.0f} parts)")
     return found
 
 
@@ -200,15 +200,15 @@ def add_commands(commands: Commands) -> None:
         "describe",
         _describe,
         "Show the kind and origin of a file.",
-        "Placement: its model, and the costs that the model was fitted to. Model, journal: hardware, versions, commit. "
-        "Cost dataset: origin, counts, times, spread of repeated measurements, control placements and their drift. "
-        "For several datasets, one per run, their control placements show the noise between runs. Exit code 0: done; "
-        "1: noisier than --max-noise; 2: bad input.",
+        "For a placement, prints its model and the costs used to fit it; for a model or journal, hardware, versions "
+        "and commit; for a cost dataset, origin, counts, times, spread of repeated measurements, and control "
+        "placements with their drift. For several datasets, one per run, also prints the noise between runs. "
+        "Exit code 0: done; 1: noisier than --max-noise; 2: bad input.",
     )
     sub.add_argument("files", **{**PATH, "metavar": "FILE"}, nargs="+",
         help="placement.json, cost dataset (.parquet), journal, or a model's folder such as work/round_3")  # fmt: skip
     sub.add_argument("--max-noise", type=at_least(0, float), metavar="PCT",
-        help="fail if repeated measurements of a placement spread by more (standard deviation)")  # fmt: skip
+        help="fail if the standard deviation of repeated measurements of a placement is larger")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = commands.add(

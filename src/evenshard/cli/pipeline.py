@@ -307,7 +307,7 @@ def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add("--num-parts", type=at_least(1), metavar="N", help="pods that measure a round in parallel (default: num_parts "
         "of the cluster file; with `run`: 1 process)")  # fmt: skip
     add("--gpus", type=at_least(0), metavar="N", help="GPUs of each pod that measures (default: gpus of the cluster "
-        "file). If 2 or more, as many as the devices of a task; they measure concurrently under torchrun")  # fmt: skip
+        "file). If 2 or more, as many as a task has devices; they measure concurrently under torchrun")  # fmt: skip
     add("--set", type=_Setting(), action="append", default=[], metavar="NAME=VALUE",
         help="parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
     add("--cache-measurements", action="store_true", help="reuse earlier measurements of the same inputs")

@@ -94,7 +94,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     inexact = [name for name, table in delta.tables.items() if not table.state_is_exact]
     if inexact:
         console.print(
-            f"row-wise Adagrad: a shard of {cut(', '.join(inexact))} is split, and each new shard copies its state",
+            f"each new shard of {cut(', '.join(inexact))} gets a copy of the old shard's row-wise Adagrad state",
             soft_wrap=True,
         )
     for note in diff(old, new).reordered:

@@ -54,8 +54,8 @@ MACHINE_KEYS = ("hosts", "intra", "inter", "nodes_per_domain")  # keys of a mach
 class StageResources:
     """Resources of the pods of one stage."""
 
-    cpu: str = knob(REQUIRED, "CPU cores in Kubernetes notation: 4 or 250m")
-    memory: str = knob(REQUIRED, "memory in Kubernetes notation: 32Gi")
+    cpu: str = knob(REQUIRED, "CPU cores in Kubernetes notation, such as 4 or 250m")
+    memory: str = knob(REQUIRED, "memory in Kubernetes notation, such as 32Gi")
     gpus: int = knob(0, "GPUs of each pod", range=COUNT_OR_NONE)
     shared_memory: str | None = knob(None, "size of /dev/shm; None keeps the node's default")
     timeout_minutes: int = knob(120, "time after which a pod is stopped; 0 for none", range=COUNT_OR_NONE)

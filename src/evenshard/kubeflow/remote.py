@@ -156,8 +156,8 @@ class Remote:
         if len(found) != 1:
             listed = ", ".join(sorted(f"{run.display_name} ({run.recurring_run_id})" for run in known)) or "none"
             raise BadConfig(
-                f"{len(found) or 'no'} recurring runs in experiment {experiment} are called {brief(name)}; it has "
-                f"{listed}. Use an id, or name another experiment with --experiment."
+                f"{len(found) or 'no'} recurring runs in experiment {experiment} are called {brief(name)}; the "
+                f"experiment has {listed}. Use an id, or name another experiment with --experiment."
             )
         return found[0]
 
@@ -250,7 +250,7 @@ class Remote:
             with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints links
                 answer = method(*arguments, **named)
             if must_have and not getattr(answer, must_have, None):
-                raise ValueError(f"no {must_have} in the answer")
+                raise ValueError(f"the answer has no {must_have}")
             return answer
         except Exception as error:  # the SDK does not wrap errors of urllib3, ssl and json
             raise self._explain(error, what) from None

@@ -82,7 +82,7 @@ def _plan_jobs(
     )
     require(
         1 <= inputs.part <= inputs.num_parts,
-        f"part is {inputs.part} of {inputs.num_parts}. Choose one from 1 to {inputs.num_parts}.",
+        f"part is {inputs.part}, but the parts are 1 to {inputs.num_parts}. Choose one of these.",
     )
     pool = load_tables(inputs.tables)
     tasks = load_tasks(inputs.tasks, pool).train

@@ -87,7 +87,7 @@ def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[
     }
     missing = next((theirs for theirs in of_shards if theirs not in record), None)
     if missing is not None:
-        raise BadConfig(f"columns renames {brief(missing)}, but the shard file only has {', '.join(record)}.")
+        raise BadConfig(f"--columns renames {brief(missing)}, but the shard file only has {', '.join(record)}.")
     return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
 
 
@@ -116,7 +116,7 @@ def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table
 
     lines = numbers(_TABLES, f"a table number from 0 to {len(pool) - 1:,}", len(pool) - 1)
     if not lines:
-        raise BadFile(path, f"{_TABLES} is empty", "Write the numbers of its tables, such as 7 12.", where)
+        raise BadFile(path, f"{_TABLES} is empty", "Write the shard's table numbers, such as 7 12.", where)
     tables = [pool[line] for line in lines]
     if _DIMS in record:
         dims = numbers(_DIMS, "an embedding dim", int(RANGES["embedding_dim"].most))
@@ -187,7 +187,7 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
         for row in rows:
             other = part_of.setdefault(row["measurement_id"], number)
             if other != number:
-                problem = f"{row['measurement_id']} is in {parts[other]} too"
+                problem = f"measurement {row['measurement_id']} is also in {parts[other]}"
                 raise BadFile(path, problem, "Merge each part once, and only parts of one round.")
     merged = sorted((row for rows in found for row in rows), key=lambda row: (row["measurement_id"], row["device_id"]))
     save_rows(merged, first, costs)

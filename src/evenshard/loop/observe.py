@@ -240,7 +240,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
     """Convert the observation to a measured placement; raise BadInput if the traces are incomplete."""
     if not placed.known:
         problem = "it does not show which rank holds which tables"
-        raise BadFile(source, problem, "Name placement.json or the TorchRec plan with --placement.")
+        raise BadFile(source, problem, "Give the path of placement.json or of the TorchRec plan with --placement.")
     if observation.missing_ranks:
         missing = ", ".join(map(str, observation.missing_ranks))
         raise BadConfig(f"costs need the traces of all {observation.world_size} ranks. Add ranks {missing}.")

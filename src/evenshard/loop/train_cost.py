@@ -47,7 +47,7 @@ def run(
         BadInput: if an input cannot be read.
     """
     if outputs.cost_net is None and outputs.cost_model is None:
-        raise BadConfig("no output is named. Add --model-out MODEL/cost_model.")
+        raise BadConfig("no output is given. Add --model-out MODEL/cost_model.")
     if outputs.cost_net is not None and inputs.tasks is None:
         raise BadConfig("the cost network needs tasks. Add --tasks, or omit --out to fit only the cost model.")
     method, pool = load_learned_sharder(inputs.method), load_tables(inputs.tables)

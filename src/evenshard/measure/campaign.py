@@ -142,7 +142,7 @@ def load_measured(
         for visit in visits:
             if len(visit.cost.devices) != job.task.num_devices:
                 found_devices = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
-                problem = f"{found_devices}, but {job.measurement_id} has {job.task.num_devices}"
+                problem = f"{found_devices}, but placement {job.measurement_id} has {job.task.num_devices}"
                 raise BadFile(journal.path, problem, "Remove the line of this visit.")
         if visits:
             measured.append(_combine_visits(job, visits))

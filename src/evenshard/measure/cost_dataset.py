@@ -140,9 +140,9 @@ def _group_rows(path: Path, by_name: Mapping[str, Table]) -> Iterable[_NumberedR
     for number, row in enumerate(read_rows(path), start=1):
         missing = next((name for name in row["tables"] if find_part(name, by_name) is None), None)
         if missing is not None:
-            remedy = "Use the table file it was measured with."
+            remedy = "Use the table file that the costs were measured with."
             raise BadFile(
-                path, f"column tables names {brief(missing)}, which is not in the table file", remedy, f"row {number}"
+                path, f"column 'tables' lists {brief(missing)}, which is not in the table file", remedy, f"row {number}"
             )
         groups.setdefault(row["measurement_id"], []).append((number, row))
     return groups.values()

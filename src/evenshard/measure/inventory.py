@@ -142,7 +142,7 @@ def add_hardware(sheet: Path, out: Path) -> HardwareEntry:
         if path.suffix not in (".yaml", ".yml"):
             raise BadFile(path, "its name does not end with .yaml", "Rename it.")
     if not is_data_sheet(sheet):
-        raise BadFile(sheet, "has no vendor, so it is no data sheet", "See docs/measure.md. To use a profile, copy it.")
+        raise BadFile(sheet, "states no vendor, so it is not a data sheet", "docs/measure.md shows one.")
     profile = gpu_profile(str(sheet))
     try:
         link(profile.link)

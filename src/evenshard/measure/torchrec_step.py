@@ -110,7 +110,7 @@ class MeasureParts(PlacementJob):
             )
         deduplicated = {table.is_deduplicated for table in self.tables if table.is_sequence}
         if len(deduplicated) > 1:
-            raise BadInput("TorchRec deduplicates either all EmbeddingCollections or none. Set all tables alike.")
+            raise BadInput("TorchRec deduplicates either all EmbeddingCollections or none. Deduplicate all or none.")
         if compute_device == "cpu" and True in deduplicated:
             raise BadInput("FBGEMM deduplicates indices only on GPUs. Measure deduplicated tables on GPUs.")
         names = {table.name: f"t{at}" for at, table in enumerate(self.tables)}

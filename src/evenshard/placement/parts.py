@@ -56,7 +56,7 @@ class Storage:
         if problem := _LOAD_FACTORS.problem(self.load_factor):
             raise BadConfig(f"load_factor {problem}. Correct it.")
         if self.load_factor != 1 and not self.is_cached:
-            raise BadConfig(f"{self.kernel} has no cache, but a load_factor of {self.load_factor:g}. Remove it.")
+            raise BadConfig(f"kernel {self.kernel} has no cache. Remove load_factor ({self.load_factor:g}).")
 
     @property
     def is_cached(self) -> bool:

@@ -201,20 +201,20 @@ def find_broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePa
     types = matching_types(parts, table, task.machine)
     if not types & limits.types:
         name = sharding_type(parts, table, task.machine)
-        return f"table {brief(table.name)} is sharded {name}, allowed: {', '.join(sorted(limits.types))}"
+        return f"table {brief(table.name)} is sharded {name}, but only {' or '.join(sorted(limits.types))} is allowed"
     if not types & task.types[position]:
         name = min(types & limits.types)
         return f"table {brief(table.name)} is sharded {name}, but {impossible_types(task, position)[name]}"
     kernel = parts[0].storage.kernel
     if kernel not in task.kernels_of(position):
-        return f"table {brief(table.name)} uses the kernel {kernel}, allowed: {', '.join(task.kernels_of(position))}"
+        return f"table {brief(table.name)} has kernel {kernel}, but must have {' or '.join(task.kernels_of(position))}"
     allowed = range(task.num_devices) if limits.devices is None else limits.devices
     if wrong := [device for part in parts for device in part.devices if device not in allowed]:
         listed = brief(sorted(allowed)) if allowed else "none"
-        return f"table {brief(table.name)} is on device {min(wrong)}, allowed: {listed}"
+        return f"table {brief(table.name)} is on device {min(wrong)}, but its allowed devices are {listed}"
     narrowest = min(part.columns.size for part in parts)
     if narrowest < min(limits.min_columns, table.embedding_dim):
-        return f"table {brief(table.name)} has a shard of {narrowest} columns, fewer than {limits.min_columns}"
+        return f"table {brief(table.name)} has a shard of {narrowest} columns, but min_columns is {limits.min_columns}"
     return None
 
 

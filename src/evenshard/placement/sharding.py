@@ -165,7 +165,7 @@ class Communication:
         unknown = next((name for name in data_types if name not in DATA_TYPES), None)
         if unknown is not None or len(data_types) > 2:
             raise BadConfig(
-                f"communication is {brief(', '.join(data_types))}. Give one or two (forward and backward) of "
+                f"communication is {brief(', '.join(data_types))}. Give one data type, or two (forward and backward): "
                 f"{', '.join(DATA_TYPES)}."
             )
         return Communication(data_types[0], data_types[-1]) if data_types else Communication()
@@ -316,8 +316,8 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
         return None
     held = cut(", ".join(map(str, spans)) or "none")
     return (
-        f"has shards with the {what} {held}; each of its {size} {what} must be in exactly one. Correct the shards, or "
-        f"give the tables to which they belong."
+        f"has shards with the {what} {held}; each of its {size} {what} must be in exactly one shard. Correct the "
+        f"shards, or give the tables to which they belong."
     )
 
 

@@ -216,7 +216,7 @@ def distinct_tables(tasks: Sequence[ShardingTask]) -> tuple[Table, ...]:
 def _check_total(what: str, sizes: Sequence[int]) -> None:
     if (total := sum(sizes)) > MAX_TOTAL_BYTES:
         most = f"{bytes_to_gb(MAX_TOTAL_BYTES):,.0f}"
-        raise BadConfig(f"{what} have {bytes_to_gb(total):,.0f} GB in total, more than {most} GB.")
+        raise BadConfig(f"{what} add up to {bytes_to_gb(total):,.0f} GB; the limit is {most} GB. Check their sizes.")
 
 
 def whole_task_text(task: ShardingTask) -> str:

@@ -214,8 +214,8 @@ class PlacementAnswer(PricedParts):
         cut = next((name for name, own_type in self.type_of_table.items() if own_type != TABLE_WISE), None)
         if cut is not None:
             raise BadConfig(
-                f"table {brief(cut)} is sharded {self.type_of_table[cut]}, so it has no single device. Use parts, or "
-                f"allow only table_wise (sharding_types)."
+                f"table {brief(cut)} is sharded {self.type_of_table[cut]}, so it has no single device. Read "
+                f"parts instead, or place with sharding_types table_wise."
             )
         return tuple(part.device for part in self.parts)
 

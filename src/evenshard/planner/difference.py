@@ -227,7 +227,7 @@ def _transfer(
     if link_gb_s is not None:
         return traffic.seconds or 0.0, f"{link_gb_s:.3g} GB/s"
     if model is None:
-        raise BadConfig("the link for the move is unknown without a model. Give its bandwidth, such as --link-gb-s 50.")
+        raise BadConfig("without a model, the bandwidth for the move is unknown. Give it, such as --link-gb-s 50.")
     machine, links = new.request.nodes, links_of_request(new.request, model)
     # Each device has its own link between hosts. All bytes are assumed to use this link, because it is slower.
     between = links.inter

@@ -319,7 +319,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
     wrong = next((name for name, kind in answer.type_of_table.items() if stated and stated.get(name) != kind), None)
     if wrong is not None:
         raise BadConfig(
-            f"type_of_table says {brief(stated.get(wrong))} for {brief(wrong)}, but its shards are "
+            f"type_of_table says {brief(stated.get(wrong))} for {brief(wrong)}, but the shards of this table are "
             f"{answer.type_of_table[wrong]}"
         )
     return answer

@@ -99,13 +99,13 @@ class PlacementRequest:
             raise BadConfig(f"dense_{problem}. Choose one of these, or leave it out.")
         known = {table.name for table in self.tables}
         if (name := next((table for table in self.table_optimizers if table not in known), None)) is not None:
-            raise BadConfig(f"table_optimizers names {brief(name)}, which is not among the tables. Correct its name.")
+            raise BadConfig(f"table_optimizers has the key {brief(name)}, which is no table. Correct the name.")
         if self.training_pipeline and self.training_pipeline not in PIPELINES:
             pipelines = ", ".join(PIPELINES)
             raise BadConfig(f"training_pipeline is {brief(self.training_pipeline)}. Choose from {pipelines}.")
         for what, choices in (("compute_kernels", COMPUTE_KERNELS), ("sharding_types", SHARDING_TYPES)):
             if (unknown := next((word for word in getattr(self, what) if word not in choices), None)) is not None:
-                raise BadConfig(f"{what} names {brief(unknown)}. Choose from {', '.join(choices)}.")
+                raise BadConfig(f"{what} contains {brief(unknown)}. Choose from {', '.join(choices)}.")
         if self.machine is not None:
             if problem := self.machine.problem():
                 raise BadConfig(problem)

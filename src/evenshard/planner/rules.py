@@ -86,7 +86,7 @@ class Rules:
                 return f"a rule names table {brief(name)}, which is not among the tables. Correct its name."
         for group in groups:
             if len(set(group)) < max(len(group), 2):
-                return f"a rule groups {cut(', '.join(group))}. Name at least two tables, each once."
+                return f"a rule groups the tables {cut(', '.join(group))}. Name at least two tables, each once."
         for name, devices in (*self.pinned.items(), *self.forbidden.items(), ("", self.forbidden_devices)):
             if problem := _id_problem(name, "device", devices, machine.num_devices):
                 return problem

@@ -91,10 +91,10 @@ class DeviceCost:
             return None if self.total_ms == math.inf else f"status is {OUT_OF_MEMORY}, but times are given"
         if self.fwd_bwd_compute_ms is not None:
             if self.fwd_compute_ms is not None or self.bwd_compute_ms is not None:
-                return f"{_TOTAL} is given together with fwd_compute_ms or bwd_compute_ms"
+                return f"{_TOTAL} cannot be given together with fwd_compute_ms or bwd_compute_ms"
             rest = self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.fwd_wait_ms
             return time_problem(_TOTAL, self.fwd_bwd_compute_ms) or (
-                f"{_TOTAL} is given together with communication or wait times" if any(rest) else None
+                f"{_TOTAL} cannot be given together with communication or wait times" if any(rest) else None
             )
         times = _times_of(self)
         if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # the sum is NaN if a time is
@@ -105,7 +105,7 @@ class DeviceCost:
     def compute_ms(self) -> float:
         """Return forward plus backward compute time, without communication; infinite if out of memory."""
         if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
-            assert self.fwd_bwd_compute_ms is not None, "a device has forward and backward times, or their sum"
+            assert self.fwd_bwd_compute_ms is not None, "neither forward and backward times nor their sum are given"
             return self.fwd_bwd_compute_ms
         return self.fwd_compute_ms + self.bwd_compute_ms
 

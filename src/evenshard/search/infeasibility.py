@@ -74,14 +74,14 @@ def require_types(task: ShardingTask) -> None:
         raise InfeasibleTask(
             f"tables {brief(', '.join(task.tables[at].name for at in group))} must stay together, but no kernel is "
             f"allowed for all of them.",
-            "Allow a kernel that all of them can use, or drop the rule.",
+            "Allow a kernel that all these tables can use, or drop the rule that keeps them together.",
         )
     position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
     if position is not None:
         raise InfeasibleTask(
             f"table {brief(task.tables[position].name)} allows only {' or '.join(REPLICATED)} sharding, but replicas "
             f"need device memory and it allows only kernel {' or '.join(task.kernels_of(position))}.",
-            f"Allow another sharding type, or {FUSED}.",
+            f"Allow another sharding type, or the kernel {FUSED}.",
         )
     for why in _without_types(task):
         raise why
@@ -168,7 +168,7 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Infeasib
                 )
         yield InfeasibleTask(
             f"tables {_names(item.tables)} must stay together, but no device is allowed for all of them.",
-            "Allow a common device, or drop the rule.",
+            "Allow a device for all of them, or drop the rule that keeps them together.",
         )
     for kind, group in enumerate(task.apart):
         numbers = [number for number, item in enumerate(items.items) if kind in item.apart]

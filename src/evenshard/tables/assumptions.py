@@ -107,7 +107,7 @@ def apply_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float |
     unknown = next((name for name in numbers if name not in names and name not in features), None)
     if unknown is not None:
         raise BadConfig(
-            f"pooling_factors names {brief(unknown)}, which is neither a table nor a feature. Correct its name."
+            f"pooling_factors is given for {brief(unknown)}, which is neither a table nor a feature. Correct the name."
         )
     named = {table.name: _find_numbers(table, numbers, names) for table in known.tables}
     tables = tuple(_with_lookups(table, named[table.name]) for table in known.tables)
@@ -140,7 +140,7 @@ def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
     meant_for_others = next((name for name in features if name in numbers and name in others), None)
     if meant_for_others is not None:
         raise BadConfig(
-            f"pooling_factors names {brief(meant_for_others)}, which is both a table and a feature of table "
+            f"pooling_factors is given for {brief(meant_for_others)}, which is both a table and a feature of table "
             f"{brief(table.name)}. Give numbers for table {brief(table.name)} too."
         )
     found = tuple(_of_feature(name, numbers[name]) if name in numbers else None for name in features)

@@ -74,7 +74,7 @@ def _check_columns(path: Path, names: ColumnNames, tables: tuple[Table, ...]) ->
 def missing_columns_error(where: str, missed: Sequence[str]) -> BadConfig:
     """Return the error for mapped columns that the file lacks."""
     return BadConfig(
-        f"columns names {', '.join(map(brief, missed))}, which is not a column of {where}. Correct the name."
+        f"the setting columns renames {', '.join(map(brief, missed))}, which is not a column of {where}. Correct it."
     )
 
 
@@ -191,7 +191,7 @@ def _tables(
     found = [(_where(records, numbers, names), *problem) for problem, numbers in wrong.items()]
     if any("is missing" in problem for problem, _ in wrong):
         found += [
-            ("columns", f"no record has a column {brief(name)}", "Correct the name.") for name in names.absent_columns()
+            ("columns", f"no record has a column {brief(name)}", "Correct it.") for name in names.absent_columns()
         ]
     if found:
         raise bad_records(path, found)

@@ -33,7 +33,7 @@ COLUMN_TYPES = {column.name: str(column.type).removesuffix(" | None") for column
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
-WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
+WRITE_AGAIN = "Create the file again, with the columns " + ", ".join(TABLE_COLUMNS) + "."
 # An integer with separators of thousands, such as 1,000,000.
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12  # columns or records that a message lists
@@ -351,8 +351,8 @@ def _resolve_target(name: str, target: str) -> str | None:
     if target not in KNOWN_COLUMNS:
         closest: Sequence[str] = difflib.get_close_matches(cut(target), KNOWN_COLUMNS, n=1, cutoff=0.0)
         raise BadConfig(
-            f"columns maps {brief(name)} to {brief(target)}, which is not a column of a table; the closest is "
-            f"{closest[0]!r}. Correct it, or ignore the column ({cut(name)}=)."
+            f"the setting columns renames {brief(name)} to {brief(target)}, which is not a column of a table; "
+            f"the closest is {closest[0]!r}. Correct it, or ignore the column ({cut(name)}=)."
         )
     return target
 

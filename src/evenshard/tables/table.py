@@ -150,7 +150,7 @@ class Table:
         if self.pooling not in POOLINGS:
             yield f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
         if not wrong & {"num_rows", "embedding_dim", "weight_bits"} and self.size_bytes > MAX_TABLE_BYTES:
-            yield f"num_rows x embedding_dim weights have {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
+            yield f"num_rows x embedding_dim weights take {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:
             if len(self.reuse_bins) != NUM_REUSE_BINS:
                 yield f"reuse_bins has {len(self.reuse_bins)} values, not {NUM_REUSE_BINS}"
@@ -167,7 +167,7 @@ class Table:
     def _feature_problem(self) -> str | None:
         own, names = self.feature_pooling_factors, self.feature_names
         if names and len(names) != len(self.feature_lookups):
-            return f"feature_names has {len(names):,} values, feature_pooling_factors {len(own):,}"
+            return f"feature_names has {len(names):,} values, but feature_pooling_factors has {len(own):,}"
         if len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
             return "feature_names has an empty or duplicate name"
         if len(own) > MAX_FEATURES:
@@ -176,7 +176,7 @@ class Table:
             if problem := RANGES["pooling_factor"].problem(factor):
                 return f"feature_pooling_factors contains a number that {problem}"
         if own and abs(sum(own) - self.pooling_factor) > 1e-6 * max(self.pooling_factor, 1.0):
-            return f"feature_pooling_factors add up to {sum(own):g}, pooling_factor is {self.pooling_factor:g}"
+            return f"feature_pooling_factors add up to {sum(own):g}, but pooling_factor is {self.pooling_factor:g}"
         return None
 
     def _row_share_problem(self) -> str | None:

@@ -277,7 +277,7 @@ def _make_points(values: Mapping[str, float]) -> list[Point]:
 
 
 def _no_code() -> ServedCode:
-    raise ValueError("a model needs the code that serves it")
+    raise ValueError("the code that serves the model is missing")
 
 
 def _parse_number(cell: str) -> float | str | None:

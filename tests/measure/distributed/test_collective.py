@@ -605,7 +605,7 @@ def test_without_rank_0_the_others_end(tmp_path: Path, how: str) -> None:
     [
         ("dismissed", ""),
         ("idle_and_unclosed", "failed: rank 0 gives up"),
-        ("other_settings", "failed: rank 1 has different measure settings from rank 0."),
+        ("other_settings", "failed: rank 1 has other measurement settings than rank 0."),
     ],
 )
 def test_the_others_end_when_rank_0_leaves_without_closing(tmp_path: Path, scenario: str, message: str) -> None:

@@ -32,5 +32,5 @@ def test_a_trace_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pa
     for name, content in (("a.json", SPACES), ("b.json.gz", gzip.compress(SPACES))):
         path = tmp_path / (f"{name}.tar" if packed else name)
         path.write_bytes(archive({name: content}) if packed else content)
-        with pytest.raises(BadFile, match="the trace has more than 0 GB"):
+        with pytest.raises(BadFile, match="the trace is larger than 0 GB"):
             list(read_traces(path))

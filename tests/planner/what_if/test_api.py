@@ -137,7 +137,7 @@ def test_numbers_have_three_digits() -> None:
         ({"devices": [0]}, "num_devices"),
         ({"overlap": 2.0}, "overlap"),
         ({"dense_ms": -1.0}, "dense_ms"),
-        ({"dense_ms": {"a100": 1.0}}, "dense_ms names"),
+        ({"dense_ms": {"a100": 1.0}}, "dense_ms is given for"),
         ({"dense_batch": 8}, "Give dense_ms"),
         ({"max_step_ms": 0.0}, "max_step_ms"),
         ({"max_step_ms": 2.0}, "the cheapest machine is unknown without prices"),

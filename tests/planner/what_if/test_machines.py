@@ -27,5 +27,5 @@ def test_one_value_for_all_hardware_or_one_for_each() -> None:
     hardware = ["simulated:h100", "simulated:a100_80gb"]
     assert map_to_hardware("dense_ms", 5.0, hardware) == dict.fromkeys(hardware, 5.0)
     assert map_to_hardware("dense_ms", {"h100": 1.0}, hardware) == {"simulated:h100": 1.0}
-    with pytest.raises(BadConfig, match="dense_ms names 'simulated:h200'"):
+    with pytest.raises(BadConfig, match="dense_ms is given for 'simulated:h200'"):
         map_to_hardware("dense_ms", {"h200": 1.0}, hardware)

@@ -70,10 +70,10 @@ def test_names_that_do_not_fit_are_refused(logs: Path, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"two columns for 'clicked': 'C1' and 'clicked'. Ignore one"):
         tables_from_traffic(logs, 2, embedding_dim=8, columns={"C1": "clicked"})
     with pytest.raises(
-        BadConfig, match=r"maps 'C1' to 'usr', which is not a feature of the tables; the closest is 'us"
+        BadConfig, match=r"renames 'C1' to 'usr', which is not a feature of the tables; the closest is 'us"
     ):
         tables_from_traffic(logs, 2, [table("user", rows=10)], columns={"C1": "usr"})
-    with pytest.raises(BadConfig, match=r"columns names 'C9', which is not a column of .*logs"):
+    with pytest.raises(BadConfig, match=r"columns renames 'C9', which is not a column of .*logs"):
         tables_from(logs, 2, embedding_dim=8, columns={"C9": "user"})
     pq.write_table(pa.table({"price": pa.array([0.5])}), tmp_path / "a.parquet")
     with pytest.raises(BadFile, match=r"contains no feature: 'price' is dense. Name the features"):
@@ -85,7 +85,7 @@ def test_one_mapping_serves_the_table_file_and_its_traffic(logs: Path, tmp_path:
     path.write_text("name,n,dim\nuser,10,8\nclicked,10,8\n")
     found = tables_from(path, 2, traffic=logs, columns={"n": "num_rows", "C1": "user"})
     assert [(one.num_rows, one.pooling_factor) for one in found.tables] == [(10, 1.0), (10, 1.5)]
-    with pytest.raises(BadConfig, match=r"columns names 'm', which is not a column of .*t.csv or .*logs"):
+    with pytest.raises(BadConfig, match=r"columns renames 'm', which is not a column of .*t.csv or .*logs"):
         tables_from(path, 2, traffic=logs, columns={"n": "num_rows", "C1": "user", "m": "num_rows"})
 
 

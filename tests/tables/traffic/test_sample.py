@@ -193,7 +193,7 @@ def test_a_folder_holds_one_kind_of_file_and_sparks_leftovers(tmp_path: Path) ->
     (tmp_path / ".part-0.parquet.crc").touch()
     assert tables_from_traffic(tmp_path, 2, embedding_dim=8).tables[0].pooling_factor == 1.5
     write_batches(tmp_path, TRAFFIC)
-    assert "contains both 0.pt and part-0.parquet" in complaint(tmp_path)
+    assert "mixes .parquet and .pt files (0.pt, part-0.parquet)" in complaint(tmp_path)
     (tmp_path / "0.pt").rename(tmp_path / "0.csv")
     assert "0.csv: is neither a .parquet nor a .pt file" in complaint(tmp_path)
 

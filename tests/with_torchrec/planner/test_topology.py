@@ -91,5 +91,5 @@ def test_the_fast_link_connects_a_pod() -> None:
     assert "grid_shard" in request_on(made({"pod_size": 1})).sharding_types
     asked = request_on(made({"world_size": 8, "pod_size": 2}), sharding_types=["table_row_wise"])
     assert asked.sharding_types == ("table_row_wise",)
-    with pytest.raises(BadConfig, match=r"pods of 2 nodes do not fill the 3 nodes\. Correct pod_size"):
+    with pytest.raises(BadConfig, match=r"3 nodes cannot be split into pods of 2 nodes\. Correct pod_size"):
         request_on(made({"world_size": 6, "pod_size": 2}))

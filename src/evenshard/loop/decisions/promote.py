@@ -154,7 +154,7 @@ def _compare_with_champion(
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     if not split.test:
-        raise BadFile(inputs.tasks, "has no test tasks", "Write some with `evenshard generate-tables`.")
+        raise BadFile(inputs.tasks, "has no test tasks", "Generate some with `evenshard generate-tables`.")
     earlier = [load_costs(path, pool) for path in inputs.costs]
     with closing(open_hardware(measure)) as hardware, Journal(report / JOURNAL) as journal:
         learned, timed = model.trained_on, hardware.provenance

@@ -125,7 +125,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
     two_tiers = 1 < per_node < size
     if two_tiers and size % per_node:
-        raise BadInput(f"{size} processes are not a multiple of this host's {per_node}. Start the same number on each.")
+        raise BadInput(f"{size} processes run in all, {per_node} on this host. Start the same number on every host.")
     tiers = {out: EVERYONE}
     if two_tiers:
         tiers = {

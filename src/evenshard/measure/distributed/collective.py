@@ -245,7 +245,7 @@ class CollectiveHardware:
                 ) from None
             if self._store.get(f"here/{rank}").decode() != _encode_settings(self._config):
                 raise BadConfig(
-                    f"rank {rank} has different measure settings from rank 0. Start all processes with the same "
+                    f"rank {rank} has other measurement settings than rank 0. Start all processes with the same "
                     f"flags and params.yaml."
                 )
 

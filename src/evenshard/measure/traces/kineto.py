@@ -165,7 +165,7 @@ def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
     while chunk := file.read(2**20):
         content.write(chunk)
         if content.tell() > MAX_TRACE_BYTES:
-            problem = f"the trace has more than {MAX_TRACE_BYTES / 2**30:.0f} GB"
+            problem = f"the trace is larger than {MAX_TRACE_BYTES / 2**30:.0f} GB"
             raise BadFile(path, problem, "Record fewer steps (active=10).")
     return content.getvalue()
 

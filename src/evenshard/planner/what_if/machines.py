@@ -62,7 +62,7 @@ def map_to_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: S
     named = {str(HardwareName.parse(name)): own for name, own in value.items()}
     unknown = next((name for name in named if name not in hardware), None)
     if unknown is not None:
-        raise BadConfig(f"{what} names {brief(unknown)}, which is not among {', '.join(hardware)}. Leave it out.")
+        raise BadConfig(f"{what} is given for {brief(unknown)}, not for one of {', '.join(hardware)}. Leave it out.")
     return named
 
 

@@ -119,7 +119,7 @@ class CostModel(nn.Module):
             TrainingFailed: if the training diverged; an existing folder is kept.
         """
         if problem := self.exchange.problem() or self.calibration.problem():
-            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Use other costs.")
+            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Use other measured costs.")
         config = {
             "kind": KIND,
             "sizes": asdict(self.net.sizes),

@@ -48,7 +48,7 @@ class CostModelFitConfig:
     num_members: int = knob(5, "members of the ensemble", range=Range(2, 1_000, whole=True))
     table_hidden: int = knob(16, "hidden units of a member's table network", range=COUNT)
     head_hidden: int = knob(4, "hidden units of a member's head", range=COUNT)
-    pieces: int = knob(8, "linear functions of each head unit, which returns the largest", range=COUNT)
+    pieces: int = knob(8, "linear functions per head unit; the unit returns their maximum", range=COUNT)
     num_updates: int = knob(1000, "gradient steps", range=COUNT)
     minibatch_size: int = knob(128, "devices per step", range=COUNT)
     learning_rate: float = knob(

@@ -122,6 +122,6 @@ def _check_known(column: str, name: str, wanted: Collection[str] | None) -> None
         return
     close = difflib.get_close_matches(cut(name), wanted, n=1, cutoff=0.0)
     raise BadConfig(
-        f"columns maps {brief(column)} to {brief(name)}, which is not a feature of the tables; the closest is "
-        f"{brief(close[0])}. Correct it."
+        f"the setting columns renames {brief(column)} to {brief(name)}, which is not a feature of the tables; "
+        f"the closest is {brief(close[0])}. Correct it."
     )

@@ -118,7 +118,7 @@ def _open_sample(source: Path) -> Iterator[Sample]:
         raise BadFile(odd, "is neither a .parquet nor a .pt file", _KINDS)
     other = next((path for path in paths if path.suffix != paths[0].suffix), None)
     if other is not None:
-        raise BadFile(source, f"contains both {paths[0].name} and {other.name}", _KINDS)
+        raise BadFile(source, f"mixes .parquet and .pt files ({paths[0].name}, {other.name})", _KINDS)
     yield _parquet_sample(paths) if paths[0].suffix == ".parquet" else TorchSample(paths)
 
 

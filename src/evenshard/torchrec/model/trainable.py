@@ -99,7 +99,7 @@ def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) 
     if table.sharding_type not in SEQUENCE_TYPES:
         raise BadConfig(
             f"table {brief(table.name)} of an EmbeddingCollection is sharded {table.sharding_type}, which TorchRec "
-            f"does not support. Choose from {', '.join(SEQUENCE_TYPES)}."
+            f"does not support there. Choose from {', '.join(SEQUENCE_TYPES)}."
         )
     if table.sharding_type == COLUMN_WISE and len(widths) > 1:
         raise BadConfig(

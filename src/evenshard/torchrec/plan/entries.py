@@ -133,7 +133,7 @@ def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
 def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
     """Return the parts of an entry; a data_parallel table is one part on several devices."""
     if not entry.shards or len(entry.ranks) != len(entry.shards):
-        raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
+        raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks for {len(entry.shards)} shards")
     load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
     shards = zip(
         entry.ranks,

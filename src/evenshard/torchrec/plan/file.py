@@ -273,7 +273,7 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
         parts = [part for part in answer.parts if part.table == table.name]
         own_type, storage = sharding_type(parts, table, machine), parts[0].storage
         if storage.kernel == HOST:
-            raise BadConfig(f"table {brief(table.name)} uses kernel {HOST}, which TorchRec does not have on GPU ranks.")
+            raise BadConfig(f"TorchRec has no kernel {HOST} on GPU ranks. Allow another for table {brief(table.name)}.")
         # On one node, table_column_wise keeps TorchRec from spreading the columns over nodes.
         nodes = {machine.node_of(part.device) for part in parts if len(part.devices) == 1}
         if own_type == COLUMN_WISE and len(nodes) == 1 and machine.num_nodes > 1 and not table.is_sequence:

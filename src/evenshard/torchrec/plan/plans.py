@@ -96,7 +96,7 @@ def sharding_plan(
         answer = answer.parts if isinstance(answer, PlacementAnswer) else answer.parts(tables)
     compute_device = device_of_process("cuda") if compute_device is None else compute_device
     if world_size is None or world_size < 1:
-        raise BadConfig(f"world_size is {world_size}. Give the number of ranks, which table parts do not include.")
+        raise BadConfig(f"world_size is {world_size}. Give the number of ranks; table parts do not state it.")
     machine = Nodes(world_size, check_local_world_size(local_world_size, world_size, compute_device))
     return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched, replicas)
 

@@ -124,7 +124,7 @@ def machine_of(
     pod_size = min(pod_size, world_size // local_world_size)
     if world_size % (pod_size * local_world_size):
         raise BadConfig(
-            f"pods of {pod_size} nodes do not fill the {world_size // local_world_size} nodes. Correct pod_size."
+            f"{world_size // local_world_size} nodes cannot be split into pods of {pod_size} nodes. Correct pod_size."
         )
     of_hosts = (memory.host_memory_gb, memory.host_bandwidth_gb_s, memory.ssd_gb, memory.ssd_bandwidth_gb_s)
     if compute_device == "cpu" and any(one is not None for one in of_hosts):

@@ -228,7 +228,7 @@ def _limit_rules(
         if not pairs:
             raise TooStrict(
                 f"table {brief(one.name)}: its module sharder or the enumerator allows {_words(own)}, but the rules "
-                f"allow {', '.join(asked)} on {', '.join(kept_as)}. Allow a common sharding type and kernel."
+                f"allow {', '.join(asked)} on {', '.join(kept_as)}. Allow a sharding type and kernel that both allow."
             )
         table_types[one.name] = tuple(name for name in asked if name in {name for name, _ in pairs})
         left = tuple(kernel for kernel in kept_as if kernel in {kernel for _, kernel in pairs})

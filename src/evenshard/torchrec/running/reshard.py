@@ -92,7 +92,7 @@ def _rebuild(model: DistributedModelParallel, path: str, old: Any, changed: Embe
 def _warn_if_reordered(path: str, old: Any, new: Any) -> None:
     before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (old, new))
     if before != now:
-        warn_of_order([OrderChange(path, before, now)], "Layers that use the output's values() get other columns.")
+        warn_of_order([OrderChange(path, before, now)], "Layers that use the output's values() read other columns.")
 
 
 def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
