@@ -245,7 +245,7 @@ def test_a_journal_that_cannot_be_read_is_measured_again(store: Store, caplog: p
         store.put(path, found)
     with journal_of() as journal:
         assert len(journal) == 3
-    assert "is not a journal" in caplog.text and "measurements in this journal are repeated" in caplog.text
+    assert "is not a journal" in caplog.text and "placements in this journal are measured again" in caplog.text
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_for_a_pipeline_on_this_machine_nobody_is_asked(
 def test_an_api_that_refuses_is_named(answering: Callable[..., Answers], answer: int, why: str) -> None:
     answering(answer)
     seen = query_run("id-7")
-    assert seen.state == "UNKNOWN" and "did not report the run: " + why in seen.problem
+    assert seen.state == "UNKNOWN" and "did not return the state of the run: " + why in seen.problem
 
 
 def test_kubernetes_gives_the_pod_a_token_for_kubeflow(

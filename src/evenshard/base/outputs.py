@@ -279,9 +279,10 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 
 @contextmanager
 def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
-    """Convert any error in the block that a full disk caused to an OSError that names ``path``.
+    """Convert an error in the block to an OSError that names ``path``, if a full disk caused it.
 
-    It searches the causes of the error, because libraries raise their own errors. ``path`` also stands for ``draft``.
+    The causes of an error are searched, because libraries raise errors of their own. An error about the temporary file
+    ``draft`` names ``path`` too.
     """
     try:
         yield

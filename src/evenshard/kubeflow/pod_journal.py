@@ -97,7 +97,7 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
                 with Journal(path) as theirs:
                     mine.add_all(theirs)
             except BadFile as error:
-                log.warning("%s The measurements in this journal are repeated.", error)
+                log.warning("%s The placements in this journal are measured again.", error)
     return journal
 
 

@@ -114,7 +114,7 @@ def _query_once(run_id: str) -> RunReport:
     except Exception as error:  # the API is down or missing; kfp_server_api has its own exceptions
         status = getattr(error, "status", None)
         said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
-    return RunReport(problem=f"{address} did not report the run: {said}")
+    return RunReport(problem=f"{address} did not return the state of the run: {said}")
 
 
 def _get_run(address: str, run_id: str) -> Any:

@@ -31,7 +31,7 @@ class WhichRound(Enum):
 
 @dataclass(frozen=True)
 class Reads:
-    """Declaration of an input path: the output of the same name that another stage wrote in round ``of``."""
+    """Declaration of an input path: another stage's output of the same name; ``of`` selects its round."""
 
     of: WhichRound = WhichRound.SAME
     role: str = ""  # role of a cost dataset in MLflow

@@ -114,7 +114,7 @@ class DeviceMemory:
 
     @property
     def counted_bytes(self) -> int:
-        """Return the sum of all components during the output dist."""
+        """Return the memory in use during the output dist: the sum of ``components``."""
         return sum(size for _, size in self.components)
 
     @property

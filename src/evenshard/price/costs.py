@@ -284,7 +284,7 @@ class MeasuredPlacement:
 
     @cached_property
     def shards(self) -> tuple[tuple[Table, ...], ...]:
-        """Return the (unsharded) tables of each device, by device id."""
+        """Return the whole tables of each device, by device id; the placement must not split a table."""
         return self.placement.shards_of(self.task.tables)
 
 

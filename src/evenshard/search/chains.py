@@ -277,7 +277,7 @@ class Chains:
         return np.asarray(self.table.is_unusual_O[self.option_NG].mean(axis=1))
 
     def unusual_share_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
-        """Return the fraction of groups with an unusual column cut after each change, [M]."""
+        """Return the fraction of groups whose option is marked unusual (``is_unusual_O``) after each change, [M]."""
         is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
         old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
         more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]

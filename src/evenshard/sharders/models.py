@@ -57,7 +57,7 @@ class PlacementModel:
 
     @property
     def device_error(self) -> DeviceError | None:
-        """Return the error of the simulated device in the training data; None if it was real hardware."""
+        """Return the accuracy of the device model behind simulated training data; None for measured data."""
         return self.trained_on.device_error
 
     def price(self) -> DevicePrice:

@@ -1,4 +1,4 @@
-"""Connected processes of torchrun: barriers at which ranks share their problems, and timed collectives.
+"""Process group of the ranks that torchrun starts, with barriers that share errors, and timed collectives.
 
 gloo has no reduce-scatter of its own: torch runs an all-reduce instead, which sends twice as much. Between CPUs this
 module uses an all-to-all and a sum, which sends as much as a reduce-scatter.
