@@ -39,7 +39,7 @@ MAX_PROBLEMS = 20
 
 
 class EvenshardError(Exception):
-    """Base of all intended errors of evenshard; the message is one printable line without passwords."""
+    """Base of all errors that evenshard raises on purpose; the message is one printable line without passwords."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))

@@ -113,10 +113,10 @@ class PriceBounds:
         return np.zeros((2, len(columns_PH)))
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
-        """Return a lower bound of the time of sort passes if equal devices share the rows of all tables.
+        """Return a lower bound of the radix-sort time if identical devices split the rows of all tables.
 
         Args:
-            columns_PH: features of the tables for which the bound is tightest; it is valid for any tables.
+            columns_PH: features of tables. The bound holds for any tables, but is tightest for these.
             total_rows: minimum number of rows on all devices together.
         """
         return SharedSteps()

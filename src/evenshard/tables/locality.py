@@ -150,7 +150,7 @@ _SQUARES_X, _CUBES_X = _tangent_bound()
 
 
 def _sizes_of_sets(count: int = 16) -> FloatArray:
-    """Return ``count`` equally likely cache sizes, with mean 1, that model sets (gamma; Wilson and Hilferty, 1931)."""
+    """Return ``count`` equally likely sizes of a cache's sets, gamma with mean 1 (Wilson and Hilferty, 1931)."""
     normal = np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
     sizes = (1 - 1 / (9 * ROWS_PER_SET) + normal / (3 * ROWS_PER_SET**0.5)) ** 3
     return np.asarray(sizes / sizes.mean())

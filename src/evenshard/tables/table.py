@@ -53,9 +53,9 @@ class Table:
         module: path of its collection in a model; tables of different modules share no kernel call.
         row_shares: shares of the lookups, adding up to 1, of equal, successive ranges of rows, counted in traffic; None
             if not counted, which assumes even lookups over the rows.
-        miss_ratios: shares of a batch's distinct rows that an LRU cache with each of ``LOAD_FACTORS`` of the rows
-            misses, counted in traffic for the batch size of the table's task; None if not counted, which uses the bound
-            of ``locality``.
+        miss_ratios: one for each of ``LOAD_FACTORS``, the share of the table's rows in an LRU cache: the share of a
+            batch's distinct rows that miss this cache. Counted in traffic for the batch size of the table's task; None
+            if not counted, then the bound of ``locality`` applies.
     """
 
     name: str

@@ -137,7 +137,7 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
 
 @dataclass(frozen=True)
 class AllowedReplicas:
-    """Tables that may be replicated, because the request names them or their fused optimizer is the dense one."""
+    """Tables that may be replicated, because the request names them or their fused optimizer equals the dense one."""
 
     dense_optimizer: str = ""  # empty if unknown
     by_name: frozenset[str] = frozenset()  # tables that the request allows to replicate by name

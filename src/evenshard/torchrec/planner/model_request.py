@@ -118,7 +118,7 @@ def request_of(
 def _left_out(
     request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[AllowedOptions]
 ) -> tuple[str, ...]:
-    """Return tables that may not be replicated due to their optimizer, without those that allow only replication."""
+    """Return the tables whose optimizer rules out replicas, except tables that must be replicated."""
     forced = {
         table.name
         for table in located
