@@ -66,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of devices and hosts, and the part that is reserved for other data than tables."""
+    """Memory of devices and hosts, and the part that is reserved for data other than tables."""
 
     memory_cap_gb: float | Sequence[float] | None = knob(
         None,

@@ -216,7 +216,7 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
         if set(ddr) == {constants.DDR_CAP} and of_rank < constants.DDR_CAP:
             note = (
                 f"The topology has TorchRec's default of {size_text(constants.DDR_CAP)} host memory per CPU rank, but "
-                f"this machine has {size_text(of_rank)} per rank. Give memory_cap_gb, or a Topology with its own ddr_cap."
+                f"this machine has {size_text(of_rank)} per rank. Give memory_cap_gb, or a Topology with your ddr_cap."
             )
         return _RankMemory(ddr, (0,) * len(ddr), (0,) * len(ddr), Assumed(note))
     note = ""
