@@ -43,7 +43,7 @@ def test_a_replica_is_on_every_device_and_takes_memory_of_each() -> None:
 
 def test_only_whole_tables_have_a_device() -> None:
     assert answer((0, 1, 1)).device_of_table == (0, 1, 1)
-    with pytest.raises(BadConfig, match=r"table 'a' is sharded data_parallel.*only table_wise \(sharding_types\)"):
+    with pytest.raises(BadConfig, match=r"table 'a' is sharded data_parallel.*place with sharding_types table_wise"):
         _ = CUT.device_of_table
 
 

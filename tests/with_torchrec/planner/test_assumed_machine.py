@@ -96,7 +96,7 @@ def test_a_topology_counts_and_torchrecs_constants_in_it_are_told() -> None:
 def test_a_topology_of_cpu_ranks_may_have_more_than_the_machine() -> None:
     found = ranks(machine=Topology(world_size=2, local_world_size=2, compute_device="cpu"))
     assert found.caps_bytes == (constants.DDR_CAP,) * 2
-    assert "constant of 128 GB per CPU rank, but this machine has 100 GB" in found.assumed.devices
+    assert "default of 128 GB host memory per CPU rank, but this machine has 100 GB per rank" in found.assumed.devices
 
 
 @pytest.mark.usefixtures("host")
