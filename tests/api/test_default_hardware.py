@@ -54,7 +54,7 @@ def test_a_model_is_placed_with_on_its_own_hardware(
     Path("tables.json").write_text(json.dumps(TABLES))
     flags = ["tables.json", "--devices", "2", "--model", str(cpu_model)]
     assert main(["place", *flags, "-o", "placement.json"]) == 0
-    assert " ".join(capsys.readouterr().out.split()).startswith("2 x cpu, link ethernet_25g (modelled)")
+    assert "\n2 x cpu, ethernet_25g, batch 65,536, " in capsys.readouterr().out
     assert main(["place", *flags, "-o", "plan.json", "--format", "torchrec"]) == 0
     assert '"cpu"' in Path("plan.json").read_text() and "cuda" not in Path("plan.json").read_text()
     assert what_if(TABLES, devices=(2,), model=str(cpu_model)).options[0].hardware == "cpu"

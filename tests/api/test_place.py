@@ -284,7 +284,7 @@ def test_a_simulated_device_is_placed_for_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Simulated (" in done.stdout and (tmp_path / "placement.json").exists()
+    assert ", simulated (" in done.stdout and (tmp_path / "placement.json").exists()
 
 
 def test_the_command_has_the_defaults_of_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
             ["train-cost", *POOL, "--costs", "c.parquet", "--out", "mydata"],
             "mydata: contains thesis.txt, which is not part of a",
         ),
-        (["train-cost", *POOL, "--costs", "c.parquet", "--out", "n", "--model-out", "mydata"], "mydata: holds "),
+        (["train-cost", *POOL, "--costs", "c.parquet", "--out", "n", "--model-out", "mydata"], "mydata: contains "),
         (
             ["train-policy", *POOL, "--cost-net", "n", "--out", "mydata"],
             "mydata: contains thesis.txt, which is not part of a",

@@ -181,7 +181,7 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     costs = ["--costs-out", str(tmp_path / "costs.parquet")]
     assert "which rank holds which tables" in refused(capsys, *both, *costs)
     assert "Add --costs-out" in refused(capsys, *both, "--tables-out", str(tmp_path / "costs.json"))
-    assert "Add those of ranks 0" in refused(capsys, both[1], "--placement", placement, *costs)
+    assert "Add ranks 0" in refused(capsys, both[1], "--placement", placement, *costs)
     assert "it is from rank 0" in refused(capsys, both[0], both[0])
     assert "Add the table file with --tables" in refused(capsys, *both, "--placement", str(training / PLAN))
     assert "Name a model with --model" in refused(capsys, *both, "--placement", str(training / "tables.json"))

@@ -203,7 +203,7 @@ def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert main(place) == 2
     said = capsys.readouterr().err
-    assert "name no link and have no exchanges" in said and "--intra" in said and len(said.splitlines()) == 1
+    assert "has no link and no communication times" in said and "--intra" in said and len(said.splitlines()) == 1
     assert not Path("p.json").exists()
     assert main([*place, "--intra", "10gb_s"]) == 0
     assert load_answer("p.json").request.nodes.intra == "10gb_s"

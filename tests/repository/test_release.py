@@ -73,7 +73,7 @@ def test_what_is_no_release_is_refused_on_one_line(clone: Path) -> None:
     changes.write_text(f"# Changelog\n\n## Unreleased\n\n## {__version__}\n")
     assert "there are uncommitted changes" in refused(clone)
     git(clone, "commit", "--quiet", "--all", "--message", "changes")
-    assert f"begins with 'Unreleased', version.py says {__version__}" in refused(clone)
+    assert f"begins with 'Unreleased', but the version is {__version__}" in refused(clone)
     (clone / "dist").mkdir()
     assert "dist/ is not a release" in refused(clone, "--draft")
     assert leftovers(clone) == ["dist"] and not list((clone / "dist").iterdir())

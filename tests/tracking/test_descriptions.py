@@ -59,7 +59,7 @@ def test_all_that_belongs_together_is_linked(client: Any, workdir: Path) -> None
     )
     assert links(of_child)["its loop"] == f"{page}/runs/{loop.info.run_id}"
     sha256 = child.data.tags["evenshard.costs_sha256"]
-    assert loop.data.tags[NOTE].startswith("**evenshard**: a loop;")
+    assert loop.data.tags[NOTE].startswith("**evenshard**: a loop. ")
 
     assert client.get_registered_model("evenshard-cost").description == model_description("evenshard-cost")
     version = client.get_model_version("evenshard-policy", "1")
