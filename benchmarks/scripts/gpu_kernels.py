@@ -150,7 +150,7 @@ def _hardly(rng: np.random.Generator) -> Shard:
 
 
 def _recommender(rng: np.random.Generator) -> Shard:
-    """Draw tables like those of public click models: one dim, most features with one lookup."""
+    """Draw tables as in public click models: all have the same dim, and most get one lookup per sample."""
     number = int(_log_uniform(rng, 4, 40))
     lookups = np.where(rng.random(number) < 0.7, 1.0, np.ceil(_log_uniform(rng, 1, 100, number)))
     rows = _log_uniform(rng, 3, 4e7, number)

@@ -4,9 +4,9 @@
 
 Fits the constants of ``linear.yaml`` again and writes them; the measurements are not part of the repository.
 A device's kernels take a constant for each count of ``COUNTS``, fitted by non-negative least squares to shards on an
-RTX 2080 Ti. Another GPU takes ``scale`` times as long, the geometric mean over its public points. Communication takes a
-latency for each collective, and its busiest device's bytes at one bandwidth within nodes and one between nodes. Counts
-are those of the device model, of which no constant is used.
+RTX 2080 Ti. Another GPU takes ``scale`` times as long, the geometric mean over its public points. Each collective
+takes a latency, plus the bytes of its busiest device divided by a bandwidth within nodes or between nodes. The
+counts are those of the device model; its constants are not used.
 
 Legend: N shards, D devices, C counts.
 """
@@ -45,8 +45,9 @@ from evenshard.tables.table import Table
 
 CONSTANTS = Path(__file__).with_name("linear.yaml")
 FITTED_TO = "rtx_2080_ti"
-# Counts of a kernel call, explained in ``ShardWork``; ``hottest`` is the largest of the call's tables. No count is
-# that of tables, as all shards have one batch size; on an H100 ten tables take as long as one table with as many bags.
+# Counts of a kernel call, explained in ``ShardWork``; ``hottest`` is the largest of the call's tables. The number
+# of tables is no count: at one batch size it follows from the bags, and on an H100 ten tables take as long as one table
+# with the same bags.
 SUMS = ("bags", "lookups", "uniques", "row_bytes", "output_bytes")
 COUNTS = ("calls", *SUMS, "hottest")
 # One of this many shards is held out of the fit.

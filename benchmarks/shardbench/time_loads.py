@@ -63,7 +63,7 @@ class CallOnDevice:
 
 
 class Timer:
-    """Timer of loads on one device, which writes one line at once for each result."""
+    """Timer of loads on one device; it writes each result to the file immediately."""
 
     def __init__(self, device: torch.device, folder: Path, seed: int = 0) -> None:
         config = MeasureConfig(hardware=device.type, optimizer=SGD, num_batches=2, seed=seed)

@@ -53,7 +53,7 @@ class Meter:
         return self._hardware.time_share
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
-        """Measure one placement in one visit, as ``Hardware`` does."""
+        """Measure a placement once, with the interface of ``Hardware``."""
         return self.quick_costs([(task, placement)])[0]
 
     def close(self) -> None:
