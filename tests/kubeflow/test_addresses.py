@@ -129,7 +129,7 @@ def test_traffic_is_read_as_a_job_wrote_it(at: str, s3: S3) -> None:
     outputs = {"summary": artifact("summary"), "metrics": artifact("metrics")}
     given = {"request": {"embedding_dim": 16, "batch_size": 2}, "model_uri": str(LEARNED)}
     drift.python_func(**outputs, **given, tables_address=f"{at}/traffic")
-    assert "reuse of an index" in Path(outputs["summary"].path).read_text()
+    assert "lookups per index" in Path(outputs["summary"].path).read_text()
     answer = evenshard.place(f"{at}/traffic", 2, 1.0, model=LEARNED, embedding_dim=16, batch_size=2)
     assert sorted(one.name for one in answer.request.tables) == ["ads", "user"]
 

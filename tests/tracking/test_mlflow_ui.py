@@ -225,7 +225,7 @@ def test_descriptions_lead_from_page_to_page(
     (made,) = (run for run in children_of(loop, mlflow_server, experiment) if run.info.run_name == "evaluate")
     version = made.data.tags["evenshard.registered"].split(", ")[0].rpartition("/")[2]
     page.goto(f"{mlflow_server.url}/#/models/evenshard-cost/versions/{version}")
-    page.get_by_text("learned from costs").wait_for()
+    page.get_by_text("trained on cost datasets").wait_for()
     picture("version", 560)
     (wrote,) = (run for run in children_of(loop, mlflow_server, experiment) if run.info.run_name == "benchmark_2")
     sha256 = wrote.data.tags["evenshard.costs_sha256"]
