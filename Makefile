@@ -12,7 +12,7 @@ export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 # With this variable set, each stage of the loop recompiles torch, FBGEMM and MLflow to bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check generate docs docs-output bench dataset use image base-image base-digest release clean
+.PHONY: setup run test test-all test-nightly fuzz test-containers test-floors test-torchrec test-torchrec-planner check generate docs docs-output bench dataset use image base-image base-digest release clean
 
 setup: .venv/ready
 
@@ -49,7 +49,11 @@ test: setup
 
 # All tests, slow ones included, except for those of the container image.
 test-all: setup
-	@$(PYTEST) -m 'not containers'
+	@$(PYTEST) -m 'not containers and not nightly'
+
+# Tests of documented outputs, calibrations and versions, which change rarely and take long.
+test-nightly: setup
+	@$(PYTEST) -m nightly
 
 # Malformed inputs for all readers of users' files: make fuzz FUZZ=2000. Failing inputs are kept in work/fuzz.
 FUZZ ?= 100000

@@ -13,13 +13,14 @@ import pytest
 import torch
 import yaml
 from hypothesis import settings
-from xdist.scheduler import LoadGroupScheduling
 
 from evenshard.base import console
 from support import servers
 from support.effort import FULL, LITTLE, search_with
 from support.loops import Loop, run_at_once
 from support.repository import ROOT
+
+pytest_plugins = ["support.cpu_seconds"]
 
 # For the programs that tests start.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -35,8 +36,6 @@ console.SAY_AFTER_S = 3600.0
 # A busy machine is slow at random: no example of hypothesis is too slow.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
-# kfp's client imports what validates addresses: a grammar that takes seconds to build, and no test asks for.
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # All that test files import stays until the end: looking for garbage among it took a third of the collection's time.
 gc.disable()
 
@@ -96,10 +95,12 @@ def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPath
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need the S3, or what stands on it, run in one process. Files with slow tests come first."""
+    """Run the tests of a file in one process, and those of the S3 server in one; files with slow tests come first."""
     for item in items:
-        if isinstance(item, pytest.Function) and "s3" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group("s3"))
+        if item.path.is_relative_to(ROOT / "tests/with_torchrec") or item.path.is_relative_to(ROOT / "tests/benchmarks"):
+            item.add_marker(pytest.mark.slow)
+        group = "s3" if "s3" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -114,17 +115,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-class _Files(LoadGroupScheduling):  # type: ignore[misc]
-    """pytest-xdist, with the tests of a file in one process, so that what they share is made once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        group = super()._split_scope(nodeid)
-        file = nodeid.partition("::")[0]
-        return group if group != nodeid else "components" if file.startswith("components/") else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The Makefile asks for ``--dist loadgroup``."""
-    return _Files(config, log) if config.getvalue("dist") == "loadgroup" else None
