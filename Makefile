@@ -43,17 +43,20 @@ run: .venv/loop
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
     --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
-# All fast tests, and one slow test of each kind: a training on several ranks, a server, a pipeline, a wheel.
+# FLAGS=--record-cpu-seconds writes the CPU seconds of each test file into tests/cpu_seconds.json, which make check limits.
+FLAGS ?=
+
+# The fast tests, which start no other program; without the packages whose tests are all slow.
 test: setup
-	@$(PYTEST)
+	@$(PYTEST) $(FLAGS) --ignore=tests/with_torchrec --ignore=tests/benchmarks
 
 # All tests, slow ones included, except for those of the container image.
 test-all: setup
-	@$(PYTEST) -m 'not containers and not nightly'
+	@$(PYTEST) $(FLAGS) -m 'not containers and not nightly'
 
 # Tests of documented outputs, calibrations and versions, which change rarely and take long.
 test-nightly: setup
-	@$(PYTEST) -m nightly
+	@$(PYTEST) $(FLAGS) -m nightly
 
 # Malformed inputs for all readers of users' files: make fuzz FUZZ=2000. Failing inputs are kept in work/fuzz.
 FUZZ ?= 100000
@@ -122,7 +125,6 @@ docs-output: setup
 # Compares all sharders, as in the papers' tables: make bench STUDY=mixed FLAGS="--settings 40x4 --seeds 1". Run again to
 # resume.
 STUDY ?= mixed
-FLAGS ?=
 bench: setup
 	@$(BIN)/python -m benchmarks study $(STUDY) --json work/$(STUDY).json $(FLAGS)
 

@@ -1,4 +1,7 @@
-"""Check src: its number of lines, files that one command executes, cycles of imports, and first words of docstrings.
+"""Check the size of src and of the tests, cycles of imports, and first words of docstrings.
+
+Of src, it counts the lines, and the files that one command executes. Of the tests, it counts the lines, and the CPU
+seconds of both suites as recorded in tests/cpu_seconds.json (``make test-all FLAGS=--record-cpu-seconds``).
 
 A file counts as executed if one of its functions or class bodies runs, on import or later, but not if it only imports
 other files or declares constants. Imports for type checkers count as imports, except for those of the package root,
@@ -9,6 +12,7 @@ a question word. The limits only go down.
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +26,10 @@ SOURCE = ROOT / "src/evenshard"
 COMMAND = ("place", "mlperf_dlrm_v2", "--devices", "8", "--hardware", "h100")
 MOST_LINES = 51_150
 MOST_FILES = 77
+MOST_TEST_LINES, MOST_SUPPORT_LINES = 40_000, 3_500
+# CPU seconds of `make test` (fast tests) and `make test-all`, on two cores 2 and 15 minutes.
+MOST_FAST_S, MOST_ALL_S = 240, 1_800
+RECORD = ROOT / "tests/cpu_seconds.json"
 # A docstring that begins with one of these asks what the code does, instead of saying it.
 QUESTION_WORDS = frozenset({"what", "how", "whether", "which", "where", "who", "why"})
 
@@ -42,10 +50,31 @@ sys.exit(code)
 """
 
 
-def list_source_files() -> list[Path]:
-    """List the Python files of src that git tracks."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=SOURCE, capture_output=True, text=True, check=True).stdout
-    return [path for line in listed.splitlines() if (path := SOURCE / line).exists()]
+def list_files(folder: Path, *patterns: str) -> list[Path]:
+    """List the Python files of a folder that git tracks."""
+    command = ["git", "ls-files", *(patterns or ("*.py",))]
+    listed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    return [path for line in listed.splitlines() if (path := folder / line).exists()]
+
+
+def count_lines(files: list[Path]) -> int:
+    """Return the number of lines of all files."""
+    return sum(len(path.read_bytes().splitlines()) for path in files)
+
+
+def find_unrecorded(tests: list[Path]) -> list[str]:
+    """List the test files without recorded CPU seconds, except for those whose tests run nightly."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    names = [path.relative_to(ROOT).as_posix() for path in tests if path.name.startswith("test_")]
+    return [name for name in names if name not in record and "mark.nightly" not in (ROOT / name).read_text("utf-8")]
+
+
+def recorded_seconds() -> tuple[float, float]:
+    """Return the recorded CPU seconds of the fast tests, and of all but the nightly tests, with their start."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    start = record.pop("start and collection")
+    fast, slow = (sum(of_file.get(suite, 0.0) for of_file in record.values()) for suite in ("fast", "slow"))
+    return fast + start["fast"], fast + slow + start["all"]
 
 
 def find_question_docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -85,10 +114,15 @@ def find_import_cycle() -> list[str]:
 
 def main() -> int:
     """Print all counts and return the exit code."""
-    files = list_source_files()
+    files, tests = list_files(SOURCE), list_files(ROOT, "tests/*.py", "components/*/tests/*.py")
+    fast_s, all_s = recorded_seconds()
     counts = (
-        ("lines in src/evenshard", sum(len(path.read_bytes().splitlines()) for path in files), MOST_LINES),
+        ("lines in src/evenshard", count_lines(files), MOST_LINES),
         (f"files that `evenshard {' '.join(COMMAND)}` executes", len(find_executed_files()), MOST_FILES),
+        ("lines of tests", count_lines(tests), MOST_TEST_LINES),
+        ("lines in tests/support", count_lines(list_files(ROOT / "tests/support")), MOST_SUPPORT_LINES),
+        ("CPU seconds of make test", round(fast_s), MOST_FAST_S),
+        ("CPU seconds of make test-all", round(all_s), MOST_ALL_S),
     )
     for what, count, most in counts:
         print(f"{what}: {count:,} of at most {most:,}")
@@ -100,7 +134,9 @@ def main() -> int:
         for line, word in find_question_docstrings(path.read_text(encoding="utf-8"))
     ]
     print(f"docstrings that begin with a question word: {', '.join(questions) or 'none'}")
-    return int(bool(cycle or questions) or any(count > most for _, count, most in counts))
+    unrecorded = find_unrecorded(tests)
+    print(f"test files without recorded CPU seconds: {', '.join(unrecorded) or 'none'}")
+    return int(bool(cycle or questions or unrecorded) or any(count > most for _, count, most in counts))
 
 
 if __name__ == "__main__":

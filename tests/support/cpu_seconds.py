@@ -4,7 +4,8 @@ A test's CPU seconds are those of its process and of the child processes that en
 included. A server that several tests share counts in the file whose test stops it. Programs that the suite starts and
 never waits for are not counted.
 
-``pytest --record-cpu-seconds`` writes the CPU seconds of the files that ran into ``RECORD``.
+``pytest --record-cpu-seconds`` writes the CPU seconds of the files that ran into ``RECORD``: for each file those of its
+fast, slow and nightly tests, and for each suite (fast, all) those of the start of its processes and the collection.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from support.repository import ROOT
 
 RECORD = ROOT / "tests/cpu_seconds.json"
-NAME = "cpu_seconds"
+NAME, START = "cpu_seconds", "start and collection"
 
 
 def _cpu_seconds() -> float:
@@ -46,7 +47,7 @@ class Meter:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
         report = yield
         if call.when == "teardown":
-            suite = "slow" if item.get_closest_marker("slow") else "fast"
+            suite = next((name for name in ("nightly", "slow") if item.get_closest_marker(name)), "fast")
             report.user_properties = [*report.user_properties, (NAME, [suite, _cpu_seconds() - self.started])]
         return report
 
@@ -68,19 +69,29 @@ class Meter:
         # The controller's children are the workers, which have reported their own seconds.
         self.of_processes += os.times().user + os.times().system if self.of_processes else own
         if self.config.getoption("record_cpu_seconds"):
-            record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-            for file, seconds in self.files.items():
-                record.setdefault(file, {}).update({suite: round(value, 1) for suite, value in seconds.items()})
-            record = {file: record[file] for file in sorted(record) if (ROOT / file).exists()}
-            RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            self._record()
+
+    @property
+    def of_tests(self) -> float:
+        return sum(seconds.total() for seconds in self.files.values())
+
+    def _record(self) -> None:
+        files = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        for file, seconds in self.files.items():
+            files.setdefault(file, {}).update({suite: round(value, 1) for suite, value in seconds.items()})
+        start = files.pop(START, {})
+        if self.config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+            suite = "fast" if "not slow" in self.config.getoption("markexpr") else "all"
+            start[suite] = round(self.of_processes - self.of_tests, 1)
+        record = {START: start, **{file: files[file] for file in sorted(files) if (ROOT / file).exists()}}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         slowest = sorted(self.files.items(), key=lambda item: -item[1].total())[:10]
         terminalreporter.section("CPU seconds of the slowest files")
         for file, seconds in slowest:
             terminalreporter.write_line(f"{seconds.total():8.1f}  {file}")
-        tests = sum(seconds.total() for seconds in self.files.values())
-        terminalreporter.write_line(f"{tests:8.1f}  all tests; {self.of_processes:.1f} with start and collection")
+        terminalreporter.write_line(f"{self.of_tests:8.1f}  all tests; {self.of_processes:.1f} with start and collection")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -166,7 +166,8 @@ def devices_of(asked: Machine, memory: Memory) -> MachineAndMemory:
     try:
         return _devices_of_file(found, memory, hardware)
     except BadConfig as error:
-        raise BadFile(file, str(error).rstrip("."), "Correct it.") from None
+        problem, _, remedy = str(error).rpartition(". ")  # the message ends with its remedy
+        raise BadFile(file, problem, remedy) from None
 
 
 def _with_memory(machine: Nodes, memory: Memory, hardware: Sequence[str]) -> MachineAndMemory:

@@ -195,7 +195,7 @@ def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "", 
         _print_text(console, printable(line), "green")
     for note in (*assumed_lookups_texts(answer), *answer.notes):
         _print_text(console, printable(note), "bold yellow")
-    for warning in (*warning_texts(answer), *answer.memory_warnings):
+    for warning in warning_texts(answer):
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     if not verbose:
         more = ", ".join(dict.fromkeys(word for word, _, _ in details))
@@ -380,7 +380,7 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
         yield "kernels", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
     if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
         yield "baseline", f"{ms_text(baseline.predicted_ms)} ms, {baseline_label(baseline)}"
-    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
+    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer)]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
     said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"

@@ -227,7 +227,7 @@ def difference_markdown(
     """Return a comment on the diff of two answers; its title is the new answer's table file by default."""
     title = title or str(new.lineage.get("tables") or "placement")
     lines = [marker(title), f"### evenshard: {code(title)}", ""]
-    if warnings := [*warning_texts(new), *new.memory_warnings]:
+    if warnings := warning_texts(new):
         lines += ["> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings), ""]
     lines += [_headline(old, new), ""]
     lines += [f"{escape_markdown(line)}.  " for line in worth_texts(new)]

@@ -160,7 +160,7 @@ def shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
 
 
 def warning_texts(answer: PlacementAnswer) -> list[str]:
-    """Return the warnings on a request: unlikely units, then values outside the range of the model's training."""
+    """Return the warnings: unlikely units, values outside the model's training range, and memory that is almost full."""
     outside = _outside_range(answer)
     texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
     if outside:
@@ -168,7 +168,7 @@ def warning_texts(answer: PlacementAnswer) -> list[str]:
             "The request is outside the training range of the model, so its predicted times are guesses: "
             f"{'; '.join(outside)}."
         )
-    return texts
+    return [*texts, *answer.memory_warnings]
 
 
 def _outside_range(answer: PlacementAnswer) -> list[str]:

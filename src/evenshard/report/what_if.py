@@ -124,7 +124,7 @@ def notes(found: WhatIfAnswer) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for one in placed:
         assert one.answer is not None
-        for text in (*warning_texts(one.answer), *one.answer.memory_warnings, *one.answer.notes):
+        for text in (*warning_texts(one.answer), *one.answer.notes):
             said.setdefault(text, []).append(machine_name(one))
     for text, machines in said.items():
         where = "" if len(machines) == len(placed) else f" ({', '.join(machines)})"
