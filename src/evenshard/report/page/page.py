@@ -134,7 +134,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "max_strip": MAX_STRIP,
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
-        "warnings": step_facts.warning_texts(answer),
+        "warnings": tuple(step_facts.warning_texts(answer)),
         "notes": (*table_facts.assumed_lookups_texts(answer), *answer.notes),
         "listed": _LISTED,
         "asked": _request_rows(answer),
