@@ -91,7 +91,9 @@ class Meter:
         terminalreporter.section("CPU seconds of the slowest files")
         for file, seconds in slowest:
             terminalreporter.write_line(f"{seconds.total():8.1f}  {file}")
-        terminalreporter.write_line(f"{self.of_tests:8.1f}  all tests; {self.of_processes:.1f} with start and collection")
+        terminalreporter.write_line(
+            f"{self.of_tests:8.1f}  all tests; {self.of_processes:.1f} with start and collection"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
