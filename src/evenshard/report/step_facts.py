@@ -160,7 +160,7 @@ def shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
 
 
 def warning_texts(answer: PlacementAnswer) -> list[str]:
-    """Return the warnings: unlikely units, values outside the model's training range, and memory that is almost full."""
+    """Return the warnings on unlikely units, values outside the training range, and memory that is almost full."""
     outside = _outside_range(answer)
     texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
     if outside:
