@@ -51,21 +51,6 @@ def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
     assert seen >= set(SHARDING_TYPES) - {"table_column_wise"}  # its parts are read as column_wise
 
 
-def test_only_what_was_asked_for_is_drawn() -> None:
-    task = task_on(TWO_NODES)
-    for seed in range(10):
-        parts = random_sharding(task, ("data_parallel",), np.random.default_rng(seed))
-        assert {len(part.devices) for part in parts} == {4}
-
-
-def test_what_is_never_legal_is_not_drawn() -> None:
-    """Of forty sequences and means, one would nearly always be cut as it must not be."""
-    tables = tuple(replace(one, name=f"{one.name}{number}") for number in range(20) for one in TABLES[3:])
-    task, rng = replace(task_on(TWO_NODES), tables=tables), np.random.default_rng(0)
-    for _ in range(5):
-        check_sharding(task, random_sharding(task, SHARDING_TYPES, rng))
-
-
 def test_limits_of_a_table_are_kept() -> None:
     limits = (TableLimits(types=frozenset({"row_wise"})), *(TableLimits(),) * 4)
     task, rng = replace(task_on(TWO_NODES), limits=limits), np.random.default_rng(0)
