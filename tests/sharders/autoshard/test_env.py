@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.studies.trainings import measure_random_shards
-from evenshard.placement.task import ShardingTask
-from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.price.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.sharders.autoshard.env import AutoShardCostNet
-from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net, predict_shards
+from evenshard.sharders.autoshard.fit import (
+    ShardTensors,
+    cost_net_round,
+    fit_autoshard_net,
+    predict_shards,
+    select_shards,
+)
+from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
-from support.builders import BATCH_SIZE, BWD_MS, FWD_MS, FakeHardware, measured, some_tables, task
+from support.builders import BATCH_SIZE, FakeHardware, measured, some_tables, task
 
 TABLES = some_tables(30)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
@@ -52,16 +58,6 @@ def test_layers_have_the_published_sizes() -> None:
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(21, 128), (128, 32), (32, 64), (64, 1)]
 
 
-@pytest.mark.slow
-@settings(deadline=None)
-@given(order=st.permutations(range(8)))
-def test_the_order_of_the_tables_of_a_shard_does_not_matter(order: list[int]) -> None:
-    features_PF = NORMALIZER(TABLES[:8], BATCH_SIZE)
-    made = net()
-    cost = made.shard_cost(made.encode(features_PF).sum(dim=0))
-    torch.testing.assert_close(made.shard_cost(made.encode(features_PF[order]).sum(dim=0)), cost)
-
-
 def test_the_answer_is_in_units_of_the_cost_scale_and_has_the_shape_of_the_question() -> None:
     sums = torch.rand(4, 3, 32)
     cost, tenfold = net().shard_cost(sums), net(scale_ms=10.0).shard_cost(sums)
@@ -91,15 +87,6 @@ def test_shards_of_several_placements_share_their_tables() -> None:
     torch.testing.assert_close(data.features_PF, NORMALIZER(TABLES[:4], BATCH_SIZE))
 
 
-def test_random_shards_are_measured_alone_and_their_times_are_the_hardwares() -> None:
-    of_task: ShardingTask = task(TABLES, devices=2)
-    for one in measure_random_shards(FakeHardware(), [of_task], 20, seed=3):
-        work = sum(table.embedding_dim * table.pooling_factor for table in one.task.tables)
-        assert one.placement.num_devices == 1 and set(one.task.tables) <= set(of_task.tables)
-        (device,) = one.cost.devices
-        assert device.fwd_compute_ms + device.bwd_compute_ms == pytest.approx((FWD_MS + BWD_MS) * work)
-
-
 # Learning ------------------------------------------------------------------------------------------------------------
 
 
@@ -114,11 +101,11 @@ def test_the_first_loss_is_the_mean_squared_error_in_units_of_the_scale() -> Non
 
 
 def test_it_learns_what_shards_of_unseen_composition_cost() -> None:
-    data, unseen = (ShardTensors.of(shards_of(TABLES, 400, seed), NORMALIZER) for seed in (0, 1))
-    made, losses = fit(seed=0, updates=600, data=data)
+    data, unseen = (ShardTensors.of(shards_of(TABLES, 300, seed), NORMALIZER) for seed in (0, 1))
+    made, losses = fit(seed=0, updates=400, data=data)
     assert sum(losses[-20:]) < 0.01 * sum(losses[:20])
     with torch.no_grad():
-        predicted_S = predict_shards(made, unseen, torch.arange(400))
+        predicted_S = predict_shards(made, unseen, torch.arange(300))
     assert float((predicted_S / unseen.cost_S - 1).abs().median()) < 0.05
 
 
@@ -133,16 +120,21 @@ def test_the_learning_rate_is_the_configs_and_falls_to_nothing() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
 
 
-def test_the_same_seed_learns_the_same() -> None:
-    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER)
-    (one, losses), (other, others), (third, _) = (fit(seed, 20, data) for seed in (1, 1, 2))
-    assert losses == others
-    for mine, its, different in zip(one.parameters(), other.parameters(), third.parameters(), strict=True):
-        assert mine.equal(its) and not mine.equal(different)
+def test_a_round_goes_on_from_the_last_with_its_scale() -> None:
+    data, generator = shards_of(TABLES, 40), torch.Generator().manual_seed(0)
+    new, config = new_checkpoint(net(), NORMALIZER), FitConfig(1, 8, 1e-3)
+    first = cost_net_round(new, data[:20], config, Round(1, 2), generator).checkpoint
+    scale_ms = ShardTensors.of(data[:20], NORMALIZER).cost_S.mean()
+    assert float(first.net.cost_scale_ms) == pytest.approx(float(scale_ms))
+    second = cost_net_round(first, data, config, Round(2, 2), generator)
+    assert float(second.checkpoint.net.cost_scale_ms) == pytest.approx(float(scale_ms)) and second.checkpoint.round == 2
+    tensors = ShardTensors.of(data, NORMALIZER)
+    errors = predict_shards(first.net, tensors, torch.arange(40)) / tensors.cost_S - 1
+    assert second.median_abs_pct_error == pytest.approx(100 * float(errors.abs().median().detach()))
 
 
-def test_how_fast_the_hardware_is_does_not_change_what_is_learned() -> None:
-    slow = measure_random_shards(FakeHardware(slowness=(1000.0,)), [task(TABLES)], 40, 0)
-    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER), ShardTensors.of(slow, NORMALIZER)
-    (_, losses), (_, others) = (fit(0, 20, one) for one in data)
-    assert others == pytest.approx(losses, rel=1e-3)
+def test_controls_and_what_ran_out_of_memory_are_not_learned_from() -> None:
+    fine, control, full = shards_of(TABLES, 3)
+    control = replace(control, proposed_by=CONTROL)
+    full = replace(full, cost=PlacementCost((DeviceCost.out_of_memory(),), "modelled"))
+    assert select_shards([fine, control, full]) == [fine]

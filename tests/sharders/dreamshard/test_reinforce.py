@@ -70,41 +70,16 @@ def gradients(loss: torch.Tensor, net: DreamShardPolicy) -> list[torch.Tensor]:
 # The loss ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of_task", [ROOMY, TIGHT], ids=["roomy", "tight"])
-@pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("of_task", "entropy_weight"), [(ROOMY, 0.0), (TIGHT, 0.3)], ids=["roomy", "tight"])
 def test_loss_and_gradients_are_those_of_the_slow_reference(of_task: ShardingTask, entropy_weight: float) -> None:
     batch, episodes = played(of_task, 12)
+    masked = ~legal_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
+    assert of_task is ROOMY or (masked.sum() > 10 and 2 <= episodes.finished_B.sum() < 12)
     net = policy()
-    fast, slow = (
-        reinforce_loss(batch, episodes, net, entropy_weight),
-        slow_loss(of_task, episodes, net, entropy_weight),
-    )
+    fast, slow = reinforce_loss(batch, episodes, net, entropy_weight), slow_loss(of_task, episodes, net, entropy_weight)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-4)
     for mine, reference in zip(gradients(fast, net), gradients(slow, net), strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-3)
-
-
-def test_the_tight_task_masks_devices_and_leaves_some_episodes_unfinished() -> None:
-    """What the comparison above needs in order to say anything about masks."""
-    batch, episodes = played(TIGHT, 12)
-    masked = ~legal_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
-    assert masked.sum() > 10 and 2 <= episodes.finished_B.sum() < 12
-
-
-def test_a_forced_choice_has_probability_one_and_teaches_nothing() -> None:
-    """With the log-probability over all devices instead, its gradient would not be zero."""
-    of_task = task(sized(3, 3), devices=2, cap=4 * 3)
-    batch, episodes = played(of_task, 6)
-    second = legal_mask_BTD(batch, episodes)[:, 1].sum(dim=1)
-    assert second.tolist() == [1] * 6
-    net = policy()
-    first_step_only = replace(episodes, predicted_ms_B=torch.arange(6.0))
-    loss = reinforce_loss(batch, first_step_only, net, 0.0)
-    chosen = episodes.device_BT[:, 0]
-    costs = cost_net().device_costs(torch.zeros(2, 32)).detach()
-    log_probs = net.device_logits(torch.zeros(2, 32), costs).log_softmax(dim=0)
-    advantage = -(torch.arange(6.0) - 2.5) / torch.arange(6.0).std(correction=0)
-    torch.testing.assert_close(loss, -(advantage * log_probs[chosen]).sum() / 12)
 
 
 def test_padding_and_company_change_nothing() -> None:
@@ -201,11 +176,14 @@ def trained(
 
 
 def test_a_task_without_any_legal_placement_leaves_the_policy_as_it_was() -> None:
-    net = policy()
-    history = trained([task(sized(3, 3, 3), cap=4 * 4)], ReinforceConfig(3, 4, 0.1, 0.1), net)
+    net, dead = policy(), task(sized(3, 3, 3), cap=4 * 4)
+    history = trained([dead], ReinforceConfig(3, 4, 0.1, 0.1), net)
     assert all(math.isnan(value) for value in history) and len(history) == 3
-    for weight, before in zip(net.parameters(), policy().parameters(), strict=True):
-        assert weight.equal(before)
+    assert all(weight.equal(before) for weight, before in zip(net.parameters(), policy().parameters(), strict=True))
+    history = trained([TIGHT, dead], ReinforceConfig(6, 6, 0.01, 0.1), net)
+    assert any(math.isnan(value) for value in history) and any(math.isfinite(value) for value in history)
+    assert all(weight.isfinite().all() for weight in net.parameters())
+    assert any(not weight.equal(before) for weight, before in zip(net.parameters(), policy().parameters(), strict=True))
 
 
 def test_the_momentum_of_earlier_updates_does_not_move_the_policy_at_a_dead_end() -> None:
@@ -218,34 +196,14 @@ def test_the_momentum_of_earlier_updates_does_not_move_the_policy_at_a_dead_end(
     assert all(weight.equal(old) for weight, old in zip(net.parameters(), before, strict=True))
 
 
-def test_training_on_dead_ends_stays_finite() -> None:
-    net = policy()
-    history = trained([TIGHT, task(sized(3, 3, 3), cap=4 * 4)], ReinforceConfig(20, 6, 0.01, 0.1), net)
-    assert any(math.isnan(value) for value in history) and any(math.isfinite(value) for value in history)
-    assert all(weight.isfinite().all() for weight in net.parameters())
-    assert any(not weight.equal(old) for weight, old in zip(net.parameters(), policy().parameters(), strict=True))
-
-
-def test_one_device_has_nothing_to_learn_but_trains_without_harm() -> None:
-    net = policy()
-    trained([task(TABLES[:3], devices=1)], ReinforceConfig(2, 4, 0.1, 0.1), net)
-    for weight, before in zip(net.parameters(), policy().parameters(), strict=True):
-        torch.testing.assert_close(weight, before)
-
-
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_learning_rate_is_the_configs_not_the_optimizers() -> None:
-    net = policy()
-    trained([ROOMY], ReinforceConfig(1, 8, 1e-3, 0.0), net)
-    steps = [(new - old).abs().max() for new, old in zip(net.parameters(), policy().parameters(), strict=True)]
-    assert 0 < float(max(steps).detach()) <= 1.001e-3  # Adam's first step is the learning rate
-
-
-def test_the_history_is_the_mean_predicted_cost_of_each_updates_episodes() -> None:
+def test_the_learning_rate_and_the_history_of_the_first_update() -> None:
     net = policy()
     (first,) = trained([ROOMY], ReinforceConfig(1, 8, 1e-3, 0.0), net)
+    steps = [(new - old).abs().max() for new, old in zip(net.parameters(), policy().parameters(), strict=True)]
+    assert 0 < float(max(steps).detach()) <= 1.001e-3  # Adam's first step is the learning rate
     generator = torch.Generator().manual_seed(0)
     torch.randint(1, (), generator=generator)  # the draw of the task
     batch = EpisodeBatch.of([ROOMY], NORMALIZER).repeat(8)
@@ -254,15 +212,9 @@ def test_the_history_is_the_mean_predicted_cost_of_each_updates_episodes() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("works", "optimum"),
-    [
-        ((5.0, 4.0, 3.0), {(0,), (1, 2)}),
-        # Heaviest-first greedy ends at 3 + 2 + 2 here; the policy has to learn to put the two 3s together.
-        ((3.0, 3.0, 2.0, 2.0, 2.0), {(0, 1), (2, 3, 4)}),
-    ],
-)
-def test_training_finds_the_known_optimum(works: tuple[float, ...], optimum: set[tuple[int, ...]]) -> None:
+def test_training_finds_the_known_optimum() -> None:
+    """Heaviest-first greedy ends at 3 + 2 + 2; the policy has to learn to put the two 3s together."""
+    works, optimum = (3.0, 3.0, 2.0, 2.0, 2.0), {(0, 1), (2, 3, 4)}
     of_task = task(working(*works), devices=2)
     best_ms = min(FakeHardware().measure(of_task, one).max_device_ms for one in every_placement(of_task))
     net = policy(seed=3, scale_ms=10.0)
