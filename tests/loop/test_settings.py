@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from argparse import ArgumentParser
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,6 @@ from evenshard.base.knobs import SHARE, knob
 from evenshard.cli.arguments import add_flags, flag_values
 from evenshard.loop.loop import TRAIN_COST, TrainCostConfig, TrainCostInputs
 from evenshard_components.generate import component_of
-from support.documented import ROOT
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,3 @@ def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides(capsys: pytest.
 def test_an_input_is_a_parameter_of_the_component() -> None:
     text = component_of(replace(TRAIN_COST, inputs=MoreInputs))
     assert "    made_up_count: int = 2,\n" in text and "        made_up_count: number of nothing.\n" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("catalog_embedding_dim", {"loop/loop.py", "loop/generate_tables.py"}),
-        ("pinned_nodes", {"planner/knobs.py", "planner/rules.py"}),
-    ],
-)
-def test_a_setting_stands_where_it_is_declared_used_and_tested(name: str, files: set[str]) -> None:
-    search = ["git", "grep", "-lw", name, "--", "*.py", ":!tests/loop/test_settings.py"]
-    found = subprocess.run(search, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    tests = {one for one in found if one.startswith("tests/")}
-    assert tests and {one.removeprefix("src/evenshard/") for one in found} - tests == files
