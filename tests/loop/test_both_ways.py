@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,74 +120,46 @@ def files(client: Any, run_id: str, folder: str = "") -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What MLflow holds of the same loop, run by commands and by components."""
-    found = []
-    for way in (by_command, by_component):
-        folder = tmp_path_factory.mktemp("way")
-        params = {**SMALL_PARAMS, "loop": {"num_rounds": NUM_ROUNDS}}
-        (folder / "params.yaml").write_text(yaml.safe_dump(params))
-        uri = f"sqlite:///{empty_file(folder)}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setenv("MLFLOW_TRACKING_URI", uri)
-            patch.delenv("MLFLOW_RUN_ID", raising=False)
-            patch.setenv("EVENSHARD_LOOP_ID", "wf-1")  # as Argo does for pods
-            report = Path(path_of(folder, "report", NUM_ROUNDS))
-            report.mkdir(parents=True)
-            (report / "thesis.txt").write_text("not for MLflow")
-            way(folder)
-        found.append(held(uri))
-    return found[0], found[1]
+def held_after(way: Callable[[Path], None], folder: Path) -> Mapping[str, Any]:
+    """What MLflow holds of the loop."""
+    (folder / "params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": NUM_ROUNDS}}))
+    uri = f"sqlite:///{empty_file(folder)}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        patch.delenv("MLFLOW_RUN_ID", raising=False)
+        patch.setenv("EVENSHARD_LOOP_ID", "wf-1")  # as Argo does for pods
+        report = Path(path_of(folder, "report", NUM_ROUNDS))
+        report.mkdir(parents=True)
+        (report / "thesis.txt").write_text("not for MLflow")
+        way(folder)
+    return held(uri)
 
 
 @pytest.mark.slow
-def test_both_ways_make_the_same_runs(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    commands, components = both
-    assert (
-        commands.keys() == components.keys() == {*(step.name for step in unroll_loop(NUM_ROUNDS)), "loop", "registered"}
-    )
+def test_both_ways_make_the_same_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    commands, components = (held_after(way, tmp_path_factory.mktemp("way")) for way in (by_command, by_component))
+    steps = [*(step.name for step in unroll_loop(NUM_ROUNDS)), "loop"]
+    assert commands.keys() == components.keys() == {*steps, "registered"}
     assert commands["registered"] == components["registered"] and len(commands["registered"]) == 2
+    for step in steps:
+        command, component = (dict(one[step]) for one in (commands, components))
+        for key in OF_TIME:
+            assert (command["metrics"].pop(key, None) is None) == (component["metrics"].pop(key, None) is None)
+        assert component.pop("metrics") == pytest.approx(command.pop("metrics")), step
+        assert component == command, step
+    assert commands["generate_tables"]["artifacts"] == ["tables.parquet", "tasks"]
+    assert "evenshard.tables_sha256" in commands["generate_tables"]["tags"]
+    networks = {path.partition("/")[0] for path in commands["train_cost_1"]["artifacts"]}
+    assert networks == {"cost_net", "cost_model"}
+    report = {f"reports/{name}" for name in REPORT.names}
+    assert set(commands["evaluate"]["artifacts"]) == {"evaluation.json", *report}, "only what a stage writes"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [step.name for step in unroll_loop(NUM_ROUNDS)] + ["loop"])
-@pytest.mark.parametrize("what", ["status", "params", "tags", "metrics", "points", "artifacts", "datasets"])
-def test_mlflow_holds_the_same(both: tuple[Mapping[str, Any], Mapping[str, Any]], step: str, what: str) -> None:
-    command, of_component = (one[step][what] for one in both)
-    if what == "metrics":
-        assert command.keys() == of_component.keys()
-        for key in command.keys() - set(OF_TIME):
-            assert of_component[key] == pytest.approx(command[key]), key
-    else:
-        assert command == of_component
-
-
-@pytest.mark.slow
-def test_what_drifted_does_not_drift_again(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    for found in both:
-        assert found["generate_tables"]["artifacts"] == ["tables.parquet", "tasks"]
-        assert "evenshard.tables_sha256" in found["generate_tables"]["tags"]
-        networks = {path.partition("/")[0] for path in found["train_cost_1"]["artifacts"]}
-        assert networks == {"cost_net", "cost_model"}
-
-
-@pytest.mark.slow
-def test_only_what_a_stage_writes_is_uploaded(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    for found in both:
-        report = {f"reports/{name}" for name in REPORT.names}
-        assert set(found["evaluate"]["artifacts"]) == {"evaluation.json", *report}
-
-
-def test_a_part_is_no_run_of_the_whole_round() -> None:
-    inputs = BENCHMARK.inputs(Path("t"), Path("k"), 2, part=3, num_parts=4)
-    assert BENCHMARK.run_name(inputs) == "benchmark_2_part_3"
-    assert BENCHMARK.run_name(BENCHMARK.inputs(Path("t"), Path("k"), 2)) == "benchmark_2"
-
-
-def test_a_benchmark_that_measures_nothing_is_no_run() -> None:
-    inputs, costs = BENCHMARK.inputs(Path("t"), Path("k")), Path("c")
+def test_a_part_is_no_run_of_the_whole_round_and_one_that_measures_nothing_is_none() -> None:
+    inputs, costs = BENCHMARK.inputs(Path("t"), Path("k"), 2), Path("c")
+    part = replace(inputs, part=3, num_parts=4)
+    assert [BENCHMARK.run_name(one) for one in (inputs, part)] == ["benchmark_2", "benchmark_2_part_3"]
     assert BENCHMARK.tracked(inputs, BENCHMARK.outputs(costs))
     assert not BENCHMARK.tracked(inputs, BENCHMARK.outputs(costs, plan=Path("p")))
     assert not BENCHMARK.tracked(replace(inputs, budget_minutes=0.0), BENCHMARK.outputs(costs))

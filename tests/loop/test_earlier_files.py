@@ -34,22 +34,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_benchmark_goes_on_from_the_journal_and_measures_nothing_again(folder: Path) -> None:
+def test_a_benchmark_goes_on_from_the_journal_its_costs_train_another_model_and_its_model_places(folder: Path) -> None:
     lines = len((folder / "journal.jsonl").read_text().splitlines())
-    flags = ["--round", "1", *GIVEN, "--journal", "journal.jsonl", "--out", "again.parquet"]
-    assert main(["benchmark", *flags]) == 0
-    assert len((folder / "journal.jsonl").read_text().splitlines()) == lines
+    assert main(["benchmark", "--round", "1", *GIVEN, "--journal", "journal.jsonl", "--out", "again.parquet"]) == 0
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == lines, "nothing is measured again"
     pool = load_tables(folder / "tables.parquet")
     costs, again = (load_costs(folder / name, pool) for name in ("costs.parquet", "again.parquet"))
     assert len(costs) == 16 and [one.cost for one in again] == [one.cost for one in costs]
     assert [one.placement for one in again] == [one.placement for one in costs]
-
-
-@pytest.mark.slow
-def test_its_costs_train_another_model(folder: Path) -> None:
     flags = ["--round", "1", *GIVEN, "--costs", "costs.parquet", "--out", "net", "--model-out", "model"]
     assert main(["train-cost", *flags]) == 0
-    assert (folder / "model" / "state.pt").is_file()
+    flags = ["--devices", "2", "--memory-cap-gb", "40", "--model", ".", "-o", "a.json"]
+    assert main(["place", "criteo_kaggle", *flags]) == 0
+    assert load_answer(folder / "a.json").request.optimizer == "sgd"  # that of its costs
 
 
 def test_the_kernels_of_its_placement_take_what_they_did_by_its_model(folder: Path) -> None:
@@ -61,10 +58,3 @@ def test_the_kernels_of_its_placement_take_what_they_did_by_its_model(folder: Pa
         assert after.predicted_fwd_compute_ms == pytest.approx(before.predicted_fwd_compute_ms, rel=1e-5)
         assert after.predicted_bwd_compute_ms == pytest.approx(before.predicted_bwd_compute_ms, rel=1e-5)
     assert answer.predicted_ms > 3 and set(answer.type_of_table.values()) == {TABLE_WISE}
-
-
-@pytest.mark.slow
-def test_its_model_places_tables(folder: Path) -> None:
-    flags = ["--devices", "2", "--memory-cap-gb", "40", "--model", ".", "-o", "a.json"]
-    assert main(["place", "criteo_kaggle", *flags]) == 0
-    assert load_answer(folder / "a.json").request.optimizer == "sgd"  # that of its costs

@@ -74,16 +74,11 @@ def test_shards_come_in_with_their_tables_dims_and_sums(files: Path) -> None:
         assert (one.provenance.hardware, one.provenance.repeats) == ("cuda: RTX 2080 Ti", 0)
 
 
-def test_the_documented_command_maps_columns(
-    workdir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    page = "docs/loop.md"
-    shards, tables = snippet(page, "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
+def test_the_documented_command_maps_columns(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards, tables = snippet("docs/loop.md", "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
     Path("shards.csv").write_text(shards.partition("\n\n")[0] + "\n")
     Path("ours.csv").write_text(tables.partition("\n\n")[0] + "\n")
-    words = command(page, "evenshard import-costs")
-    assert main(words) == 0
-    assert "(2 shards)" in capsys.readouterr().out
+    assert main(command("docs/loop.md", "evenshard import-costs")) == 0
     assert "ours.csv: 1 column is not used: 'owner'." in caplog.text
     pool = load_tables("tables.parquet")
     assert [(one.name, one.num_rows, one.embedding_dim, one.pooling_factor) for one in pool] == [
@@ -91,9 +86,6 @@ def test_the_documented_command_maps_columns(
         ("clicked_items", 800_000, 32, 23.4),
     ]
     assert [len(one.task.tables) for one in load_costs(Path("costs.parquet"), pool)] == [1, 2]
-    mapped = words.index("feature=name,cardinality=num_rows")
-    assert main([*words[:mapped], "feature=,cardinality=num_rows,ctr=", *words[mapped + 1 :]]) == 2
-    assert "columns renames 'ctr', which is not a column of ours.csv" in capsys.readouterr().err
 
 
 def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None:
@@ -109,25 +101,11 @@ def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None
     assert shard.task.tables == (Table("a-dim-16", 100, 16, 2.5),)
 
 
-def test_bits_are_those_of_every_table(files: Path) -> None:
-    assert main([*IMPORT, *OUT, "--weight-bits", "16"]) == 0
-    assert {table.weight_bits for table in load_tables("tables.parquet")} == {16}
-
-
-def test_the_optimizer_of_the_costs_is_kept(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*IMPORT, *OUT, "--optimizer", "adam"]) == 0
-    found = load_costs(Path("costs.parquet"), load_tables(Path("tables.parquet")))
-    assert {one.provenance.optimizer for one in found} == {"adam"}
-    assert main([*IMPORT, *OUT, "--optimizer", "lion"]) == 2
-    assert "optimizer is 'lion', not one of sgd, rowwise_adagrad" in capsys.readouterr().err
-
-
-def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
-    lines = ["name,num_rows,embedding_dim,pooling_factor", "clicks,100,8,2", "views,50,16,1"]
-    Path("t.csv").write_text("\n".join(lines) + "\n")
-    Path("s.csv").write_text("tables,fwd_bwd_ms\n1 0,2.5\n")
-    (one,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
-    assert [(table.name, table.embedding_dim) for table in one.task.tables] == [("views", 16), ("clicks", 8)]
+def test_bits_and_optimizer_are_those_of_the_flags(files: Path) -> None:
+    assert main([*IMPORT, *OUT, "--weight-bits", "16", "--optimizer", "adam"]) == 0
+    pool = load_tables("tables.parquet")
+    assert {table.weight_bits for table in pool} == {16}
+    assert {one.provenance.optimizer for one in load_costs(Path("costs.parquet"), pool)} == {"adam"}
 
 
 @pytest.mark.parametrize(
@@ -136,30 +114,24 @@ def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
         ("3,8,1.0", "s.csv, shard 2: tables contains '3', not a table number from 0 to 2"),
         ("-1,8,1.0", "shard 2: tables contains '-1', not a table number"),
         ("a,8,1.0", "shard 2: tables contains 'a', not a table number"),
-        ("99999999999999999999,8,1.0", "shard 2: tables contains '99999999999999999999', not a table number"),
         (",,1.0", "shard 2: tables is empty"),
         ("1 2,8,1.0", "shard 2: dims has 1 values for 2 tables"),
-        ("1,8 8,1.0", "shard 2: dims has 2 values for 1 tables"),
         ("1,0,1.0", "shard 2: table '1-dim-0': embedding_dim is 0"),
         ("1,8.5,1.0", "shard 2: dims contains '8.5', not an embedding dim"),
         ("1,99999,1.0", "shard 2: dims contains '99999', not an embedding dim"),
         ("1,8,0", "shard 2: fwd_bwd_ms is '0', not a time above 0 ms"),
-        ("1,8,-1", "shard 2: fwd_bwd_ms is '-1', not a time"),
-        ("1,8,nan", "shard 2: fwd_bwd_ms is 'nan', not a time"),
         ("1,8,inf", "shard 2: fwd_bwd_ms is 'inf', not a time"),
-        ("1,8,fast", "shard 2: fwd_bwd_ms is 'fast', not a time"),
         ("1,8", "record 2: has fewer fields"),
-        ("1,8,1.0,2.0", "record 2: has more fields"),
+        (None, "contains no shard"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str) -> None:
-    assert words in refused(f"tables,dims,fwd_bwd_ms\n0,8,1.0\n{line}\n")
+def test_a_line_that_makes_no_sense_is_named(files: Path, line: str | None, words: str) -> None:
+    assert words in refused("" if line is None else f"tables,dims,fwd_bwd_ms\n0,8,1.0\n{line}\n")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "contains no shard"),
         ("tables,dims,fwd_bwd_ms\n", "contains no shard"),
         ("tables,dims\n0,8\n", "column 'fwd_bwd_ms' is missing"),
         ("dims,fwd_bwd_ms\n8,1.0\n", "column 'tables' is missing"),
@@ -172,18 +144,18 @@ def test_a_file_that_is_something_else_is_named(files: Path, content: str, words
 
 
 def test_what_the_flags_say_must_make_sense(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadConfig, match="hardware is 'abacus'"):
-        ImportCostsConfig("abacus", 64)
-    with pytest.raises(BadConfig, match="batch_size is 0"):
-        ImportCostsConfig("cuda: V100", 0)
-    with pytest.raises(BadConfig, match="weight_bits is 7"):
-        ImportCostsConfig("cuda: V100", 64, 7)
+    for config, problem in (
+        (("abacus", 64), "hardware is 'abacus'"),
+        (("cpu", 0), "batch_size is 0"),
+        (("cpu", 64, 7), "weight_bits is 7"),
+    ):
+        with pytest.raises(BadConfig, match=problem):
+            ImportCostsConfig(*config)
     Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n7,8,1.0\n")
     assert main([*IMPORT, *OUT]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "s.csv, shard 1" in line
     assert not Path("costs.parquet").exists() and not Path("tables.parquet").exists()
-    assert main(["import-costs", "missing.csv", *IMPORT[2:], *OUT]) == 2
 
 
 @pytest.mark.slow
@@ -201,13 +173,10 @@ def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture
     assert json.loads(Path("m.json").read_text())["cost_model_num_devices"] == 15
     place = ["place", "tables.parquet", "--devices", "2", "--model", "round", "--memory-cap-gb", "1", "-o", "p.json"]
     capsys.readouterr()
-    assert main(place) == 2
-    said = capsys.readouterr().err
-    assert "has no link and no communication times" in said and "--intra" in said and len(said.splitlines()) == 1
-    assert not Path("p.json").exists()
+    assert main(place) == 2 and not Path("p.json").exists()
+    assert "has no link and no communication times" in capsys.readouterr().err
     assert main([*place, "--intra", "10gb_s"]) == 0
     assert load_answer("p.json").request.nodes.intra == "10gb_s"
-    assert main(["place", "tables.parquet", "--devices", "1", "--model", "round", "--memory-cap-gb", "1"]) == 0
 
 
 @pytest.mark.slow

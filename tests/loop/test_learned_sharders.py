@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
@@ -19,15 +15,14 @@ from evenshard.planner.file import load_answer
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.checkpoint import load_checkpoint, read_kind
-from evenshard.sharders.learned import LEARNED, identify_sharder, load_learned_sharder, load_sharder
+from evenshard.sharders.learned import identify_sharder, load_learned_sharder, load_sharder
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking import StageRun
 from evenshard.tracking.registry import REGISTERED_POLICY, download_model, find_newest_version
 from support.builders import cost_net, policy, some_tables
 from support.convex_builders import NORMALIZER
-from support.loops import params_with, run_loop
-from support.repository import ROOT
+from support.loops import run_loop
 from support.tracking_builders import empty_file
 
 AUTOSHARD: dict[str, dict[str, Any]] = {
@@ -98,27 +93,18 @@ def test_place_and_mlflow_load_what_holds_autoshard(loop: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_policy_is_not_trained_against_another_ones_cost_network(
+def test_stages_follow_the_method_and_refuse_another_ones_cost_network(
     loop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(loop)
     monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
-    words = ["train-policy", "--tables", "work/tables.parquet", "--tasks", "work/tasks.json", "--out", "other"]
-    assert main([*words, "--cost-net", "work/round_1/cost_net", "--method", "dreamshard"]) == 2
+    pool = ["--tables", "work/tables.parquet", "--tasks", "work/tasks.json"]
+    words = ["train-policy", *pool, "--cost-net", "work/round_1/cost_net", "--method", "dreamshard", "--out", "other"]
+    assert main(words) == 2 and not Path("other").exists()
     line = capsys.readouterr().err.splitlines()[-1]
     assert "train_policy.method is dreamshard, but work/round_1/cost_net contains a 'autoshard_cost_net'." in line
-    assert not Path("other").exists()
-
-
-@pytest.mark.slow
-def test_the_command_says_which_cost_network_is_fitted(loop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(loop)
-    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
-    words = ["train-cost", "--tables", "work/tables.parquet", "--tasks", "work/tasks.json"]
-    words += ["--costs", "work/round_1/costs.parquet", "--out"]
-    assert main([*words, "of_settings"]) == 0 and read_kind(Path("of_settings")) == "autoshard_cost_net"
-    assert main([*words, "of_flag", "--method", "dreamshard"]) == 0
-    assert read_kind(Path("of_flag")) == "dreamshard_cost_net"
+    words = ["train-cost", *pool, "--costs", "work/round_1/costs.parquet", "--method", "dreamshard", "--out", "net"]
+    assert main(words) == 0 and read_kind(Path("net")) == "dreamshard_cost_net"
 
 
 def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
@@ -148,27 +134,3 @@ def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) ->
     assert load_sharder(tmp_path / "cost_net", tmp_path / "policy").name == "dreamshard"
     with pytest.raises(BadFile, match="contains a 'dreamshard_cost_net', not the policy of a sharder"):
         identify_sharder(tmp_path / "cost_net")
-
-
-@pytest.mark.slow
-def test_a_third_one_is_its_own_files_and_a_line(tmp_path: Path) -> None:
-    """It is trained, proposes, is compared and loaded, although nothing but ``LEARNED`` knows its name."""
-    assert "toy" not in LEARNED
-    uri = f"sqlite:///{empty_file(tmp_path)}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MLFLOW_TRACKING_URI": uri}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/toy_sharder.py")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert yaml.safe_load((tmp_path / "params.yaml").read_text()) == params_with(
-        {"loop": {"num_rounds": 2}, "train_policy": {"method": "toy", "settings": {"step": 2.0}}}
-    )
-    assert "toy" in {row["proposed_by"] for row in read_rows(tmp_path / "work/round_2/costs.parquet")}
-    metrics = json.loads((tmp_path / "reports/metrics.json").read_text())
-    assert metrics["sharders"]["toy"]["mean_measured_ms"] > 0 and "dreamshard" not in metrics["sharders"]
-    trained = json.loads((tmp_path / "work/round_2/train_policy.json").read_text())
-    assert (trained["first_eagerness"], trained["eagerness"]) == (14.0, 24.0)  # 6 updates of each round, 2 each

@@ -54,17 +54,13 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
     return made
 
 
-def of_round(path: Path) -> dict[tuple[str, int], Any]:
-    """Tables and times of each device of each placement that is not a control."""
+def of_round(path: Path, controls: bool = False) -> dict[tuple[str, int], Any]:
+    """Tables and times of each device of each placement that is not a control, or is one."""
     return {
         (row["measurement_id"], row["device_id"]): (row["tables"], row["max_device_ms"], row["proposed_by"])
         for row in read_rows(path)
-        if row["proposed_by"] != CONTROL
+        if (row["proposed_by"] == CONTROL) == controls
     }
-
-
-def controls(path: Path) -> set[str]:
-    return {row["measurement_id"] for row in read_rows(path) if row["proposed_by"] == CONTROL}
 
 
 def merged(*parts: Path) -> Path:
@@ -73,74 +69,42 @@ def merged(*parts: Path) -> Path:
     return out
 
 
-def test_parts_make_up_the_round_and_share_nothing(pool: Pool) -> None:
-    parts = [pool.part(number, 3) for number in (1, 2, 3)]
+def test_parts_make_up_the_round_and_share_nothing_but_controls(pool: Pool) -> None:
+    whole, parts = pool.part(1, 1), [pool.part(number, 3) for number in (1, 2, 3)]
     shares = [{name for name, _ in of_round(path)} for path in parts]
     assert sorted(map(len, shares)) == [3, 4, 4]  # 11 placements and shards
     assert len(set().union(*shares)) == 11
-    assert of_round(merged(parts[2], parts[0], parts[1])) == of_round(pool.part(1, 1))
-
-
-def test_every_part_has_all_controls_under_names_of_its_own(pool: Pool) -> None:
-    whole = controls(pool.part(1, 1))
-    assert len(whole) == 2 * 3
-    assert controls(pool.part(2, 3)) == {f"part2-{name}" for name in whole}
-
-
-def test_a_merged_round_keeps_the_lineage_and_lies_in_order(pool: Pool) -> None:
-    costs = merged(pool.part(2, 2), pool.part(1, 2))
-    lineage = read_lineage(costs)
-    assert lineage["params_hash"] == "p" and lineage["hardware"] == ["simulated: h200"]
+    costs = merged(parts[2], parts[0], parts[1])
+    assert of_round(costs) == of_round(whole)
     keys = [(row["measurement_id"], row["device_id"]) for row in read_rows(costs)]
     assert keys == sorted(keys)
+    lineage = read_lineage(costs)
+    assert lineage["params_hash"] == "p" and lineage["hardware"] == ["simulated: h200"]
+    of_whole, of_part = ({name for name, _ in of_round(path, controls=True)} for path in (whole, parts[1]))
+    assert len(of_whole) == 2 * 3 and of_part == {f"part2-{name}" for name in of_whole}
 
 
-@pytest.mark.parametrize(
-    ("part", "num_parts", "why"),
-    [
-        (0, 2, "part is 0, but the parts are 1 to 2"),
-        (3, 2, "part is 3, but the parts are 1 to 2"),
-        (1, 12, "at most 11"),
-    ],
-)
-def test_a_part_that_cannot_be_is_refused(pool: Pool, part: int, num_parts: int, why: str) -> None:
-    with pytest.raises(BadConfig, match=why):
-        pool.part(part, num_parts)
+def test_a_part_that_cannot_be_is_refused(pool: Pool) -> None:
+    for part, num_parts, why in ((0, 2, "part is 0, but"), (3, 2, "the parts are 1 to 2"), (1, 12, "at most 11")):
+        with pytest.raises(BadConfig, match=why):
+            pool.part(part, num_parts)
 
 
-def test_a_part_twice_is_refused(pool: Pool) -> None:
-    one = pool.part(1, 2)
-    copy = one.with_name("copy.parquet")
-    copy.write_bytes(one.read_bytes())
-    with pytest.raises(BadFile, match=r"is also in .*part_1_of_2\.parquet"):
-        merged(one, copy)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("hardware", "cpu: another"), ("versions", "torch 1"), ("link", "gloo"), ("optimizer", "adam")]
-)
-def test_parts_measured_differently_are_refused(pool: Pool, name: str, value: str) -> None:
-    one, other = pool.part(1, 2), pool.folder / "other.parquet"
-    part = pool.part(2, 2)
-    save_rows([{**row, name: value} for row in read_rows(part)], read_lineage(part), other)
-    with pytest.raises(BadFile, match=f"{name} is '{value}'"):
-        merged(one, other)
-
-
-@pytest.mark.parametrize("name", ["params_hash", "evenshard_version"])
-def test_parts_of_different_settings_are_refused(pool: Pool, name: str) -> None:
-    one, other = pool.part(1, 2), pool.folder / "other.parquet"
-    part = pool.part(2, 2)
-    save_rows(read_rows(part), {**read_lineage(part), name: "q"}, other)
-    with pytest.raises(BadFile, match=f"{name} is q, but"):
-        merged(one, other)
-
-
-def test_an_empty_part_is_refused(pool: Pool) -> None:
-    other = pool.folder / "empty.parquet"
-    save_rows([], {}, other)
-    with pytest.raises(BadFile, match="holds no measurement"):
-        merged(pool.part(1, 2), other)
+def test_parts_that_do_not_belong_together_are_refused(pool: Pool) -> None:
+    one, part, other = pool.part(1, 2), pool.part(2, 2), pool.folder / "other.parquet"
+    rows, lineage = read_rows(part), read_lineage(part)
+    for name, value in (("hardware", "cpu: another"), ("versions", "torch 1"), ("link", "gloo"), ("optimizer", "adam")):
+        save_rows([{**row, name: value} for row in rows], lineage, other)
+        with pytest.raises(BadFile, match=f"{name} is '{value}'"):
+            merged(one, other)
+    for name in ("params_hash", "evenshard_version"):
+        save_rows(rows, {**lineage, name: "q"}, other)
+        with pytest.raises(BadFile, match=f"{name} is q, but"):
+            merged(one, other)
+    for content, why in ((read_rows(one), r"is also in .*part_1_of_2\.parquet"), ([], "holds no measurement")):
+        save_rows(content, lineage, other)
+        with pytest.raises(BadFile, match=why):
+            merged(one, other)
 
 
 def test_the_commands_measure_and_merge_parts(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

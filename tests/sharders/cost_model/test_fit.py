@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -41,15 +41,13 @@ from evenshard.sharders.simple import random_placement
 from evenshard.tables.files import load_tables
 from evenshard.tables.locality import arrange_hot_rows, contiguous_share
 from evenshard.tables.table import Table
-from support.builders import BATCH_SIZE, PROVENANCE, cost, measured, some_tables, table, task
+from support.builders import BATCH_SIZE, cost, measured, some_tables, table, task
 from support.convex_builders import bound_ms, predicted, predicted_ms, random_model
 from support.dvc_store import stored
 
 TRAIN_TABLES, TEST_TABLES = some_tables(60, seed=1), some_tables(60, seed=2)
 LINK = Link(latency_us=50.0, source="by hand", bandwidth_gb_s=0.01, slowest_gb_s=0.05, shared_gb_s=0.1)
 CONFIG, QUICK = CostModelFitConfig(num_updates=500), CostModelFitConfig(num_updates=10)
-# One of ten distinct rows of a batch is read 5 to 8 times, the others once.
-HOT = (0.9, 0.0, 0.0, 0.1) + (0.0,) * 13
 
 
 @pytest.fixture(autouse=True)
@@ -58,53 +56,34 @@ def on_one_thread() -> Iterator[None]:
         yield
 
 
-@dataclass
-class AdditiveLimits:
-    """A world where a kernel takes an overhead and the longer of two additive limits: bytes and lookups.
+def measure(of_task: ShardingTask, placement: Placement, noise: float = 0.0, seed: int = 0) -> MeasuredPlacement:
+    """In a world where a kernel takes an overhead and the longer of two additive limits: bytes and lookups.
 
-    Attributes:
-        noise: relative standard deviation of each device's compute times.
+    ``noise`` is the relative standard deviation of each device's compute times.
     """
-
-    noise: float = 0.0
-
-    def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
-        shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
-        exchange = all_to_all_ms(LINK, [sum(t.embedding_dim for t in shard) for shard in shards], BATCH_SIZE)
-        factors = np.exp(np.random.default_rng(seed).normal(0, self.noise, (len(shards), 2)))
-        devices = tuple(
-            DeviceCost(forward * fwd, moving, moving, backward * bwd)
-            for (fwd, bwd), moving, (forward, backward) in zip(
-                map(_compute_ms, shards), exchange, factors.tolist(), strict=True
-            )
-        )
-        return MeasuredPlacement(
-            f"m{seed}",
-            1,
-            "random",
-            of_task,
-            placement.parts(of_task.tables),
-            PlacementCost(devices, "by hand"),
-            PROVENANCE,
-        )
+    held = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
+    exchange = all_to_all_ms(LINK, [sum(t.embedding_dim for t in shard) for shard in held], of_task.batch_size)
+    factors = np.exp(np.random.default_rng(seed).normal(0, noise, (len(held), 2))).tolist()
+    devices = []
+    for shard, moving, (forward, backward) in zip(held, exchange, factors, strict=True):
+        lookups = sum(t.pooling_factor for t in shard) * of_task.batch_size / 64
+        num_bytes = sum(t.pooling_factor * t.embedding_dim for t in shard) * of_task.batch_size / 16
+        fwd = 0.1 + max(num_bytes / 1000, lookups / 14) if shard else 0.0
+        bwd = 0.2 + max(num_bytes / 400, lookups / 9) + 0.05 * len(shard) if shard else 0.0
+        devices.append(DeviceCost(forward * fwd, moving, moving, backward * bwd))
+    of_cost = PlacementCost(tuple(devices), "by hand")
+    return measured(of_task, placement.device_of_table, of_cost, measurement_id=f"m{seed}")
 
 
-def _compute_ms(shard: Sequence[Table]) -> tuple[float, float]:
-    if not shard:
-        return 0.0, 0.0
-    lookups = sum(t.pooling_factor for t in shard)
-    hot = [contiguous_share(t, BATCH_SIZE) or 0.0 for t in shard]  # a cache line then serves several rows
-    num_bytes = sum(t.pooling_factor * t.embedding_dim * 4 * (1 - 0.4 * one) for t, one in zip(shard, hot, strict=True))
-    return 0.1 + max(num_bytes / 1000, lookups / 14), 0.2 + max(num_bytes / 400, lookups / 9) + 0.05 * len(shard)
-
-
-def placements(pool: Sequence[Table], count: int, noise: float = 0.0, num_tables: int = 10) -> list[MeasuredPlacement]:
-    """Random placements of tasks of ``num_tables`` tables on 2 to 4 devices."""
-    rng, world, found = np.random.default_rng(0), AdditiveLimits(noise), []
+def placements(
+    pool: Sequence[Table], count: int, noise: float = 0.0, sizes: Sequence[int] = (BATCH_SIZE,)
+) -> list[MeasuredPlacement]:
+    """Random placements of tasks of 10 tables on 2 to 4 devices, with these batch sizes in turn."""
+    rng, found = np.random.default_rng(0), []
     for number in range(count):
-        chosen = [pool[n] for n in rng.choice(len(pool), num_tables, replace=False)]
-        of_task = task(chosen, devices=2 + number % 3, task_id=f"task-{number}")
-        found.append(world.measure(of_task, random_placement(of_task, rng), seed=number))
+        chosen = [pool[n] for n in rng.choice(len(pool), 10, replace=False)]
+        of_task = task(chosen, 2 + number % 3, task_id=f"task-{number}", batch_size=sizes[number % len(sizes)])
+        found.append(measure(of_task, random_placement(of_task, rng), noise, seed=number))
     return found
 
 
@@ -113,7 +92,7 @@ def shards(pool: Sequence[Table], count: int) -> list[MeasuredPlacement]:
     rng, found = np.random.default_rng(1), []
     for number in range(count):
         chosen = [pool[n] for n in rng.choice(len(pool), int(rng.integers(1, 13)), replace=False)]
-        alone = AdditiveLimits().measure(task(chosen, 1, task_id=f"shard-{number}"), Placement((0,) * len(chosen), 1))
+        alone = measure(task(chosen, 1, task_id=f"shard-{number}"), Placement((0,) * len(chosen), 1))
         found.append(replace(alone, proposed_by=RANDOM_SHARD))
     return found
 
@@ -167,30 +146,8 @@ def test_the_same_seed_gives_the_same_model_and_another_another() -> None:
 # Several batch sizes -------------------------------------------------------------------------------------------------
 
 
-class BatchesMatter(AdditiveLimits):
-    """A world where caches catch more of small batches, and each sample of each table costs a little."""
-
-    def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
-        shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
-        size, devices = of_task.batch_size, []
-        for shard in shards:
-            moved = sum(t.pooling_factor * t.embedding_dim * size**1.2 for t in shard) / 1e6
-            devices.append(DeviceCost((0.1 + moved + len(shard) * size / 1e4) * (len(shard) > 0), 0.0, 0.0, 0.0))
-        cost_of = PlacementCost(tuple(replace(one, bwd_compute_ms=2 * one.fwd_compute_ms) for one in devices), "none")
-        return MeasuredPlacement(f"m{seed}", 1, "random", of_task, placement.parts(of_task.tables), cost_of, PROVENANCE)
-
-
-def at_batches(pool: Sequence[Table], sizes: Sequence[int], count: int = 120) -> list[MeasuredPlacement]:
-    rng, world, found = np.random.default_rng(3), BatchesMatter(), []
-    for number in range(count):
-        chosen = [pool[n] for n in rng.choice(len(pool), 8, replace=False)]
-        of_task = task(chosen, 2, task_id=f"task-{number}", batch_size=sizes[number % len(sizes)])
-        found.append(world.measure(of_task, random_placement(of_task, rng), seed=number))
-    return found
-
-
 def across(count: int, config: CostModelFitConfig) -> CostModel:
-    data = at_batches(TRAIN_TABLES, [64 * 2**n for n in range(9)], count)
+    data = placements(TRAIN_TABLES, count, sizes=[64 * 2**n for n in range(9)])
     return fit_cost_model(data, replace(config, across_batches=True))[0]
 
 
@@ -198,7 +155,7 @@ def across(count: int, config: CostModelFitConfig) -> CostModel:
 def test_batch_sizes_between_those_it_has_seen_are_foretold() -> None:
     model = across(180, CONFIG)
     for batch_size in (64, 700, 12_000):
-        assert np.median(np.abs(errors_of(model, at_batches(TEST_TABLES, (batch_size,), 30)))) < 0.03
+        assert np.median(np.abs(errors_of(model, placements(TEST_TABLES, 30, sizes=(batch_size,))))) < 0.03
 
 
 def test_a_model_across_batches_comes_back_and_its_bound_holds(tmp_path: Path) -> None:
@@ -220,13 +177,10 @@ def holds_RP(rows: DeviceRows) -> torch.Tensor:
 
 def test_a_table_at_two_batch_sizes_is_two_tables() -> None:
     tables = TRAIN_TABLES[:2]
-    data = [
-        measured(task(tables, 2, batch_size=size), (0, number), cost(4.0, 0.0 if number == 0 else 2.0))
-        for size, number in ((64, 0), (128, 1), (64, 1))
-    ]
+    data = [measured(task(tables, 2, batch_size=size), (0, 1), cost(4.0, 2.0)) for size in (64, 128, 64)]
     rows = DeviceRows.of(data)
     assert rows.tables == (*tables, *tables) and rows.batch_sizes == (64, 64, 128, 128)
-    assert holds_RP(rows).int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert rows.held.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3], [4, 0], [5, 1]]
     net = ConvexNet(EnsembleSizes(across_batches=True), FeatureNormalizer.fit(tables, 64))
     features_PF, work_PA = rows.inputs(net)
     for position, (one, size) in enumerate(zip(rows.tables, rows.batch_sizes, strict=True)):
@@ -242,7 +196,7 @@ def test_across_batches_tables_and_dims_count_once_for_each_sample() -> None:
 
 
 def test_minibatches_hold_what_the_whole_matrix_says() -> None:
-    rows = DeviceRows.of(at_batches(TRAIN_TABLES, (64, 512), 12))
+    rows = DeviceRows.of(placements(TRAIN_TABLES, 12, sizes=(64, 512)))
     for only_used in (False, True):
         rows_M = torch.tensor([3, 0, 3, len(rows.times_R3) - 1])
         holds_MQ, pair_Q = _Minibatches(rows, only_used).of(rows_M)
@@ -254,54 +208,26 @@ def test_minibatches_hold_what_the_whole_matrix_says() -> None:
 # Hot rows ------------------------------------------------------------------------------------------------------------
 
 
-def hot_and_scattered(seed: int) -> list[Table]:
-    pool = [replace(one, num_rows=10**6, pooling_factor=20.0, reuse_bins=HOT) for one in some_tables(60, seed)]
-    return [arrange_hot_rows(one, BATCH_SIZE, together=number % 2 == 0) for number, one in enumerate(pool)]
-
-
-@pytest.mark.slow
-def test_hot_rows_side_by_side_are_faster_where_the_costs_say_so() -> None:
-    model, of_task = fit_cost_model(placements(hot_and_scattered(1), 100), CONFIG)[0], task(hot_and_scattered(2)[:10])
-    side_by_side, not_told, scattered = (
-        predicted_ms(model, task(tables, 1), Placement((0,) * 10, 1))
-        for tables in (
-            [arrange_hot_rows(one, BATCH_SIZE, together=True) for one in of_task.tables],
-            [replace(one, row_shares=None) for one in of_task.tables],
-            [arrange_hot_rows(one, BATCH_SIZE, together=False) for one in of_task.tables],
-        )
-    )
-    assert 0.5 < side_by_side / scattered < 0.75
-    assert side_by_side < not_told < scattered
-    assert np.median(np.abs(errors_of(model, placements(hot_and_scattered(2), 60)))) < 0.05
-
-
-def test_a_model_sees_hot_rows_where_the_costs_tell_of_them(tmp_path: Path) -> None:
-    pool = hot_and_scattered(1)
-    model, _ = fit_cost_model(placements(pool, 12), QUICK)
-    assert model.net.sizes.sees_hot_rows
-    unknown = replace(pool[0], row_shares=None)
-    shares = model.net.table_inputs([pool[0], pool[1], unknown], BATCH_SIZE)[0][:, -1]
+def test_a_model_sees_hot_rows_where_the_costs_tell_of_them() -> None:
+    bins = (0.9, 0.0, 0.0, 0.1) + (0.0,) * 13  # one of ten distinct rows of a batch is read 5 to 8 times
+    not_told = [replace(one, num_rows=10**6, pooling_factor=20.0, reuse_bins=bins) for one in TRAIN_TABLES]
+    pool = [arrange_hot_rows(one, BATCH_SIZE, together=number % 2 == 0) for number, one in enumerate(not_told)]
+    net = fit_cost_model(placements(pool, 12), QUICK)[0].net
+    assert net.sizes.sees_hot_rows
+    shares = net.table_inputs([pool[0], pool[1], not_told[0]], BATCH_SIZE)[0][:, -1]
     assert shares.tolist() == pytest.approx([contiguous_share(one, BATCH_SIZE) for one in pool[:2]] + [0.5])
-    assert not fit_cost_model(placements([replace(one, row_shares=None) for one in pool], 3), QUICK)[
-        0
-    ].net.sizes.sees_hot_rows
-    model.save(tmp_path / "model")
-    of_task = task(pool[:6], 2)
-    assert bound_ms(CostModel.load(tmp_path / "model"), of_task) == bound_ms(model, of_task)
+    assert not fit_cost_model(placements(not_told, 3), QUICK)[0].net.sizes.sees_hot_rows
 
 
 # What it learns from -------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_the_devices_that_held_tables_and_ran() -> None:
-    tables = TRAIN_TABLES[:3]
-    costs = PlacementCost(
-        (DeviceCost(1.0, 9.0, 9.0, 2.0), cost(0.0).devices[0], DeviceCost.out_of_memory()), "modelled"
-    )
+    tables, full = TRAIN_TABLES[:3], DeviceCost.out_of_memory()
+    costs = PlacementCost((DeviceCost(1.0, 9.0, 9.0, 2.0), cost(0.0).devices[0], full), "modelled")
     data = [measured(task(tables, 3), (0, 2, 0), costs), measured(task(tables[1:], 2), (1, 0), cost(4.0, 8.0))]
     rows = DeviceRows.of(data)
-    assert rows.tables == tables
-    assert holds_RP(rows).tolist() == [[True, False, True], [False, False, True], [False, True, False]]
+    assert rows.tables == tables and rows.held.tolist() == [[0, 0], [0, 2], [1, 2], [2, 1]]
     assert rows.times_R3.tolist() == [[1.0, 2.0, 3.0], [1.0, 1.0, 2.0], [2.0, 2.0, 4.0]]
     assert rows.placement_R.tolist() == [0, 1, 1]
 
@@ -336,7 +262,7 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
     for data, problem in (
         ([], "no measured device with tables"),
         ([measured(task(TRAIN_TABLES[:2], 1), (0, 0), full)], "no measured device with tables"),
-        (at_batches(TRAIN_TABLES, (64, 128), 6), "across_batches"),
+        (placements(TRAIN_TABLES, 6, sizes=(64, 128)), "across_batches"),
     ):
         with pytest.raises(BadConfig, match=problem):
             fit_cost_model(data, CONFIG)
@@ -378,18 +304,6 @@ def test_a_modelled_link_is_found_exactly() -> None:
     assert error < 1e-6
 
 
-@pytest.mark.parametrize(("times", "no_bandwidth"), [((2.0, 1.0, 9.0), False), ((4.0, 9.0, 1.0), True)])
-def test_a_link_that_noise_bends_beyond_reason_keeps_numbers_above_zero(
-    times: tuple[float, ...], no_bandwidth: bool
-) -> None:
-    """Dims 4, 8 and 24 on three devices: their busier directions carry 32, 28 and 48 dims' worth of bytes."""
-    devices = tuple(DeviceCost(1.0, moving, moving, 1.0) for moving in times)
-    tables = [table(f"t{dim}", dim=dim) for dim in (4, 8, 24)]
-    exchange, error = fit_exchange([measured(task(tables, 3), (0, 1, 2), PlacementCost(devices, "measured"))])
-    assert exchange.latency_ms == 0 and (exchange.ms_per_byte == 0) == no_bandwidth
-    assert exchange.problem() is None and math.isfinite(error)
-
-
 def test_where_all_tasks_exchange_alike_bytes_rather_than_a_latency_take_the_time() -> None:
     """One table of 8 on each of two devices: no count differs, and own bytes come first."""
     one = measured(task([table("a", dim=8), table("b", dim=8)], 2), (0, 1), cost(4.0, 4.0))
@@ -424,27 +338,20 @@ def test_no_member_learns_from_what_it_is_held_out_of() -> None:
     CostModel(fitted()[0].net.sizes, fitted()[0].net.normalizer, generator)  # draws what the fit draws first
     held_out = assign_held_out_members(data, 5, generator).tolist()
     spoiled = next(n for n, one in enumerate(data) if held_out[n] == 0 and all(one.placement.shards()))
-    nonsense = [replace(one, cost=_swapped(one.cost)) if n == spoiled else one for n, one in enumerate(data)]
+    devices = data[spoiled].cost.devices
+    # The compute times of each device are the next one's: wrong, with all means as before.
+    swapped = tuple(
+        replace(own, fwd_compute_ms=other.fwd_compute_ms, bwd_compute_ms=other.bwd_compute_ms)
+        for own, other in zip(devices, devices[1:] + devices[:1], strict=True)
+    )
+    nonsense = [*data[:spoiled], replace(data[spoiled], cost=PlacementCost(swapped, "by hand")), *data[spoiled + 1 :]]
     test = placements(TEST_TABLES, 1)[0]
     before, after = (
         np.array(predicted(fit_cost_model(seen, config)[0], test.task, test.placement).members_ms)
         for seen in (data, nonsense)
     )
     changed = np.abs(before / after - 1)
-    assert changed[0] < 1e-4
-    assert (changed[1:] > 3e-4).all()
-
-
-def _swapped(of_cost: PlacementCost) -> PlacementCost:
-    """The compute times of each device are the next one's: wrong, with all means as before."""
-    pairs = zip(of_cost.devices, of_cost.devices[1:] + of_cost.devices[:1], strict=True)
-    return replace(
-        of_cost,
-        devices=tuple(
-            replace(own, fwd_compute_ms=other.fwd_compute_ms, bwd_compute_ms=other.bwd_compute_ms)
-            for own, other in pairs
-        ),
-    )
+    assert changed[0] < 1e-4 and (changed[1:] > 3e-4).all()
 
 
 @pytest.mark.slow
@@ -507,21 +414,6 @@ def test_errors_of_the_previous_model_on_its_choices_widen_the_intervals_by_hand
     wide = model.calibration
     calibrate_for_chosen(model, previous, [right])
     assert model.calibration == wide  # never narrower
-
-
-def test_the_members_disagree_more_far_outside_of_what_they_saw() -> None:
-    model, _ = fitted()
-    near = placements(TEST_TABLES, 10)
-    far_tables = [
-        replace(one, pooling_factor=50 * one.pooling_factor, num_rows=1000 * one.num_rows) for one in TEST_TABLES
-    ]
-    far = placements(far_tables, 10)
-
-    def spread(test: Sequence[MeasuredPlacement]) -> float:
-        members_NK = [predicted(model, one.task, one.placement).members_ms for one in test]
-        return float(log_spread_N(torch.tensor(members_NK).T).median())
-
-    assert spread(far) > 3 * spread(near)
 
 
 @pytest.mark.nightly
