@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from evenshard.base.errors import BadFile, TrainingFailed
-from evenshard.placement.placement import Placement
 from evenshard.sharders.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -22,28 +21,20 @@ from evenshard.sharders.checkpoint import (
     new_checkpoint,
     save_checkpoint,
 )
-from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.training import FitConfig
-from support.builders import BATCH_SIZE, FakeHardware, cost_net, measured, policy, some_tables, task
+from evenshard.sharders.training import descend
+from support.builders import BATCH_SIZE, cost_net, policy, some_tables
 from support.model_builders import save_network
 
 TABLES = some_tables(6)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 
 
-def data() -> CostTensors:
-    of_task = task(TABLES, devices=2)
-    placements = [Placement((number % 2, 0, 1, 0, 1, number // 2), 2) for number in range(4)]
-    return CostTensors.of(
-        [measured(of_task, one.device_of_table, FakeHardware().measure(of_task, one)) for one in placements], NORMALIZER
-    )
-
-
-def fit(checkpoint: Checkpoint[DreamShardCostNet], seed: int) -> None:
-    config = FitConfig(num_updates=3, minibatch_size=3, learning_rate=1e-3)
-    fit_cost_net(checkpoint.net, checkpoint.optimizer, data(), config, torch.Generator().manual_seed(seed))
+def fit(checkpoint: Checkpoint[DreamShardCostNet]) -> None:
+    """A few steps that shrink the weights."""
+    for _ in range(3):
+        descend(checkpoint.optimizer, torch.stack([one.square().sum() for one in checkpoint.net.parameters()]).sum())
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -64,13 +55,13 @@ def test_networks_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_training_goes_on_as_if_nothing_had_been_saved(tmp_path: Path) -> None:
     never_saved = new_checkpoint(cost_net(), NORMALIZER)
-    fit(never_saved, seed=1)
+    fit(never_saved)
     save_checkpoint(never_saved, tmp_path / "net")
     loaded = load_checkpoint(tmp_path / "net", DreamShardCostNet)
     forgetful = new_checkpoint(cost_net(), NORMALIZER)
     forgetful.net.load_state_dict(never_saved.net.state_dict())
     for checkpoint in (never_saved, loaded, forgetful):
-        fit(checkpoint, seed=2)
+        fit(checkpoint)
     assert same_weights(loaded.net, never_saved.net)
     assert not same_weights(forgetful.net, never_saved.net)  # a fresh Adam goes elsewhere
 
@@ -105,7 +96,7 @@ def test_a_network_that_learns_no_more_needs_no_optimizer(tmp_path: Path) -> Non
 def folder(tmp_path: Path) -> Path:
     """Of a network that has trained, with moments."""
     trained = new_checkpoint(cost_net(), NORMALIZER)
-    fit(trained, seed=1)
+    fit(trained)
     save_checkpoint(trained, tmp_path / "net")
     return tmp_path / "net"
 
@@ -140,11 +131,9 @@ Tensors = dict[str, torch.Tensor]
     ("change", "why"),
     [
         (lambda state: state["table_mlp.0.0.weight"].mul_(math.nan), "table_mlp.0.0.weight: a number is not finite"),
-        (lambda state: state["table_mlp.0.0.bias"][3:4].fill_(math.inf), "table_mlp.0.0.bias: a number is not finite"),
         (lambda state: state.update(more=torch.zeros(1)), "contains 'more', which the network does not have"),
         (lambda state: state.pop("overall_head.2.bias"), "lacks overall_head.2.bias"),
         (lambda state: state.update({"overall_head.2.bias": torch.zeros(2)}), r"bias: is \[2\] float32, not \[1\]"),
-        (lambda state: state.update({"overall_head.2.bias": torch.zeros(1).half()}), "float16, not .* float32"),
         (lambda state: state.update({"overall_head.2.bias": torch.zeros(1).to_sparse()}), "bias: is "),
         (lambda state: state.update({"overall_head.0.weight": torch.zeros(1, 1).expand(64, 32)}), "weight: is "),
         (lambda state: state.update({"overall_head.2.bias": [0.0]}), "is not a mapping of names to tensors"),
@@ -176,7 +165,6 @@ def test_an_optimizer_of_another_kind_is_refused_and_its_settings_are_those_of_t
         (lambda kept: kept["exp_avg_sq"].fill_(-1.0), "step or exp_avg_sq is negative"),
         (lambda kept: kept["step"].fill_(-1.0), "step or exp_avg_sq is negative"),
         (lambda kept: kept.update(exp_avg=torch.zeros(2, 2)), r"exp_avg: is \[2, 2\]"),
-        (lambda kept: kept.update(step=3.0), "is not a mapping of names to tensors"),
         (lambda kept: kept.pop("exp_avg"), "is not the state of an Adam"),
     ],
 )
@@ -190,7 +178,7 @@ def test_changed_moments_are_refused(folder: Path, change: Callable[[Tensors], A
 def test_a_network_that_diverged_is_not_saved_and_the_older_one_stays(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     broken = new_checkpoint(cost_net(), NORMALIZER)
-    fit(broken, seed=1)
+    fit(broken)
     moments = broken.optimizer.state_dict()["state"][3]["exp_avg_sq"]
     for tensor, name in ((moments, "exp_avg_sq of parameter 3"), (broken.net.cost_scale_ms, "cost_scale_ms")):
         tensor.fill_(math.inf)
@@ -205,10 +193,7 @@ def test_a_network_that_diverged_is_not_saved_and_the_older_one_stays(folder: Pa
     [
         ({"round": "1"}, "round is '1', not a whole number"),
         ({"round": -1}, "round is -1, below 0"),
-        ({"kind": ["dreamshard_cost_net"]}, "kind is .*, not a string"),
-        ({"normalizer": {"mean": [0.0] * 21, "scale": [0.0] * 21}}, "a scale of 0 or below"),
         ({"normalizer": {"mean": [0.0] * 20, "scale": [1.0] * 21}}, "does not have 21 features"),
-        ({"normalizer": {"mean": [math.nan] * 21, "scale": [1.0] * 21}}, "'NaN' is not a valid number"),
         ({"more": 1}, "'more' is unknown"),
     ],
 )

@@ -69,8 +69,5 @@ def test_rows_and_columns_are_cut_as_torchrec_does() -> None:
         assert [part.rows for part in parts] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
         cuts.add(tuple(part.columns.size for part in random_sharding(task, ("column_wise",), rng)))
     assert cuts == {(12, 8), (8, 8, 4), (8, 4, 4, 4)}
-
-
-def test_what_never_fits_is_said() -> None:
     with pytest.raises(InfeasibleTask, match="needs"):
         random_sharding(task_on(TWO_NODES, room=10), SHARDING_TYPES, np.random.default_rng(0))

@@ -7,8 +7,6 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from evenshard.base.errors import InfeasibleTask
@@ -20,7 +18,6 @@ from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_best
 from support.autoshard_builders import (
     MIXED,
     NORMALIZER,
-    TABLES,
     AdditiveShardModel,
     balance_policy,
     shard_net,
@@ -36,7 +33,7 @@ from support.builders import (
 
 
 def sharder(seed: int = 0) -> AutoShardSharder:
-    return AutoShardSharder(shard_net(), balance_policy(seed), NORMALIZER)
+    return AutoShardSharder(shard_net(), balance_policy(seed, scale_ms=2.0), NORMALIZER)
 
 
 def best_of(one: AutoShardSharder, tasks: Sequence[ShardingTask]) -> list[Placement | None]:
@@ -73,16 +70,6 @@ def test_one_episode_by_hand() -> None:
     assert not env.active_B.any()
 
 
-def test_an_empty_device_costs_nothing_whatever_the_network_says_of_zero() -> None:
-    net = shard_net()
-    assert float(net.shard_cost(torch.zeros(32)).detach()) != 0
-    env = BalanceEnv(EpisodeBatch.of([MIXED[0]], NORMALIZER), net, 1)
-    env.step(to(1))
-    seen = env.observe()
-    assert seen.costs_BD[0, [0, 2]].tolist() == [0.0, 0.0] and seen.costs_BD[0, 1] != 0
-    assert not seen.sums_BDH[0, [0, 2]].any() and seen.sums_BDH[0, 1].any()
-
-
 def test_a_dead_end_ends_the_episode_and_costs_the_overflow_of_the_freest_device() -> None:
     env = env_of([task(sized(6, 5, 5), devices=2, cap=4 * 8)])
     assert env.step(to(0)).done_B.tolist() == [False]
@@ -100,13 +87,6 @@ def test_without_the_mask_a_full_device_may_be_chosen_and_the_overflow_is_taken_
     assert outcome.done_B.tolist() == [True] and outcome.reward_B.tolist() == pytest.approx([0.5 - 0.5])
 
 
-def test_used_memory_is_seen_in_gb_and_devices_of_other_tasks_are_out() -> None:
-    env = env_of([task(sized(2**28, 5), devices=2), task(sized(1), devices=3)], mask_illegal=False)  # rows of 4 bytes
-    assert env.observe().legal_BD.tolist() == [[True, True, False], [True, True, True]]
-    env.step(to(1, 0))
-    assert env.observe().used_gb_BD[0].tolist() == [0.0, 1.0, 0.0]
-
-
 def test_a_finished_slot_waits_until_it_is_restarted_and_then_forgets() -> None:
     env = env_of([task(working(2.0), devices=2), task(working(3.0, 2.0, 1.0), devices=2)])
     env.step(to(0, 0))
@@ -119,19 +99,6 @@ def test_a_finished_slot_waits_until_it_is_restarted_and_then_forgets() -> None:
     assert seen.fresh_B.tolist() == [True, False] and env.task_B.tolist() == [1, 1]
     assert seen.costs_BD.tolist() == [[0.0, 0.0], [3.0, pytest.approx(2.0)]]
     assert not seen.used_gb_BD[0].any() and not seen.sums_BDH[0].any()
-
-
-def test_a_slot_that_waits_does_not_change_whatever_is_chosen_for_it() -> None:
-    """With a network that says something of an empty device, in a slot whose task is as long as any."""
-    env = BalanceEnv(EpisodeBatch.of([task(TABLES[:2], devices=3)], NORMALIZER), shard_net(), 2)
-    for _ in range(2):
-        env.step(to(0, 0))
-    env.restart(torch.tensor([True, False]), to(0, 0))
-    waiting = env.observe()
-    for device in (0, 1):
-        assert env.step(to(device, device)).done_B.tolist() == [device == 1, False]
-        for name in ("sums_BDH", "costs_BD", "used_gb_BD", "step_ratio_B"):
-            assert getattr(env.observe(), name)[1].equal(getattr(waiting, name)[1])
 
 
 # The policy ----------------------------------------------------------------------------------------------------------
@@ -167,18 +134,6 @@ def test_layers_have_the_published_sizes() -> None:
     assert sizes(net.value_head) == [(192, 64), (64, 1)]
 
 
-def test_logits_are_those_of_the_head_as_the_paper_writes_it() -> None:
-    net, seen = balance_policy(scale_ms=2.0), seen_so_far(MIXED, steps=4)
-    judged = net(seen, net.initial_memory(4))
-    slot, step = 0, 3
-    inputs = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)[: step + 1, slot]
-    state_S = net.lstm(inputs[:, None])[0][-1, 0]
-    loads = torch.stack([seen.costs_BD[step, slot] / 2.0, seen.used_gb_BD[step, slot]], dim=-1)
-    devices = torch.cat([seen.sums_BDH[step, slot], net.load_mlp(loads)], dim=-1)
-    torch.testing.assert_close(judged.logits_UBD[step, slot, :3], slow_logits(net, state_S, devices)[:3])
-    assert judged.logits_UBD[step, slot, 3:].tolist() == [-torch.inf] * 2
-
-
 def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode() -> None:
     """TIGHT and the single-table task begin again several times within the unroll."""
     net, seen = balance_policy(), seen_so_far(MIXED, steps=20)
@@ -199,10 +154,8 @@ def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode
     torch.testing.assert_close(alone.logits_UBD, whole.logits_UBD[begins : begins + 3, 1:2])
 
 
-@settings(deadline=None, max_examples=10)
-@given(order=st.permutations(range(5)))
-def test_renamed_devices_swap_their_logits_and_keep_the_value(order: list[int]) -> None:
-    net, seen = balance_policy(), seen_so_far(MIXED, steps=5)
+def test_renamed_devices_swap_their_logits_and_keep_the_value() -> None:
+    net, seen, order = balance_policy(), seen_so_far(MIXED, steps=5), [3, 0, 4, 1, 2]
     judged = net(seen, net.initial_memory(4))
     devices = {"costs_BD", "used_gb_BD", "device_mask_BD", "legal_BD"}
     renamed = replace(
@@ -213,12 +166,22 @@ def test_renamed_devices_swap_their_logits_and_keep_the_value(order: list[int]) 
     torch.testing.assert_close(swapped.value_UB, judged.value_UB)
 
 
+def test_values_read_the_state_and_the_mean_and_largest_device() -> None:
+    net, seen = balance_policy(scale_ms=2.0), seen_so_far([MIXED[0], MIXED[2]], steps=4)
+    judged = net(seen, net.initial_memory(2))
+    state_S = net.lstm(torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)[:, :1])[0][-1, 0]
+    loads = torch.stack([seen.costs_BD[-1, 0] / 2, seen.used_gb_BD[-1, 0]], dim=-1)
+    devices = torch.cat([seen.sums_BDH[-1, 0], net.load_mlp(loads)], dim=-1)[:3]  # of 5 that the other task has
+    read = torch.cat([state_S, devices.mean(dim=0), devices.amax(dim=0)])
+    torch.testing.assert_close(judged.value_UB[-1, 0], net.value_head(read)[0])
+
+
 # The sharder ---------------------------------------------------------------------------------------------------------
 
 
 def place_slowly(of_task: ShardingTask, seed: int = 0) -> Placement:
     """One table after the other, every quantity computed again from the lists of tables."""
-    net, policy = shard_net(), balance_policy(seed)
+    net, policy = shard_net(), balance_policy(seed, scale_ms=2.0)
     with torch.no_grad():
         repr_TH = net.encode(NORMALIZER(of_task.tables, of_task.batch_size))
         order = sorted(range(len(of_task.tables)), key=lambda i: -float(net.shard_cost(repr_TH[i])))
@@ -231,7 +194,7 @@ def place_slowly(of_task: ShardingTask, seed: int = 0) -> Placement:
             ratios = torch.arange(step + 1) / len(order)
             inputs = torch.cat([repr_TH[order[: step + 1]], ratios[:, None]], dim=1)
             state_S = policy.lstm(inputs[:, None])[0][-1, 0]
-            loads = torch.tensor([[ms, size / 2**30] for ms, size in zip(costs, used, strict=True)])
+            loads = torch.tensor([[ms / 2, size / 2**30] for ms, size in zip(costs, used, strict=True)])
             logits = slow_logits(policy, state_S, torch.cat([sums, policy.load_mlp(loads)], dim=1))
             room = [size + of_task.tables[position].size_bytes <= of_task.memory_cap_bytes for size in used]
             if not any(room):
@@ -257,14 +220,6 @@ def test_placements_are_those_of_the_slow_reference() -> None:
     expected = [[slowly_or_none(one, seed) for one in MIXED] for seed in seeds]
     assert [splits(best_of(sharder(seed), MIXED)) for seed in seeds] == [splits(one) for one in expected]
     assert {one[1] is None for one in expected} == {True, False}  # the tight one
-
-
-def test_side_by_side_or_alone_the_placements_are_the_same() -> None:
-    """MIXED has tight and roomy tasks of 1 to 9 tables on 3 to 5 devices."""
-    one = sharder()
-    alone = [best_of(one, [of_task])[0] for of_task in MIXED]
-    assert splits(best_of(one, MIXED)) == splits(alone) and best_of(one, []) == []
-    assert splits([one.place(MIXED[0])]) == splits(alone[:1])
 
 
 def test_the_prediction_is_of_the_slowest_device_with_tables() -> None:

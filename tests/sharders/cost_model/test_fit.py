@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from evenshard.base.errors import BadConfig
-from evenshard.base.process import one_thread
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -48,12 +47,6 @@ from support.dvc_store import stored
 TRAIN_TABLES, TEST_TABLES = some_tables(60, seed=1), some_tables(60, seed=2)
 LINK = Link(latency_us=50.0, source="by hand", bandwidth_gb_s=0.01, slowest_gb_s=0.05, shared_gb_s=0.1)
 CONFIG, QUICK = CostModelFitConfig(num_updates=500), CostModelFitConfig(num_updates=10)
-
-
-@pytest.fixture(autouse=True)
-def on_one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def measure(of_task: ShardingTask, placement: Placement, noise: float = 0.0, seed: int = 0) -> MeasuredPlacement:

@@ -94,17 +94,6 @@ def test_predictions_sum_the_representations_of_each_device_and_leave_an_empty_o
     torch.testing.assert_close(overall, net.overall_cost(sums[None], torch.ones(1, 3, dtype=torch.bool)))
 
 
-def test_a_placement_is_predicted_alike_among_wider_ones_and_alone() -> None:
-    """40 placements of 2 to 4 devices, padded to 4."""
-    net, placements = cost_net(), random_placements(6)
-    together_costs, together = predict(net, CostTensors.of(placements, NORMALIZER), torch.arange(6))
-    for number, one in enumerate(placements):
-        alone_costs, alone = predict(net, CostTensors.of([one], NORMALIZER), torch.tensor([0]))
-        torch.testing.assert_close(together[number], alone[0], atol=1e-5, rtol=1e-5)
-        devices = one.task.num_devices
-        torch.testing.assert_close(together_costs[number, :devices], alone_costs[0], atol=1e-5, rtol=1e-5)
-
-
 # The loss ------------------------------------------------------------------------------------------------------------
 
 
