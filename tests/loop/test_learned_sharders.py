@@ -23,6 +23,7 @@ from evenshard.tracking.registry import REGISTERED_POLICY, download_model, find_
 from support.builders import cost_net, policy, some_tables
 from support.convex_builders import NORMALIZER
 from support.loops import run_loop
+from support.model_builders import save_network
 from support.tracking_builders import empty_file
 
 AUTOSHARD: dict[str, dict[str, Any]] = {
@@ -48,6 +49,9 @@ def test_the_loop_trains_autoshard_proposes_with_it_and_compares_it(loop: Path) 
         folder = loop / f"work/round_{number}"
         assert load_checkpoint(folder / "cost_net", AutoShardCostNet).round == number
         assert load_checkpoint(folder / "policy", AutoShardPolicy).round == number
+    first, second = (load_checkpoint(loop / f"work/round_{number}/policy", AutoShardPolicy) for number in (1, 2))
+    assert float(second.net.cost_scale_ms) == float(first.net.cost_scale_ms)
+    assert [float(next(iter(one.optimizer.state.values()))["step"]) for one in (first, second)] == [6.0, 12.0]
     rows = read_rows(loop / "work/round_2/costs.parquet")
     assert {"autoshard", "evenshard"} <= {row["proposed_by"] for row in rows}
     assert "dreamshard" not in {row["proposed_by"] for row in rows}
@@ -61,19 +65,6 @@ def test_the_loop_trains_autoshard_proposes_with_it_and_compares_it(loop: Path) 
     assert "autoshard_ms" in json.loads((loop / "reports/summary.json").read_text())
     trained = json.loads((loop / "work/round_2/train_policy.json").read_text())
     assert -1 <= trained["reward"] <= 1 and "predicted_ms" not in trained
-
-
-@pytest.mark.slow
-def test_the_second_round_goes_on_from_the_first(loop: Path) -> None:
-    scales = [
-        float(load_checkpoint(loop / f"work/round_{number}/cost_net", AutoShardCostNet).net.cost_scale_ms)
-        for number in (1, 2)
-    ]
-    assert scales[0] == scales[1]
-    first, second = (load_checkpoint(loop / f"work/round_{number}/policy", AutoShardPolicy) for number in (1, 2))
-    assert float(second.net.cost_scale_ms) == scales[0]
-    steps = [float(next(iter(one.optimizer.state.values()))["step"]) for one in (first, second)]
-    assert steps == [6.0, 12.0]
 
 
 @pytest.mark.slow
@@ -121,16 +112,10 @@ def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
         load_learned_sharder("other")
 
 
-def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) -> None:
-    from support.model_builders import save_network
-
-    save_network(cost_net(), NORMALIZER, tmp_path / "cost_net", 3)
-    save_network(policy(), NORMALIZER, tmp_path / "policy", 3)
-    for name in ("cost_net", "policy"):
-        path = tmp_path / name / "config.json"
-        content = json.loads(path.read_text())
-        assert content == {"kind": f"dreamshard_{name}", "round": 3, "normalizer": content["normalizer"]}
-    assert identify_sharder(tmp_path / "policy").name == load_sharder(tmp_path / "cost_net", tmp_path / "policy").name
+def test_a_policy_names_its_sharder(tmp_path: Path) -> None:
+    save_network(cost_net(), NORMALIZER, tmp_path / "cost_net")
+    save_network(policy(), NORMALIZER, tmp_path / "policy")
+    assert identify_sharder(tmp_path / "policy").name == "dreamshard"
     assert load_sharder(tmp_path / "cost_net", tmp_path / "policy").name == "dreamshard"
     with pytest.raises(BadFile, match="contains a 'dreamshard_cost_net', not the policy of a sharder"):
         identify_sharder(tmp_path / "cost_net")

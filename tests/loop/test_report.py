@@ -47,9 +47,6 @@ STANDINGS = [
 ]
 
 
-# CSV -----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_data_of_plots_have_no_device_and_nothing_that_is_not_finite(tmp_path: Path) -> None:
     proposed = [replace(PLACED, proposed_by=by, round=number) for by, number in PROPOSERS]
     write_plot_data([MEASURED, INFEASIBLE], STANDINGS, proposed, tmp_path)
@@ -72,12 +69,7 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
     with (tmp_path / "evaluation.csv").open(newline="") as file:
         first, second, refused = csv.DictReader(file)
     assert tuple(first) == CSV_COLUMNS
-    assert (first["task_id"], first["sharder"], first["status"], first["reason"]) == (
-        "test-000",
-        "random",
-        "simulated",
-        "",
-    )
+    assert (first["task_id"], first["sharder"], first["status"]) == ("test-000", "random", "simulated")
     assert [float(first[part]) for part in TIME_PARTS] == [1.0, 2.0, 3.0, 4.0]
     assert [float(first[f"{way}_compute_spread_ms"]) for way in ("fwd", "bwd")] == [0.5, 0.25]
     assert (first["device_id"], first["num_tables"]) == ("0", "3")
@@ -90,7 +82,15 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
     assert refused["max_device_ms"] == refused["predicted_ms"] == refused["device_id"] == ""
 
 
-# Metrics -------------------------------------------------------------------------------------------------------------
+def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) -> None:
+    half = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 2.0, 3.0, 4.0)), "modelled")
+    one = measured(TASK, (0, 0, 1), half)
+    write_csv([Result(Answer(TASK, "random", one.placement, "", 12.5), one)], tmp_path / "evaluation.csv")
+    with (tmp_path / "evaluation.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["status"], second["status"]) == ("out_of_memory", "simulated")
+    assert first["fwd_compute_ms"] == first["max_device_ms"] == second["max_device_ms"] == ""
+    assert second["bwd_compute_ms"] == "4.0"
 
 
 def test_metrics_hold_every_sharder_the_network_and_the_origin() -> None:
@@ -127,9 +127,6 @@ def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_
     assert found["cost_network"] == {"median_abs_pct_error": None, "kendall_tau": None}
 
 
-# The table -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_table_ranks_by_time_and_tells_of_privilege_noise_and_simulation() -> None:
     lines = standings_text(STANDINGS, 48, NOISE, H200, DeviceError(12.0, 40)).splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["single_cost_greedy", "dreamshard", "dim_greedy", "random"]
@@ -147,9 +144,6 @@ def test_the_table_ranks_by_time_and_tells_of_privilege_noise_and_simulation() -
     ]
     text = standings_text(STANDINGS[:2], 48, UNKNOWN_NOISE, CPU)
     assert "mean measured ms" in text and "privileged" not in text and "noise" not in text
-
-
-# Pictures ------------------------------------------------------------------------------------------------------------
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -197,20 +191,3 @@ def test_rounds_show_what_a_search_proposed_apart_and_neither_shards_nor_control
     (_, policys, _), (_, searchs, _) = PROPOSED.values()
     assert share_of(tmp_path / "plain.png", policys) > 0 == share_of(tmp_path / "plain.png", searchs)
     assert share_of(tmp_path / "searched.png", policys) > 0 < share_of(tmp_path / "searched.png", searchs)
-
-
-# Memory ----------------------------------------------------------------------------------------------------
-
-
-def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) -> None:
-    half = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 2.0, 3.0, 4.0)), "modelled")
-    one = measured(TASK, (0, 0, 1), half)
-    result = Result(Answer(TASK, "random", one.placement, "", 12.5), one)
-    write_csv([result], tmp_path / "evaluation.csv")
-    with (tmp_path / "evaluation.csv").open(newline="") as file:
-        first, second = csv.DictReader(file)
-    assert (first["status"], second["status"]) == ("out_of_memory", "simulated")
-    assert first["fwd_compute_ms"] == first["max_device_ms"] == second["max_device_ms"] == ""
-    assert second["bwd_compute_ms"] == "4.0"
-    plot_predicted_vs_measured([result, MEASURED], ACCURACY, CPU, tmp_path / "predicted.png")
-    plot_cost_per_round([one, PLACED], tmp_path / "rounds.png")

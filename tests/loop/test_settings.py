@@ -1,4 +1,4 @@
-"""Settings of stages: a made-up one is everywhere once a dataclass has it, and a real one stands in three files."""
+"""Settings of stages: a made-up one is in params.yaml, flags and components once a dataclass has it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,5 @@ def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides(capsys: pytest.
     assert "--made-up: is 2.0, not a number from 0 to 1" in capsys.readouterr().err
     said = " ".join(parser.format_help().split())
     assert "share of nothing, at most 100 % (default: train_cost.made_up of the settings)" in said
-
-
-def test_an_input_is_a_parameter_of_the_component() -> None:
-    text = component_of(replace(TRAIN_COST, inputs=MoreInputs))
-    assert "    made_up_count: int = 2,\n" in text and "        made_up_count: number of nothing.\n" in text
+    component = component_of(replace(TRAIN_COST, inputs=MoreInputs))
+    assert "    made_up_count: int = 2,\n" in component and "        made_up_count: number of nothing.\n" in component

@@ -122,11 +122,6 @@ def test_controls_and_what_ran_out_of_memory_teach_nothing(stage: Stage) -> None
         stage.run("nothing", [*controls, *failed])
 
 
-def test_each_of_the_two_has_its_own_number_of_updates(stage: Stage) -> None:
-    stage.run("longer", placements(), config=replace(CONFIG, convex_updates=4))
-    assert stage.same("plain", "longer", "cost_net") and not stage.same("plain", "longer", "cost_model")
-
-
 def test_where_only_shards_were_measured_both_learn_from_them(stage: Stage) -> None:
     """Forward and backward together are enough: this is what others publish."""
     totals = [
@@ -147,15 +142,15 @@ def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage
     assert known.num_measured == 12 and known.num_devices == (1, 2)
 
 
-def test_without_a_folder_for_it_no_cost_model_is_fitted(stage: Stage) -> None:
+def test_without_a_folder_for_it_no_cost_model_is_fitted_and_its_updates_do_not_count(stage: Stage) -> None:
     tables, tasks = stage.files
     inputs = loop.TrainCostInputs(tables, (stage.folder / "plain-1.parquet",), tasks, 1, 3)
-    found = train_cost.run(CONFIG, inputs, loop.TrainCostOutputs(stage.folder / "net/cost_net"))
+    found = train_cost.run(
+        replace(CONFIG, convex_updates=4), inputs, loop.TrainCostOutputs(stage.folder / "net/cost_net")
+    )
     assert not any(name.startswith("cost_model") for name in found.metrics)
     assert [path.name for path in (stage.folder / "net").iterdir()] == ["cost_net"]
-
-
-# Intervals ------------------------------------------------------------------------------------------------------------
+    assert stage.same("plain", "net", "cost_net")
 
 
 def test_the_previous_models_errors_about_its_own_choices_of_this_round_widen_the_intervals(stage: Stage) -> None:

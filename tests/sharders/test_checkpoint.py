@@ -14,13 +14,7 @@ import torch
 from torch import nn
 
 from evenshard.base.errors import BadFile, TrainingFailed
-from evenshard.sharders.checkpoint import (
-    Checkpoint,
-    load_checkpoint,
-    load_network,
-    new_checkpoint,
-    save_checkpoint,
-)
+from evenshard.sharders.checkpoint import Checkpoint, load_checkpoint, load_network, new_checkpoint, save_checkpoint
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import descend
@@ -87,9 +81,6 @@ def test_a_network_that_learns_no_more_needs_no_optimizer(tmp_path: Path) -> Non
     assert same_weights(net, cost_net(seed=5)) and normalizer == NORMALIZER
     with pytest.raises(BadFile, match=r"optimizer\.pt is missing"):
         load_checkpoint(tmp_path / "net", DreamShardCostNet)
-
-
-# What is wrong with a folder -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

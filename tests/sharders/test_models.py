@@ -56,9 +56,6 @@ def outside(tables: Sequence[Table] = TABLES, devices: int = 2, batch_size: int 
     return TRAINED_ON.outside(task(tables, devices, batch_size=batch_size))
 
 
-# What it was trained on ----------------------------------------------------------------------------------------------
-
-
 def test_ranges_by_hand(tmp_path: Path) -> None:
     (tmp_path / "costs").write_bytes(b"abc")
     found = TrainingDomain.of(seen(), "1234", [tmp_path / "costs"])
@@ -121,9 +118,6 @@ def test_a_file_comes_back_and_a_changed_one_is_refused(tmp_path: Path, change: 
     path.write_text(json.dumps(without))
     with pytest.raises(BadFile, match="missing: optimizer"):
         TrainingDomain.load(path)
-
-
-# What lies outside ---------------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_say_inside_and_a_little_beyond() -> None:
@@ -191,9 +185,6 @@ def test_factors_beyond_the_ranges_by_hand() -> None:
     assert [TRAINED_ON.exchange_factor(devices) for devices in (1, 3, 6)] == [1, 1, 2]
 
 
-# Folders -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_model(tmp_path / "round_3", random_model(), TRAINED_ON, (cost_net(), policy(), NORMALIZER))
@@ -234,9 +225,6 @@ def test_saving_is_the_same_twice_and_the_digest_sees_every_change(folder: Path,
     assert digest_of(folder) != digest and digest_of(folder, weights_only=True) == of_weights
     (folder / "policy" / "config.json").rename(folder / "policy" / "config2.json")
     assert digest_of(folder, weights_only=True) != of_weights
-
-
-# Hardware ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_of_the_hardware_that_it_was_trained_on(folder: Path) -> None:

@@ -100,9 +100,6 @@ def test_what_does_not_fit_is_refused_with_numbers(
         sharder.place(task(tables, devices, cap_gb * BYTES_PER_GB))
 
 
-# Random --------------------------------------------------------------------------------------------------------------
-
-
 def test_random_respects_memory_where_one_device_has_room_only_for_the_large_table() -> None:
     of_task = task(sized(8, 2, 2, 2, 2), devices=2, cap=4 * 8)
     rng = np.random.default_rng(0)
@@ -125,9 +122,6 @@ def test_random_is_uniform_with_a_stream_per_seed_and_task() -> None:
     assert RandomSharder(0).place(first) == RandomSharder(0).place(first)
     assert RandomSharder(0).place(first) != RandomSharder(0).place(second)
     assert RandomSharder(0).place(first) != RandomSharder(1).place(first)
-
-
-# Rules of thumb ------------------------------------------------------------------------------------------------------
 
 
 def test_greedy_by_hand() -> None:
@@ -172,9 +166,6 @@ def test_each_expert_sees_what_its_name_says(name: str, heavy: Table) -> None:
 def test_single_cost_greedy_follows_the_measurements() -> None:
     of_task = task(sized(9, 1, 1), devices=2)
     assert split_by(single_cost_sharder({"s0": 1.0, "s1": 5.0, "s2": 1.0}).place(of_task)) == {(1,), (0, 2)}
-
-
-# DreamShard ----------------------------------------------------------------------------------------------------------
 
 
 class ByPredictedCost:

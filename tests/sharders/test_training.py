@@ -28,8 +28,6 @@ def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero(ret
     assert standardise_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
 
 
-# AutoShard -----------------------------------------------------------------------------------------------------------
-
 EVERYWHERE = torch.ones(1, 3, dtype=torch.bool)
 
 
@@ -55,9 +53,6 @@ def test_overflow_is_that_of_the_fullest_device_never_a_bonus_and_taken_off_the_
     costs_BD, used_BD = torch.tensor([[2.0, 4.0, 4.0]] * 2), torch.tensor([[5, 12, 3], [5, 8, 3]])
     reward_B = balance_reward_B(costs_BD, used_BD, torch.tensor([8, 8]), EVERYWHERE.expand(2, 3))
     assert reward_B.tolist() == [0.5 - 0.5, 0.5]
-
-
-# Steps ---------------------------------------------------------------------------------------------------------------
 
 
 def test_steps_of_gradient_descent_by_hand() -> None:

@@ -50,9 +50,6 @@ def fit(
     return made, fit_autoshard_net(made, optimizer, data, config, torch.Generator().manual_seed(seed))
 
 
-# The network ---------------------------------------------------------------------------------------------------------
-
-
 def test_layers_have_the_published_sizes() -> None:
     layers = [layer for layer in net().modules() if isinstance(layer, nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(21, 128), (128, 32), (32, 64), (64, 1)]
@@ -63,9 +60,6 @@ def test_the_answer_is_in_units_of_the_cost_scale_and_has_the_shape_of_the_quest
     cost, tenfold = net().shard_cost(sums), net(scale_ms=10.0).shard_cost(sums)
     assert cost.shape == (4, 3)
     torch.testing.assert_close(tenfold, 10 * cost)
-
-
-# What is learned from ------------------------------------------------------------------------------------------------
 
 
 def test_every_device_with_tables_and_a_time_is_a_shard_and_exchange_does_not_count() -> None:
@@ -85,9 +79,6 @@ def test_shards_of_several_placements_share_their_tables() -> None:
     data = ShardTensors.of([measured(one, (0, 0, 0), alone), measured(other, (0, 0, 0), alone)], NORMALIZER)
     assert data.holds_SP.tolist() == [[1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0]]
     torch.testing.assert_close(data.features_PF, NORMALIZER(TABLES[:4], BATCH_SIZE))
-
-
-# Learning ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_loss_is_the_mean_squared_error_in_units_of_the_scale() -> None:

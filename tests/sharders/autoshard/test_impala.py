@@ -29,8 +29,6 @@ from evenshard.sharders.dreamshard.env import EpisodeBatch
 from support.autoshard_builders import MIXED, NORMALIZER, TIGHT, AdditiveShardModel, balance_policy, shard_net
 from support.builders import PLAIN_FEATURES, sized, task, working
 
-# V-trace -------------------------------------------------------------------------------------------------------------
-
 
 def column(*values: float) -> torch.Tensor:
     """[U, 1]"""
@@ -76,9 +74,6 @@ def test_targets_are_those_of_the_definition(
     )
     assert traced.target_UB.flatten().tolist() == pytest.approx(expected, abs=1e-4)
     assert traced.advantage_UB.flatten().tolist() == pytest.approx(advantages, abs=1e-4)
-
-
-# Actors --------------------------------------------------------------------------------------------------------------
 
 
 def actors(tasks: list[ShardingTask], slots: int, policy: AutoShardPolicy | None = None, seed: int = 0) -> Actors:
@@ -131,8 +126,6 @@ def test_weights_are_taken_over_every_so_many_updates(monkeypatch: pytest.Monkey
     assert [calls[:place].count("unroll") for place, call in enumerate(calls) if call == "sync"] == [0, 2, 4]
 
 
-# The loss ------------------------------------------------------------------------------------------------------------
-
 CONFIG = ImpalaConfig(entropy_weight=0.3, baseline_weight=0.7, discount=0.9)
 
 
@@ -178,8 +171,6 @@ def test_loss_and_gradients_are_those_of_the_slow_reference_off_policy() -> None
     for mine, reference in zip(gradients(fast, learner), gradients(slow, learner), strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-3, rtol=1e-3)
 
-
-# Training ------------------------------------------------------------------------------------------------------------
 
 QUICK = ImpalaConfig(num_slots=16, unroll_length=12, sync_every=2, learning_rate=3e-3)
 

@@ -15,21 +15,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_best
-from support.autoshard_builders import (
-    MIXED,
-    NORMALIZER,
-    AdditiveShardModel,
-    balance_policy,
-    shard_net,
-    slow_logits,
-)
-from support.builders import (
-    PLAIN_FEATURES,
-    sized,
-    split_by,
-    task,
-    working,
-)
+from support.autoshard_builders import MIXED, NORMALIZER, AdditiveShardModel, balance_policy, shard_net, slow_logits
+from support.builders import PLAIN_FEATURES, sized, split_by, task, working
 
 
 def sharder(seed: int = 0) -> AutoShardSharder:
@@ -48,9 +35,6 @@ def env_of(tasks: Sequence[ShardingTask], mask_illegal: bool = True) -> BalanceE
 
 def to(*devices: int) -> torch.Tensor:
     return torch.tensor(devices)
-
-
-# The MDP -------------------------------------------------------------------------------------------------------------
 
 
 def test_one_episode_by_hand() -> None:
@@ -99,9 +83,6 @@ def test_a_finished_slot_waits_until_it_is_restarted_and_then_forgets() -> None:
     assert seen.fresh_B.tolist() == [True, False] and env.task_B.tolist() == [1, 1]
     assert seen.costs_BD.tolist() == [[0.0, 0.0], [3.0, pytest.approx(2.0)]]
     assert not seen.used_gb_BD[0].any() and not seen.sums_BDH[0].any()
-
-
-# The policy ----------------------------------------------------------------------------------------------------------
 
 
 def seen_so_far(tasks: Sequence[ShardingTask], steps: int, seed: int = 0) -> Observation:
@@ -176,9 +157,6 @@ def test_values_read_the_state_and_the_mean_and_largest_device() -> None:
     torch.testing.assert_close(judged.value_UB[-1, 0], net.value_head(read)[0])
 
 
-# The sharder ---------------------------------------------------------------------------------------------------------
-
-
 def place_slowly(of_task: ShardingTask, seed: int = 0) -> Placement:
     """One table after the other, every quantity computed again from the lists of tables."""
     net, policy = shard_net(), balance_policy(seed, scale_ms=2.0)
@@ -242,6 +220,3 @@ def test_a_dead_end_names_the_table_and_the_room() -> None:
     assert splits(best_of(sharder(), [of_task, MIXED[0]])) == splits([None, sharder().place(MIXED[0])])
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
         sharder().place(task(sized(9), cap=4 * 8))
-
-
-# Keeping --------------------------------------------------------------------------------------------------------------

@@ -32,9 +32,6 @@ def member_compute_ms(model: CostModel, sums: torch.Tensor) -> torch.Tensor:
         return model.net.member_ms(sums[:, INPUTS], sums[:, JUMPS]).sum(dim=-1)
 
 
-# What adds up --------------------------------------------------------------------------------------------------------
-
-
 def test_additive_work_by_hand() -> None:
     """Dim 5 of 16 bits: rows of 10 bytes are one sector of 32, gradients of 20 bytes too. Pooling 2, batch 64."""
     twice_each = (0.0, 1.0) + (0.0,) * (NUM_REUSE_BINS - 2)
@@ -70,9 +67,6 @@ def test_representations_are_never_negative_and_begin_with_dims_and_rows() -> No
     assert (represented >= 0).all()
     assert represented[:, 0].tolist() == [one.embedding_dim for one in TABLES]
     assert represented[:, 1].tolist() == [one.num_rows for one in TABLES]
-
-
-# The shape of the cost -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stepped", [False, True], ids=["new", "after a step of learning"])
@@ -140,9 +134,6 @@ def test_members_know_nothing_of_each_other() -> None:
     )
     torch.testing.assert_close(before[:, [0, 2]], after[:, [0, 2]])
     assert (before[:, 1] < after[:, 1]).all()
-
-
-# Files ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:

@@ -99,9 +99,6 @@ def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float
     return [predicted_ms(model, one.task, one.placement) / one.cost.max_device_ms - 1 for one in test]
 
 
-# The fit -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_world_of_additive_limits_is_foretold_for_unseen_tables() -> None:
     model, metrics = fitted()
@@ -134,9 +131,6 @@ def test_the_same_seed_gives_the_same_model_and_another_another() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), same.state_dict().values(), strict=True))
     assert fit_cost_model(data, replace(config, seed=1))[1].losses != metrics.losses
     assert one.net.is_convex()
-
-
-# Several batch sizes -------------------------------------------------------------------------------------------------
 
 
 def across(count: int, config: CostModelFitConfig) -> CostModel:
@@ -198,9 +192,6 @@ def test_minibatches_hold_what_the_whole_matrix_says() -> None:
         assert (len(pair_Q) < len(rows.tables)) == only_used
 
 
-# Hot rows ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_model_sees_hot_rows_where_the_costs_tell_of_them() -> None:
     bins = (0.9, 0.0, 0.0, 0.1) + (0.0,) * 13  # one of ten distinct rows of a batch is read 5 to 8 times
     not_told = [replace(one, num_rows=10**6, pooling_factor=20.0, reuse_bins=bins) for one in TRAIN_TABLES]
@@ -210,9 +201,6 @@ def test_a_model_sees_hot_rows_where_the_costs_tell_of_them() -> None:
     shares = net.table_inputs([pool[0], pool[1], not_told[0]], BATCH_SIZE)[0][:, -1]
     assert shares.tolist() == pytest.approx([contiguous_share(one, BATCH_SIZE) for one in pool[:2]] + [0.5])
     assert not fit_cost_model(placements(not_told, 3), QUICK)[0].net.sizes.sees_hot_rows
-
-
-# What it learns from -------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_the_devices_that_held_tables_and_ran() -> None:
@@ -285,9 +273,6 @@ def test_the_learning_rate_rises_and_falls_along_cosines() -> None:
     assert found == pytest.approx([0, 0.5 - 0.5**1.5, 0.5, 1, 0.5, 0])
 
 
-# The exchange --------------------------------------------------------------------------------------------------------
-
-
 def test_a_modelled_link_is_found_exactly() -> None:
     exchange, error = fit_exchange(placements(TRAIN_TABLES, 10))
     assert exchange.latency_ms == pytest.approx(0.05)
@@ -310,9 +295,6 @@ def test_a_single_device_tells_nothing_about_the_link() -> None:
     assert fit_exchange([alone])[0] == ExchangeTime()
     data = placements(TRAIN_TABLES, 5)
     assert fit_exchange([*data, alone]) == fit_exchange(data)
-
-
-# Uncertainty ---------------------------------------------------------------------------------------------------------
 
 
 def test_all_placements_of_a_task_are_held_out_of_the_same_member() -> None:

@@ -40,9 +40,6 @@ def by_hand(model: CostModel, of_task: ShardingTask, placement: Placement) -> tu
     return compute, all_to_all_ms(link, dims, of_task.batch_size)
 
 
-# Devices -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("devices", [1, 3])
 def test_devices_take_what_the_network_and_the_link_say(devices: int) -> None:
     model, of_task = random_model(), task(TABLES[:9], devices)
@@ -64,9 +61,6 @@ def test_an_empty_device_computes_nothing_and_is_never_the_slowest() -> None:
     empty = found.devices[1]
     assert empty.predicted_fwd_compute_ms == empty.predicted_bwd_compute_ms == 0
     assert empty.predicted_total_ms < found.predicted_ms
-
-
-# Placements ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
@@ -129,9 +123,6 @@ def test_a_search_scores_placements_as_the_model_does() -> None:
     assert chains.cost_N == pytest.approx(means_ms, rel=1e-5)
 
 
-# Intervals -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_interval_is_the_spread_of_the_members_and_the_floor_together() -> None:
     model, of_task = random_model(), task(TABLES[:4], devices=2)
     model.calibration = Calibration(factor=2.0, floor=0.1)
@@ -143,9 +134,6 @@ def test_an_interval_is_the_spread_of_the_members_and_the_floor_together() -> No
     found = predicted(model, of_task, Placement((0, 1, 0, 1), 2))
     assert math.log(found.high_ms / found.predicted_ms) == pytest.approx(0.005, rel=1e-3)
     assert math.log(found.predicted_ms / found.low_ms) == pytest.approx(0.005, rel=1e-3)
-
-
-# Lower bounds --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

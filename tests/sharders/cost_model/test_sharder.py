@@ -71,9 +71,6 @@ def test_the_answer_carries_what_the_model_says() -> None:
         assert getattr(answer, name) == pytest.approx(getattr(expected, name), rel=1e-5)
 
 
-# Edges ---------------------------------------------------------------------------------------------------------------
-
-
 def test_where_nobody_finds_room_the_reason_has_the_numbers() -> None:
     """Three tables of 6 rows on two devices of 10: 18 rows fit the 20 together, no two fit one device.
 

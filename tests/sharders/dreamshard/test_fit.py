@@ -50,9 +50,6 @@ def fitted(config: FitConfig, seed: int = 0) -> tuple[DreamShardCostNet, list[fl
     return net, fit_cost_net(net, optimizer, DATA, config, torch.Generator().manual_seed(seed))
 
 
-# The tensors ---------------------------------------------------------------------------------------------------------
-
-
 def test_of_a_shard_timed_as_a_whole_the_sum_of_both_heads_is_learned() -> None:
     alone = measured(task(TABLES[:2], devices=1), (0, 0), PlacementCost((DeviceCost.of_total(6.0),), "modelled"))
     data, net = CostTensors.of([alone], NORMALIZER), cost_net(seed=1, scale_ms=2.0)
@@ -94,9 +91,6 @@ def test_predictions_sum_the_representations_of_each_device_and_leave_an_empty_o
     torch.testing.assert_close(overall, net.overall_cost(sums[None], torch.ones(1, 3, dtype=torch.bool)))
 
 
-# The loss ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_loss_is_three_mean_squared_errors_over_devices_and_one_over_placements() -> None:
     net, placements = cost_net(scale_ms=2.0), random_placements(2)  # on 2 and on 3 devices: 5 in all
     data = CostTensors.of(placements, NORMALIZER)
@@ -130,9 +124,6 @@ def test_the_learning_rate_is_the_configs_not_the_optimizers_and_the_scale_is_no
     for old, new in zip(before.parameters(), after.parameters(), strict=True):
         assert float((new - old).abs().max().detach()) <= 1.001e-3  # Adam's first step is the learning rate
     assert after.cost_scale_ms == before.cost_scale_ms
-
-
-# One round ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate() -> None:

@@ -70,9 +70,6 @@ def gradients(loss: torch.Tensor, net: DreamShardPolicy) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(net.parameters())))
 
 
-# The loss ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tasks", "entropy_weight"),
     [([ROOMY], 0.0), ([TIGHT], 0.3), ([task(TABLES[:3], devices=2), TIGHT], 0.1)],
@@ -88,9 +85,6 @@ def test_loss_and_gradients_are_those_of_the_slow_reference(tasks: list[Sharding
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-4)
     for mine, reference in zip(gradients(fast, net), gradients(slow, net), strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-3)
-
-
-# Training ------------------------------------------------------------------------------------------------------------
 
 
 def trained(
