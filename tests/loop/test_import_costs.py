@@ -84,19 +84,6 @@ def test_the_documented_command_maps_columns(workdir: Path, caplog: pytest.LogCa
     assert [len(one.task.tables) for one in load_costs(Path("costs.parquet"), pool)] == [1, 2]
 
 
-def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None:
-    """A table's name and its dim, by aliases and by ``columns``; without a name, it is called by its line."""
-    Path("t.csv").write_text("id,hash_size,width,avg_pooling\na,100,8,2.5\nb,200,4,1\n")
-    Path("s.csv").write_text("tables,fwd_bwd_ms\n1,2.5\n")
-    for columns, name in (({"width": "dim", "id": "name"}, "b"), ({"width": "dim", "id": ""}, "1")):
-        (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU, columns)
-        assert shard.task.tables == (Table(name, 200, 4, 1.0),)
-    Path("t.csv").write_text("table_name,hash_size,dim,avg_pooling\na,100,8,2.5\n")
-    Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n0,16,2.5\n")
-    (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
-    assert shard.task.tables == (Table("a-dim-16", 100, 16, 2.5),)
-
-
 def test_bits_and_optimizer_are_those_of_the_flags(files: Path) -> None:
     assert main([*IMPORT, *OUT, "--weight-bits", "16", "--optimizer", "adam"]) == 0
     pool = load_tables("tables.parquet")

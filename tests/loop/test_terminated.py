@@ -18,7 +18,6 @@ import yaml
 
 from evenshard.base.process import TERMINATED
 from evenshard.cli import main
-from support import servers
 from support.kubeflow_builders import SMALL_PARAMS
 from support.patience import PATIENCE_S, wait_until
 from support.tracking_builders import AWAY, empty_mlflow, runs_of
@@ -110,19 +109,3 @@ def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
         # the second, if it came while a library executed code that it had generated: Python then ends by the signal
         assert process.wait(PATIENCE_S) in (130, -signal.SIGINT)
     assert runs_of(client)["benchmark_1"].info.status == "KILLED"
-
-
-@pytest.mark.slow
-@pytest.mark.tracked
-def test_a_server_has_it_too(
-    client: Any, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from mlflow import MlflowClient
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
-    at_server = MlflowClient(mlflow_server.url)
-    with running(["-m", "evenshard", *BENCHMARK], at_server, tmp_path.name) as process:
-        process.terminate()
-        assert process.wait(PATIENCE_S) == TERMINATED
-    assert runs_of(at_server, tmp_path.name)["benchmark_1"].info.status == "KILLED"

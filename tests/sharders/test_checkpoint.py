@@ -71,7 +71,6 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     (folder / "thesis.txt").touch()
     with pytest.raises(BadFile, match=r"contains thesis\.txt, which is not part of a network and would be lost"):
         save_checkpoint(new_checkpoint(cost_net(seed=3), NORMALIZER), folder)
-    assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
 
 
 def test_a_network_that_learns_no_more_needs_no_optimizer(tmp_path: Path) -> None:

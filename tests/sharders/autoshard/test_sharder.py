@@ -7,13 +7,12 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from torch import nn
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.autoshard.sharder import AutoShardSharder
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_best
 from support.autoshard_builders import MIXED, NORMALIZER, AdditiveShardModel, balance_policy, shard_net, slow_logits
 from support.builders import PLAIN_FEATURES, sized, split_by, task, working
@@ -100,19 +99,6 @@ def seen_so_far(tasks: Sequence[ShardingTask], steps: int, seed: int = 0) -> Obs
 
 def part_of(seen: Observation, steps: slice, slots: slice = slice(None)) -> Observation:
     return Observation(*(getattr(seen, field.name)[steps, slots] for field in fields(seen)))
-
-
-def test_layers_have_the_published_sizes() -> None:
-    net = AutoShardPolicy()
-    assert (net.lstm.input_size, net.lstm.hidden_size, net.lstm.num_layers) == (33, 64, 2)
-
-    def sizes(module: nn.Module) -> list[tuple[int, int]]:
-        return [(one.in_features, one.out_features) for one in module.modules() if isinstance(one, nn.Linear)]
-
-    assert sizes(net.load_mlp) == [(2, 64), (64, 32)]
-    assert sizes(net.head_of_state) + sizes(net.head_of_device) == [(64, 128), (128, 128)]
-    assert sizes(net.head) == [(128, 128), (128, 64), (64, 1)]
-    assert sizes(net.value_head) == [(192, 64), (64, 1)]
 
 
 def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode() -> None:

@@ -155,13 +155,6 @@ def test_a_model_across_batches_comes_back_and_its_bound_holds(tmp_path: Path) -
         assert bound_ms(CostModel.load(tmp_path / "model"), of_task) == bound_ms(model, of_task)
 
 
-def holds_RP(rows: DeviceRows) -> torch.Tensor:
-    """What ``held`` says, as a matrix: True where a device holds a table."""
-    found = torch.zeros(len(rows.times_R3), len(rows.tables), dtype=torch.bool)
-    found[rows.held[:, 0], rows.held[:, 1]] = True
-    return found
-
-
 def test_a_table_at_two_batch_sizes_is_two_tables() -> None:
     tables = TRAIN_TABLES[:2]
     data = [measured(task(tables, 2, batch_size=size), (0, 1), cost(4.0, 2.0)) for size in (64, 128, 64)]
@@ -182,13 +175,13 @@ def test_across_batches_tables_and_dims_count_once_for_each_sample() -> None:
         assert net.unscaled_work_TA([one], 700)[0].tolist() == [tables, dims, 0, 0, 0, 0, 0, 0]
 
 
-def test_minibatches_hold_what_the_whole_matrix_says() -> None:
+def test_minibatches_hold_what_their_devices_hold() -> None:
     rows = DeviceRows.of(placements(TRAIN_TABLES, 12, sizes=(64, 512)))
+    rows_M = torch.tensor([3, 0, 3, len(rows.times_R3) - 1])
+    held = [sorted(pair for device, pair in rows.held.tolist() if device == row) for row in rows_M.tolist()]
     for only_used in (False, True):
-        rows_M = torch.tensor([3, 0, 3, len(rows.times_R3) - 1])
         holds_MQ, pair_Q = _Minibatches(rows, only_used).of(rows_M)
-        assert torch.equal(holds_MQ, holds_RP(rows)[rows_M][:, pair_Q].float())
-        assert holds_RP(rows)[rows_M].sum() == holds_MQ.sum()
+        assert [sorted(pair_Q[row > 0].tolist()) for row in holds_MQ] == held and holds_MQ.max() == 1
         assert (len(pair_Q) < len(rows.tables)) == only_used
 
 
@@ -327,17 +320,6 @@ def test_no_member_learns_from_what_it_is_held_out_of() -> None:
     )
     changed = np.abs(before / after - 1)
     assert changed[0] < 1e-4 and (changed[1:] > 3e-4).all()
-
-
-@pytest.mark.slow
-def test_intervals_cover_nine_tenths_of_noisy_placements_of_unseen_tables() -> None:
-    model, _ = fit_cost_model(placements(TRAIN_TABLES, 100, noise=0.05), CONFIG)
-    test = placements(TEST_TABLES, 200, noise=0.05)
-    covered = []
-    for one in test:
-        found = predicted(model, one.task, one.placement)
-        covered.append(found.low_ms <= one.cost.max_device_ms <= found.high_ms)
-    assert 0.82 <= np.mean(covered) <= 0.97
 
 
 def constant_model(always_ms: float) -> CostModel:

@@ -43,7 +43,7 @@ def by_hand(model: CostModel, of_task: ShardingTask, placement: Placement) -> tu
 @pytest.mark.parametrize("devices", [1, 3])
 def test_devices_take_what_the_network_and_the_link_say(devices: int) -> None:
     model, of_task = random_model(), task(TABLES[:9], devices)
-    placement = random_placement(of_task, np.random.default_rng(devices))
+    placement = Placement((0, devices - 1, 0) * 3, devices)  # of three, one is empty and takes no time
     compute_KD2, exchange_D = by_hand(model, of_task, placement)
     found = predicted(model, of_task, placement)
     assert [one.predicted_fwd_compute_ms for one in found.devices] == pytest.approx(compute_KD2[..., 0].mean(axis=0))
@@ -53,14 +53,6 @@ def test_devices_take_what_the_network_and_the_link_say(devices: int) -> None:
     members_KD = compute_KD2.sum(axis=2) + 2 * exchange_D
     assert found.members_ms == pytest.approx(members_KD.max(axis=1))
     assert found.predicted_ms == pytest.approx(members_KD.mean(axis=0).max())
-
-
-def test_an_empty_device_computes_nothing_and_is_never_the_slowest() -> None:
-    model, of_task = random_model(), task(TABLES[:5], devices=3)
-    found = predicted(model, of_task, Placement((2, 0, 0, 2, 0), 3))
-    empty = found.devices[1]
-    assert empty.predicted_fwd_compute_ms == empty.predicted_bwd_compute_ms == 0
-    assert empty.predicted_total_ms < found.predicted_ms
 
 
 def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
