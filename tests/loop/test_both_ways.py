@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from support.tracking_builders import empty_file
 NUM_ROUNDS = 2
 # Tags that name a run or the settings of its loop, as do the files of costs (a pod knows its own sections alone), and
 # the description, which links to runs.
-OF_ONE_WAY = (
+OF_ONE_WAY = [
     "key",
     "params_hash",
     "loop_key",
@@ -33,9 +33,8 @@ OF_ONE_WAY = (
     "costs_sha256",
     "costs_dvc_md5",
     "mlflow.parentRunId",
-    NOTE,
     "backlog",
-)
+]
 OF_TIME = ("wall_s", "kernel_share_of_wall_time")
 
 
@@ -81,79 +80,50 @@ def by_component(folder: Path) -> None:
         assert arguments["metrics"].metadata
 
 
-def held(uri: str) -> dict[str, dict[str, Any]]:
-    """What MLflow holds of each stage, by the name of its run; and of the loop's own run, as ``loop``."""
+def held_after(way: Callable[[Path], None], folder: Path) -> dict[str, dict[str, Any]]:
+    """What MLflow holds of each stage after a loop, by the name of its run."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("evenshard")
-    assert experiment is not None
-    found = {}
-    for run in client.search_runs([experiment.experiment_id]):
-        name = run.info.run_name if "mlflow.parentRunId" in run.data.tags else "loop"
-        histories = {key: len(client.get_metric_history(run.info.run_id, key)) for key in run.data.metrics}
-        found[name] = {
-            "status": run.info.status,
-            "params": run.data.params if name != "loop" else {},
-            "tags": {key: value for key, value in run.data.tags.items() if not key.endswith(OF_ONE_WAY)},
-            "metrics": run.data.metrics,
-            "points": histories,
-            "artifacts": sorted(files(client, run.info.run_id)) if name != "loop" else [],
-            "datasets": sorted(
-                (
-                    {tag.key: tag.value for tag in one.tags}["mlflow.data.context"],
-                    one.dataset.schema,
-                    one.dataset.profile,
-                )
-                for one in run.inputs.dataset_inputs
-            ),
-        }
-    versions = client.search_model_versions()
-    found["registered"] = {one.name: sorted(client.get_run(one.run_id).data.metrics) for one in versions}
-    return found
-
-
-def files(client: Any, run_id: str, folder: str = "") -> list[str]:
-    found = []
-    for one in client.list_artifacts(run_id, folder):
-        found += files(client, run_id, one.path) if one.is_dir else [one.path]
-    return found
-
-
-def held_after(way: Callable[[Path], None], folder: Path) -> Mapping[str, Any]:
-    """What MLflow holds of the loop."""
     (folder / "params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": NUM_ROUNDS}}))
     uri = f"sqlite:///{empty_file(folder)}"
+    report = Path(path_of(folder, "report", NUM_ROUNDS))
+    report.mkdir(parents=True)
+    (report / "thesis.txt").write_text("not for MLflow")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", uri)
         patch.delenv("MLFLOW_RUN_ID", raising=False)
         patch.setenv("EVENSHARD_LOOP_ID", "wf-1")  # as Argo does for pods
-        report = Path(path_of(folder, "report", NUM_ROUNDS))
-        report.mkdir(parents=True)
-        (report / "thesis.txt").write_text("not for MLflow")
         way(folder)
-    return held(uri)
+    client, found = MlflowClient(uri), {}
+    experiment = client.get_experiment_by_name("evenshard")
+    assert experiment is not None
+    for run in client.search_runs([experiment.experiment_id], "tags.mlflow.parentRunId != ''"):
+        folders = {one.path: one.is_dir for one in client.list_artifacts(run.info.run_id)}
+        found[run.info.run_name] = {
+            "status": run.info.status,
+            "params": run.data.params,
+            "tags": {key: value for key, value in run.data.tags.items() if not key.endswith((NOTE, *OF_ONE_WAY))},
+            "metrics": run.data.metrics,
+            "artifacts": {one.path for path in folders for one in client.list_artifacts(run.info.run_id, path)}
+            | {path for path, is_dir in folders.items() if not is_dir},
+            "datasets": sorted((one.dataset.schema, one.dataset.profile) for one in run.inputs.dataset_inputs),
+        }
+    return found
 
 
 @pytest.mark.slow
 def test_both_ways_make_the_same_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     commands, components = (held_after(way, tmp_path_factory.mktemp("way")) for way in (by_command, by_component))
-    steps = [*(step.name for step in unroll_loop(NUM_ROUNDS)), "loop"]
-    assert commands.keys() == components.keys() == {*steps, "registered"}
-    assert commands["registered"] == components["registered"] and len(commands["registered"]) == 2
-    for step in steps:
-        command, component = (dict(one[step]) for one in (commands, components))
-        for key in OF_TIME:
-            assert (command["metrics"].pop(key, None) is None) == (component["metrics"].pop(key, None) is None)
-        assert component.pop("metrics") == pytest.approx(command.pop("metrics")), step
-        assert component == command, step
-    assert commands["generate_tables"]["artifacts"] == ["tables.parquet", "tasks"]
-    assert "evenshard.tables_sha256" in commands["generate_tables"]["tags"]
-    networks = {path.partition("/")[0] for path in commands["train_cost_1"]["artifacts"]}
-    assert networks == {"cost_net", "cost_model"}
+    assert commands.keys() == components.keys() == {step.name for step in unroll_loop(NUM_ROUNDS)}
+    for step, command in commands.items():
+        metrics, others = (
+            {k: v for k, v in one[step].pop("metrics").items() if k not in OF_TIME} for one in (commands, components)
+        )
+        assert others == pytest.approx(metrics), step
+        assert components[step] == command, step
     report = {f"reports/{name}" for name in REPORT.names}
-    assert set(commands["evaluate"]["artifacts"]) == {"evaluation.json", *report}, "only what a stage writes"
+    assert commands["evaluate"]["artifacts"] == {"evaluation.json", *report}, "only what a stage writes"
 
 
 def test_a_part_is_no_run_of_the_whole_round_and_one_that_measures_nothing_is_none() -> None:

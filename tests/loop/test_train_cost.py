@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from evenshard.base.errors import BadFile, BadInput, TrainingFailed
+from evenshard.base.errors import BadConfig, BadFile, BadInput, TrainingFailed
+from evenshard.base.knobs import SHARE, knob
 from evenshard.base.provenance import Lineage
+from evenshard.cli.arguments import add_flags, flag_values
 from evenshard.loop import loop, train_cost, train_policy
+from evenshard.loop.loop import TRAIN_COST, TrainCostConfig, TrainCostInputs
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
@@ -23,6 +27,7 @@ from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, Exc
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.files import save_tables
+from evenshard_components.generate import component_of
 from support.builders import PROVENANCE, FakeHardware, some_tables, task
 from support.convex_builders import random_model
 
@@ -122,16 +127,6 @@ def test_controls_and_what_ran_out_of_memory_teach_nothing(stage: Stage) -> None
         stage.run("nothing", [*controls, *failed])
 
 
-def test_where_only_shards_were_measured_both_learn_from_them(stage: Stage) -> None:
-    """Forward and backward together are enough: this is what others publish."""
-    totals = [
-        replace(one, cost=PlacementCost((DeviceCost.of_total(one.cost.max_device_ms),), "modelled")) for one in shards()
-    ]
-    found = stage.run("totals", [*totals, *placements(CONTROL)])
-    assert (found["num_placements"], found["cost_model_num_devices"]) == (3, 3)
-    assert 0 < found["cost_model_held_out_pct_error"] < math.inf
-
-
 def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage) -> None:
     stage.run("rounds", placements() + shards(), placements("evenshard", count=4, round_number=2))
     known = TrainingDomain.load(stage.folder / "rounds/cost_model/trained_on.json")
@@ -179,3 +174,30 @@ def test_costs_of_two_optimizers_are_refused_before_a_training(stage: Stage) -> 
     ):
         stage.run("both", placements(), later)
     assert not (stage.folder / "both").exists()
+
+
+@dataclass(frozen=True)
+class MoreSettings(TrainCostConfig):
+    made_up: float = knob(0.5, "share of nothing, at most 100 %", flag="--made-up", range=SHARE)
+
+
+@dataclass(frozen=True)
+class MoreInputs(TrainCostInputs):
+    made_up_count: int = knob(2, "number of nothing", parameter="made_up_count")
+
+
+def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides() -> None:
+    stage = replace(TRAIN_COST, config=MoreSettings)
+    parser = ArgumentParser()
+    add_flags(parser, MoreSettings, "train_cost")
+    given, none = (
+        {"train_cost": flag_values(parser.parse_args(words), MoreSettings, "train_cost")}
+        for words in (["--made-up", "0.75"], [])
+    )
+    params = {"train_cost": {"made_up": 0.25}}
+    found = [stage.settings(*one)["train_cost"].made_up for one in (({}, none), (params, none), (params, given))]
+    assert found == [0.5, 0.25, 0.75]
+    with pytest.raises(BadConfig, match=r"params section train_cost: made_up is 1.5, not a number from 0 to 1"):
+        stage.settings({"train_cost": {"made_up": 1.5}}, none)
+    component = component_of(replace(TRAIN_COST, inputs=MoreInputs))
+    assert "    made_up_count: int = 2,\n" in component and "        made_up_count: number of nothing.\n" in component

@@ -21,7 +21,7 @@ ALL = Resources(
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(ALL) and not one.is_full_space])
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(ALL) and not one.package])
 def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
     built = sharder(name, ALL)
     assert built.name == name

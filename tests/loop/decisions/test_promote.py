@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.base.errors import MeasurementFailed
 from evenshard.cli import main
 from evenshard.loop.decisions.promotion import Decision, ModelComparison, PairedTask, Verdict, compare_models, decide
 from evenshard.loop.sharder_comparison import UNKNOWN_NOISE
@@ -19,7 +18,7 @@ from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
 from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import find_newest_version, register_folder
-from support.builders import FakeHardware, cost_net, policy
+from support.builders import cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned_model
@@ -68,9 +67,9 @@ FOUR = [39.0, 40.0, 40.0, 41.0]
         ([5.0, 25.0, 20.0], [10.0, 20.0, 20.0], {"learned": (1, 100)}, Verdict.UNCLEAR, False, "may be slower"),
         ([5.0], [10.0], {}, Verdict.UNCLEAR, False, "an unknown amount"),
         ([10.0], [10.0], {"noise": NOISY, "learned": (1, 2), "same": 1}, Verdict.EQUAL, True, "fewer placements"),
-        ([1.0, 1.0, math.inf], [10.0, 20.0, 30.0], {}, Verdict.BETTER, False, "finds no placement for 1 task"),
+        ([9.0, 18.0, math.inf], [11.0, 20.0, 30.0], {}, Verdict.BETTER, False, "finds no placement for 1 task"),
         ([10.0, 20.0, 30.0, 40.0], [10.0, 20.0, *[math.inf] * 2], {"same": 2}, Verdict.EQUAL, True, "places 2 tasks"),
-        ([11.0, 21.9, 30.0], [10.0, 20.0, math.inf], {}, Verdict.WORSE, False, "slower"),
+        ([11.0, 21.0, 30.0], [10.0, 20.0, math.inf], {}, Verdict.WORSE, False, "slower"),
         ([math.inf, 1.0], [math.inf, math.inf], {}, Verdict.UNCLEAR, False, "no task was placed by both"),
     ],
 )
@@ -215,30 +214,6 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
     assert "became models:/evenshard-cost/2 during the comparison" in str(report()["reason"])
     newest = find_newest_version()
     assert newest is not None and newest.version == "2", "a folder that has not won is not registered"
-
-
-@pytest.mark.slow
-def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_inputs(place, num_test_tasks=3)
-    register_folder(bad_model(place / "bad"), build_serving_code())
-    tracking.set_champion(tracking.REGISTERED_COST, "1")
-    hardware = FakeHardware()
-    monkeypatch.setattr("evenshard.loop.decisions.promote.open_hardware", lambda config: hardware)
-    measure, limit = hardware.measure, [5]
-
-    def breaks(*job: Any) -> Any:
-        if len(hardware.calls) == limit[0]:
-            raise MeasurementFailed("the device is gone")
-        return measure(*job)
-
-    monkeypatch.setattr(hardware, "measure", breaks)
-    command = ["promote", "--candidate", str(good_model(place / "good"))]
-    assert main(command) == 1 and champion() == "models:/evenshard-cost/1"
-    assert len(hardware.calls) == 5
-    limit[0] = -1
-    assert main(command) in (0, 1)
-    assert len(hardware.calls) == 2 * 3 + 2 * 4, "6 placements and 2 controls 4 times, each once"
-    assert not list(place.glob("work/promotion/.*"))
 
 
 @pytest.mark.slow
