@@ -11,7 +11,6 @@ import pytest
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.cli import main
 from evenshard.measure.cost_rows import read_rows
-from evenshard.planner.file import load_answer
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.checkpoint import load_checkpoint, read_kind
@@ -56,10 +55,7 @@ def test_the_loop_trains_autoshard_proposes_with_it_and_compares_it(loop: Path) 
     assert {"autoshard", "evenshard"} <= {row["proposed_by"] for row in rows}
     assert "dreamshard" not in {row["proposed_by"] for row in rows}
     metrics = json.loads((loop / "reports/metrics.json").read_text())
-    assert [name for name in metrics["sharders"] if name not in ("random", "single_cost_greedy")][-2:] == [
-        "autoshard",
-        "evenshard",
-    ]
+    assert {"autoshard", "evenshard"} <= metrics["sharders"].keys() and "dreamshard" not in metrics["sharders"]
     assert metrics["sharders"]["autoshard"]["num_infeasible"] == 0
     assert metrics["cost_network"]["median_abs_pct_error"] > 0
     assert "autoshard_ms" in json.loads((loop / "reports/summary.json").read_text())
@@ -74,7 +70,6 @@ def test_place_and_mlflow_load_what_holds_autoshard(loop: Path, monkeypatch: pyt
     save_tables(some_tables(8), Path("mine.json"))
     words = ["place", "mine.json", "--devices", "2", "--memory-cap-gb", "1", "--batch-size", "4096"]
     assert main([*words, "--model", "work/round_2", "--out", "placement.json"]) == 0
-    assert len(load_answer(Path("placement.json")).request.tables) == 8
     model = load_model("work/round_2")
     assert model.policy is not None and model.policy.name == "autoshard"
     version = find_newest_version(REGISTERED_POLICY)

@@ -50,14 +50,10 @@ STANDINGS = [
 def test_the_data_of_plots_have_no_device_and_nothing_that_is_not_finite(tmp_path: Path) -> None:
     proposed = [replace(PLACED, proposed_by=by, round=number) for by, number in PROPOSERS]
     write_plot_data([MEASURED, INFEASIBLE], STANDINGS, proposed, tmp_path)
-    assert (tmp_path / "sharders.csv").read_text().splitlines()[:2] == [
-        "sharder,mean_measured_ms,ci95_low_ms,ci95_high_ms",
-        "random,30.0,28.0,32.0",
-    ]
-    assert (tmp_path / "predicted_vs_measured.csv").read_text().splitlines() == [
-        "task_id,sharder,predicted_ms,max_device_ms",
-        "test-000,random,12.5,10.0",
-    ]
+    header, random, *_ = (tmp_path / "sharders.csv").read_text().splitlines()
+    assert (header, random) == ("sharder,mean_measured_ms,ci95_low_ms,ci95_high_ms", "random,30.0,28.0,32.0")
+    lines = (tmp_path / "predicted_vs_measured.csv").read_text().splitlines()
+    assert lines == ["task_id,sharder,predicted_ms,max_device_ms", "test-000,random,12.5,10.0"]
     assert json.loads((tmp_path / "cost_per_round.json").read_text()) == [
         {"round": 1, "policy_ms": 10.0, "search_ms": None},
         {"round": 2, "policy_ms": 10.0, "search_ms": 10.0},
@@ -84,8 +80,8 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
 
 def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) -> None:
     half = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 2.0, 3.0, 4.0)), "modelled")
-    one = measured(TASK, (0, 0, 1), half)
-    write_csv([Result(Answer(TASK, "random", one.placement, "", 12.5), one)], tmp_path / "evaluation.csv")
+    lost = Result(MEASURED.answer, replace(PLACED, cost=half))
+    write_csv([lost], tmp_path / "evaluation.csv")
     with (tmp_path / "evaluation.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["status"], second["status"]) == ("out_of_memory", "simulated")
@@ -99,21 +95,11 @@ def test_metrics_hold_every_sharder_the_network_and_the_origin() -> None:
     found = metrics(STANDINGS, ACCURACY, 48, 3, NOISE, origin, NetworkAccuracy(4.5, 0.75))
     assert {**found, **origin, "num_test_tasks": 48, "num_infeasible": 3} == found
     assert list(found["sharders"]) == [one.sharder for one in STANDINGS]
-    assert found["sharders"]["dreamshard"] == {
-        "mean_measured_ms": 18.0,
-        "ci95_ms": [17.0, 19.0],
-        "difference_to_best_heuristic_pct": -10.0,
-        "difference_ci95_pct": [-13.5, -6.5],
-        "num_infeasible": 2,
-        "privileged": False,
-        "verdict": "faster",
-    }
+    dreamshard = found["sharders"]["dreamshard"]
+    assert list(dreamshard.values()) == [18.0, [17.0, 19.0], -10.0, [-13.5, -6.5], 2, False, "faster"]
     assert found["cost_network"] == {"median_abs_pct_error": 8.25, "kendall_tau": 0.5}
     assert found["cost_model"] == {"median_abs_pct_error": 4.5, "kendall_tau": 0.75}
-    assert found["noise"] == {
-        "within_run_pct": 3.0, "between_run_pct": 8.0, "relative_between_run_pct": 4.0,
-        "num_controls": 2, "num_runs": 4, "equal_below_pct": 2.066,
-    }  # fmt: skip
+    assert list(found["noise"].values()) == [3.0, 8.0, 4.0, 2, 4, 2.066]
     assert summary(STANDINGS) == {"heuristic_ms": 20.0, "dreamshard_ms": 18.0, "noise_pct": 0.5}
 
 

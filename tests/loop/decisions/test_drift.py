@@ -57,6 +57,8 @@ def test_tables_of_the_same_kind_are_covered() -> None:
     counted = trained_on([table(f"t{number}", rows=number, dim=4) for number in range(1, 101)])
     assert counted.num_rows_quantiles == (1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
     assert set(counted.embedding_dim_quantiles) == {4} and set(counted.reuse_quantiles) == {1}
+    for bins, reuse in ((all_reused(1), 2), ((0.5, 0.5, *(0.0,) * 15), 1.5), (None, None)):
+        assert mean_reuse(replace(table(pooling=100.0), reuse_bins=bins), 64) == reuse
 
 
 @pytest.mark.parametrize(
@@ -132,22 +134,14 @@ def test_how_much_is_tolerated_and_what_ranges_alone_tell() -> None:
     load = sum(one.pooling_factor * one.embedding_dim for one in NOW)
     tenth = replace(table("tenth", 1000, 1024, load / 9 / 1024), reuse_bins=None)
     assert drift([*NOW, tenth]).outside_load_pct == pytest.approx(10)
-    assert drift([*NOW, tenth]).retrain_due
-    assert compute_drift(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=9.5).retrain_due
-    assert not compute_drift(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=10.5).retrain_due
-    without: dict[str, Any] = {
-        f"{name}_quantiles": () for name in ("num_rows", "embedding_dim", "pooling_factor", "reuse")
-    }
+    for tolerated_pct, due in ((5.0, True), (9.5, True), (10.5, False)):
+        assert compute_drift(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=tolerated_pct).retrain_due == due
+    names = ("num_rows", "embedding_dim", "pooling_factor", "reuse")
+    without: dict[str, Any] = dict.fromkeys((f"{name}_quantiles" for name in names), ())
     old = drift(NOW, replace(SEEN, **without))
     assert not old.retrain_due and old.rare_pct is None
     assert old.quantities[3].trained_on is None and old.quantities[0].num_rare is None
     assert any("ranges" in remark for remark in old.remarks)
-
-
-def test_reuse_is_mean_lookups_of_an_index() -> None:
-    half = (0.5, 0.5, *(0.0,) * 15)
-    for bins, expected in ((all_reused(0), 1), (all_reused(1), 2), (half, 1.5), (None, None)):
-        assert mean_reuse(replace(table(pooling=100.0), reuse_bins=bins), 64) == expected
 
 
 @pytest.fixture
@@ -180,11 +174,10 @@ def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys:
     """The busiest tables have become idle and the idle ones busy; one is gone, with the rule that pinned it."""
     place = [*PLACE, "--devices", "3", "--memory-cap-gb", "1", "--model", str(LEARNED)]
     assert main([*place, "--pin", "t0=1", "--pin", "t3=2", "--together", "t1,t0"]) == 0
-    before = some_tables(12)
-    lookups = sorted(one.pooling_factor for one in before)
-    ranked = sorted(before, key=lambda one: -one.pooling_factor)
-    now = {one.name: replace(one, pooling_factor=rate * 5) for one, rate in zip(ranked, lookups, strict=True)}
-    save_tables([now[one.name] for one in before if one.name != "t0"], Path("now.csv"))
+    ranked = sorted(some_tables(12), key=lambda one: -one.pooling_factor)
+    lookups = [5 * one.pooling_factor for one in ranked[::-1]]
+    now = [replace(one, pooling_factor=rate) for one, rate in zip(ranked, lookups, strict=True) if one.name != "t0"]
+    save_tables(now, Path("now.csv"))
     capsys.readouterr()
     command = ["drift", "--tables", "now.csv", "--against", str(LEARNED), "--placement", "old.json"]
     assert main([*command, "-o", "new.json", "--link-gb-s", "10"]) == 0

@@ -12,7 +12,6 @@ import torch
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import all_to_all_ms
-from evenshard.price.link_model import Link
 from evenshard.search.chains import chains_of
 from evenshard.search.sharding_option import Choice
 from evenshard.search.space import SearchSpace
@@ -32,11 +31,7 @@ def by_hand(model: CostModel, of_task: ShardingTask, placement: Placement) -> tu
         compute = model.net.member_ms(sums[:, INPUTS], sums[:, JUMPS]).permute(1, 0, 2).double().numpy()
     dims = [sum(of_task.tables[at].embedding_dim for at in shard) for shard in placement.shards()]
     compute[:, [not shard for shard in placement.shards()]] = 0.0
-    exchange = model.exchange
-    own, slowest, total = (
-        1e-6 / one for one in (exchange.ms_per_byte, exchange.slowest_ms_per_byte, exchange.total_ms_per_byte)
-    )
-    link = Link(exchange.latency_ms * 1e3, "by hand", own, slowest, total)
+    link = model.exchange.link("by hand")
     return compute, all_to_all_ms(link, dims, of_task.batch_size)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -24,18 +23,6 @@ MODEL = random_model()
 
 def policy() -> DreamShardSharder:
     return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_policy", [True, False])
-def test_never_predicted_worse_than_any_expert_and_legal(with_policy: bool) -> None:
-    tables = some_tables(14, with_policy)
-    of_task = task(tables, 3, int(sum(one.size_bytes for one in tables) / 3 * 1.3))
-    placement = EvenshardSharder(MODEL, policy() if with_policy else None, QUICK).place(of_task)
-    check_placement(of_task, placement)
-    for expert in expert_sharders():
-        with suppress(InfeasibleTask):
-            assert predicted_ms(MODEL, of_task, placement) <= predicted_ms(MODEL, of_task, expert.place(of_task))
 
 
 def test_even_without_any_search_the_best_expert_is_the_answer() -> None:
