@@ -132,16 +132,12 @@ def test_the_table_ranks_by_time_and_tells_of_privilege_noise_and_simulation() -
     assert "mean measured ms" in text and "privileged" not in text and "noise" not in text
 
 
-def pixels(path: Path) -> np.ndarray:
-    """[height, width, 3] whole numbers up to 255."""
+def share_of(path: Path, colour: str) -> float:
     from matplotlib import image
 
-    return np.asarray((image.imread(path)[..., :3] * 255).round().astype(int))
-
-
-def share_of(path: Path, colour: str) -> float:
     wanted = [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
-    return float((pixels(path) == wanted).all(axis=-1).mean())
+    pixels = np.asarray((image.imread(path)[..., :3] * 255).round().astype(int))
+    return float((pixels == wanted).all(axis=-1).mean())
 
 
 def test_device_costs_are_drawn_in_proportion_to_their_parts(tmp_path: Path) -> None:
@@ -161,8 +157,8 @@ def test_every_picture_can_be_drawn_without_anything_and_is_the_same_every_time(
     for name in ("first", "second"):
         plot_device_costs({}, "no task that all could place", tmp_path / f"{name}_devices.png")
         plot_predicted_vs_measured([INFEASIBLE], unknown, CPU, tmp_path / f"{name}_nothing.png")
-        plot_predicted_vs_measured([MEASURED, INFEASIBLE], ACCURACY, CPU, tmp_path / f"{name}_predicted.png")
         plot_cost_per_round([], tmp_path / f"{name}_rounds.png")
+    plot_predicted_vs_measured([MEASURED, INFEASIBLE], ACCURACY, CPU, tmp_path / "predicted.png")
     for path in tmp_path.glob("first_*"):
         assert path.read_bytes() == path.with_name(path.name.replace("first", "second")).read_bytes()
     assert pyplot.get_fignums() == []

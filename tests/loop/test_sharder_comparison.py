@@ -128,10 +128,7 @@ def test_that_it_fits_nowhere_is_an_answer_with_its_reason() -> None:
 
 
 def test_accuracy_by_hand() -> None:
-    """Task 0: of the three pairs, one is swapped: tau 1/3. Task 1: all in order: tau 1. Errors 50, 25, 10, 0, 0, 0 %.
-
-    Over all tasks together, nearly all would be in order. The last task has only one placement, thus no order.
-    """
+    """Task 0: of the three pairs, one is swapped: tau 1/3. Task 1: all in order. Task 2: one placement, no order."""
     answers = [
         result("a", 0, 4.0, predicted_ms=6.0),
         result("b", 0, 8.0, predicted_ms=10.0),

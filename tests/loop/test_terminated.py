@@ -69,13 +69,12 @@ def client(generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def running(words: Sequence[str], client: Any, experiment: str = "evenshard") -> Iterator[subprocess.Popen[bytes]]:
+def running(words: Sequence[str], client: Any) -> Iterator[subprocess.Popen[bytes]]:
     """The stage, once MLflow has a run of it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
     with subprocess.Popen([sys.executable, *words], start_new_session=True) as process:
         try:
-            wait_until(lambda: "benchmark_1" in runs_of(client, experiment), "the stage has not begun")
-            assert runs_of(client, experiment)["benchmark_1"].info.status == "RUNNING"
+            wait_until(lambda: "benchmark_1" in runs_of(client), "the stage has not begun")
+            assert runs_of(client)["benchmark_1"].info.status == "RUNNING"
             yield process
         finally:
             if process.poll() is None:
@@ -99,13 +98,3 @@ def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(
     assert run.data.params["placements_per_round"] == "100000"
     assert "stage `benchmark_1`" in run.data.tags["mlflow.note.content"]
     assert not Path("costs.parquet").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.tracked
-def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
-    with running(["-m", "evenshard", *BENCHMARK], client) as process:
-        process.send_signal(signal.SIGINT)
-        # the second, if it came while a library executed code that it had generated: Python then ends by the signal
-        assert process.wait(PATIENCE_S) in (130, -signal.SIGINT)
-    assert runs_of(client)["benchmark_1"].info.status == "KILLED"

@@ -17,7 +17,7 @@ from evenshard.base.knobs import SHARE, knob
 from evenshard.base.provenance import Lineage
 from evenshard.cli.arguments import add_flags, flag_values
 from evenshard.loop import loop, train_cost, train_policy
-from evenshard.loop.loop import TRAIN_COST, TrainCostConfig, TrainCostInputs
+from evenshard.loop.loop import TRAIN_COST, TrainCostConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
@@ -27,7 +27,6 @@ from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, Exc
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.files import save_tables
-from evenshard_components.generate import component_of
 from support.builders import PROVENANCE, FakeHardware, some_tables, task
 from support.convex_builders import random_model
 
@@ -181,11 +180,6 @@ class MoreSettings(TrainCostConfig):
     made_up: float = knob(0.5, "share of nothing, at most 100 %", flag="--made-up", range=SHARE)
 
 
-@dataclass(frozen=True)
-class MoreInputs(TrainCostInputs):
-    made_up_count: int = knob(2, "number of nothing", parameter="made_up_count")
-
-
 def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides() -> None:
     stage = replace(TRAIN_COST, config=MoreSettings)
     parser = ArgumentParser()
@@ -199,5 +193,3 @@ def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides() -> None:
     assert found == [0.5, 0.25, 0.75]
     with pytest.raises(BadConfig, match=r"params section train_cost: made_up is 1.5, not a number from 0 to 1"):
         stage.settings({"train_cost": {"made_up": 1.5}}, none)
-    component = component_of(replace(TRAIN_COST, inputs=MoreInputs))
-    assert "    made_up_count: int = 2,\n" in component and "        made_up_count: number of nothing.\n" in component

@@ -14,7 +14,14 @@ import torch
 from torch import nn
 
 from evenshard.base.errors import BadFile, TrainingFailed
-from evenshard.sharders.checkpoint import Checkpoint, load_checkpoint, load_network, new_checkpoint, save_checkpoint
+from evenshard.sharders.checkpoint import (
+    Checkpoint,
+    Round,
+    load_checkpoint,
+    load_network,
+    new_checkpoint,
+    save_checkpoint,
+)
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import descend
@@ -48,6 +55,10 @@ def test_networks_come_back_as_they_were(tmp_path: Path) -> None:
     save_network(cost_net(seed=5), NORMALIZER, tmp_path / "net")  # one that learns no more needs no optimizer
     net, normalizer = load_network(tmp_path / "net", DreamShardCostNet)
     assert same_weights(net, cost_net(seed=5)) and normalizer == NORMALIZER
+
+
+def test_the_learning_rate_falls_linearly_over_the_rounds() -> None:
+    assert [Round(number, 4).decay(0.8) for number in (1, 2, 4)] == pytest.approx([0.8, 0.6, 0.2])
 
 
 def test_training_goes_on_as_if_nothing_had_been_saved(tmp_path: Path) -> None:

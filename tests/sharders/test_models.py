@@ -40,12 +40,11 @@ TABLES = (SMALL, table("middle", rows=5_000, dim=16, pooling=3.0), LARGE)
 
 def seen() -> list[MeasuredPlacement]:
     """Batches of 64 and 256; up to three tables on a device, and three devices."""
+    full = PlacementCost((DeviceCost.out_of_memory(),), "")
     return [
         measured(task(TABLES, 3), (0, 0, 2), cost(1.0, 0.0, 2.0)),
         measured(task(TABLES[:2], 2, batch_size=256), (1, 1), cost(0.0, 4.0)),
-        measured(
-            task([TABLES[2], TABLES[0], TABLES[1]], 1), (0, 0, 0), PlacementCost((DeviceCost.out_of_memory(),), "")
-        ),
+        measured(task([TABLES[2], TABLES[0], TABLES[1]], 1), (0, 0, 0), full),
     ]
 
 

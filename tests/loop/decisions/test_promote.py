@@ -119,17 +119,14 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     """A bad one is the first; a good one replaces it; the bad one does not come back, whatever it says of itself."""
     write_inputs(place, tables_per_task=30)  # on few tables no model is much faster
     register_folder(bad_model(place / "bad"), build_serving_code())
-    assert main(["promote"]) == 0
+    assert main(["promote"]) == main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/1"
-    assert "there was no champion" in capsys.readouterr().out
-
-    assert main(["promote"]) == 0
-    assert "already the champion" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "there was no champion" in shown and "already the champion" in shown
 
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 0
     shown = capsys.readouterr().out
     assert "is promoted" in shown and "% faster" in shown and "All times are simulated on simulated: h200." in shown
-    assert "mean simulated ms" in shown and "measured" not in shown
     assert champion() == "models:/evenshard-cost/2"
     assert report()["outcome"] == "promoted" and report()["champion"] == "models:/evenshard-cost/1"
     pool = load_tables(Path("work/tables.parquet"))
@@ -169,7 +166,7 @@ def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("registered", ["no", "without a run", "of a run, as a folder", "of a run"])
+@pytest.mark.parametrize("registered", ["no", "without a run", "of a run"])
 def test_the_policy_of_the_same_run_becomes_champion_too(place: Path, registered: str) -> None:
     """Of several versions that of the candidate's run; a folder that a run has registered is no new version."""
     from mlflow import MlflowClient
@@ -179,17 +176,13 @@ def test_the_policy_of_the_same_run_becomes_champion_too(place: Path, registered
     if registered == "without a run":
         register_folder(folder, build_serving_code())
         assert tracking.champion(tracking.REGISTERED_POLICY) is None
-    elif registered != "no":
-        run_id = client.create_run(client.create_experiment("evenshard")).info.run_id
-        for name in BOTH:
-            register_model(folder, build_serving_code(), {}, run_id=run_id, name=name)
     if registered == "of a run":
-        later = client.create_run(client.get_run(run_id).info.experiment_id).info.run_id
-        save_model(place / "later", model.cost_model, model.trained_on, (cost_net(1), policy(), NORMALIZER))
-        for name in BOTH:
-            register_model(place / "later", build_serving_code(), {}, run_id=later, name=name)
-    as_version = registered in ("without a run", "of a run")
-    assert main(["promote", "--candidate", "models:/evenshard-cost/1" if as_version else str(folder)]) == 0
+        experiment = client.create_experiment("evenshard")
+        run_id, later = (client.create_run(experiment).info.run_id for _ in range(2))
+        for run in (run_id, later):
+            for name in BOTH:
+                register_model(folder, build_serving_code(), {}, run_id=run, name=name)
+    assert main(["promote", "--candidate", str(folder) if registered == "no" else "models:/evenshard-cost/1"]) == 0
     for name in BOTH:
         crowned = tracking.champion(name)
         assert crowned is not None and crowned.version == "1" and (run_id is None or crowned.run_id == run_id)

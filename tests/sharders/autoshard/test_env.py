@@ -94,12 +94,8 @@ def test_it_learns_what_shards_of_unseen_composition_cost() -> None:
     assert float((predicted_S / unseen.cost_S - 1).abs().median()) < 0.05
 
 
-def test_the_learning_rate_is_the_configs_and_falls_to_nothing() -> None:
-    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER)
-    made, _ = fit(seed=0, updates=1, data=data, learning_rate=1e-3)
-    before = net(scale_ms=1.0)
-    steps = [(new - old).abs().max() for new, old in zip(made.parameters(), before.parameters(), strict=True)]
-    assert 0 < float(max(steps).detach()) <= 1.001e-3  # Adam's first step is the learning rate
+def test_the_learning_rate_falls_to_nothing() -> None:
+    data, made = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER), net()
     optimizer = torch.optim.Adam(made.parameters())
     fit_autoshard_net(made, optimizer, data, FitConfig(10, 8, 1e-3), torch.Generator().manual_seed(0))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)

@@ -53,10 +53,7 @@ numbers = st.lists(st.floats(-2, 2, width=32), min_size=5, max_size=5)
 def test_targets_are_those_of_the_definition(
     ratio: list[float], reward: list[float], value: list[float], done: set[int], bootstrap: float
 ) -> None:
-    """v_s = V(s) + sum over t >= s of (product of the discounts and c before t) * rho_t * surprise_t.
-
-    The advantage of s is rho_s * (reward + discount * v of the next step - V(s)).
-    """
+    """v_s = V(s) + sum over t >= s of (product of the discounts and c before t) * rho_t * surprise_t."""
     discount = [0.0 if step in done else 0.9 for step in range(5)]
     following = [*value[1:], bootstrap]
     rho, c = ([min(level, math.exp(one)) for one in ratio] for level in (1.5, 0.8))
@@ -131,28 +128,19 @@ CONFIG = ImpalaConfig(entropy_weight=0.3, baseline_weight=0.7, discount=0.9)
 
 def slow_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
     """Slot by slot, step by step."""
-    judged = policy(unroll.seen, unroll.memory)
-    total = torch.zeros(())
+    judged, total = policy(unroll.seen, unroll.memory), torch.zeros(())
     num_steps, num_slots = unroll.device_UB.shape
     for slot in range(num_slots):
-        ratios, chosen = [], []
+        chosen, values = [], judged.value_UB[:, slot]
         for step in range(num_steps):
             legal = unroll.seen.legal_BD[step, slot]
             probabilities = judged.logits_UBD[step, slot][legal].softmax(dim=0)
-            entropy = -(probabilities * probabilities.log()).sum()
-            total = total - config.entropy_weight * entropy
-            device = int(legal[: unroll.device_UB[step, slot]].sum())
-            chosen.append(probabilities[device].log())
-            ratios.append(float((chosen[-1] - unroll.acting_log_prob_UB[step, slot]).detach()))
-        values = judged.value_UB[:, slot]
-        discounts = [0.0 if done else config.discount for done in unroll.done_UB[:, slot].tolist()]
-        traced = v_trace(
-            column(*ratios),
-            unroll.reward_UB[:, slot : slot + 1],
-            column(*discounts),
-            values[:-1, None],
-            values[-1:].detach(),
-        )
+            total = total + config.entropy_weight * (probabilities * probabilities.log()).sum()
+            chosen.append(probabilities[int(legal[: unroll.device_UB[step, slot]].sum())].log())
+        ratio_U = torch.stack(chosen).detach() - unroll.acting_log_prob_UB[:, slot]
+        discount = column(*(0.0 if done else config.discount for done in unroll.done_UB[:, slot].tolist()))
+        reward = unroll.reward_UB[:, slot : slot + 1]
+        traced = v_trace(ratio_U[:, None], reward, discount, values[:-1, None], values[-1:].detach())
         for step in range(num_steps):
             total = total - float(traced.advantage_UB[step, 0]) * chosen[step]
             error = float(traced.target_UB[step, 0]) - values[step]

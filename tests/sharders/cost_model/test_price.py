@@ -19,7 +19,7 @@ from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration,
 from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.reuse import FloatArray
-from support.builders import BATCH_SIZE, every_placement, some_tables, task
+from support.builders import BATCH_SIZE, some_tables, task
 from support.convex_builders import EXCHANGE, TABLES, best_ms, bound_ms, predicted, predicted_ms, random_model
 
 
@@ -48,39 +48,6 @@ def test_devices_take_what_the_network_and_the_link_say(devices: int) -> None:
     members_KD = compute_KD2.sum(axis=2) + 2 * exchange_D
     assert found.members_ms == pytest.approx(members_KD.max(axis=1))
     assert found.predicted_ms == pytest.approx(members_KD.mean(axis=0).max())
-
-
-def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
-    """Two devices: the one with the most lookups is the slowest, the one with the most dims sends the most."""
-    tables = [replace(TABLES[0], embedding_dim=4, pooling_factor=500.0), replace(TABLES[1], embedding_dim=64)]
-    tables[1] = replace(tables[1], pooling_factor=0.1)
-    of_task, placement = task(tables, devices=2), Placement((0, 1), 2)
-    model = random_model(exchange=EXCHANGE)
-    of_most = predicted(random_model(exchange=replace(EXCHANGE, slowest_ms_per_byte=0.0)), of_task, placement)
-    first, second = of_most.devices
-    assert first.predicted_total_ms > second.predicted_total_ms
-    late_ms = 2 * 64 * BATCH_SIZE / 2 * 4 * EXCHANGE.slowest_ms_per_byte
-    assert predicted_ms(model, of_task, placement) == pytest.approx(first.predicted_total_ms + late_ms, rel=1e-5)
-
-
-def test_placements_are_predicted_at_once_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also tables of several features and outputs, in two kernel calls, and in pieces of three placements."""
-    tables = (
-        replace(TABLES[0], feature_names=("a", "b"), feature_pooling_factors=(2.0, 3.0), pooling_factor=5.0),
-        replace(TABLES[1], pooling="none"),
-        replace(TABLES[2], weight_bits=16),
-        replace(TABLES[3], is_weighted=True),
-    )
-    model, of_task = random_model(), task(tables, devices=2)
-    costs, placements = whole_costs(model, of_task), every_placement(of_task)
-    alone = [costs.predict(one.parts(tables)) for one in placements]
-    for at_once in (2**16, 3 * (4 + 2)):
-        monkeypatch.setattr("evenshard.price.step.MOST_AT_ONCE", at_once)
-        for one, other in zip(alone, costs.predict_whole(placements), strict=True):
-            assert one.parts == other.parts and len(one.devices) == len(other.devices) == 2
-            for name in ("predicted_ms", "low_ms", "high_ms", "members_ms"):
-                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-5)
-    assert costs.predict_whole([]) == []
 
 
 def test_tasks_of_several_sizes_are_predicted_at_once_as_alone() -> None:
@@ -177,10 +144,9 @@ def test_the_bound_counts_what_a_device_receives_that_sends_little() -> None:
 
 
 def test_passes_that_no_placement_saves_by_hand() -> None:
-    """Tables of 100, 100, 100 and 300 rows on two devices, one of which has 256 or more: 44 lookups are left.
+    """Of tables of 100, 100, 100 and 300 rows on two devices, the last needs the pass, and one device has 256 or more.
 
-    There is room for the table of 500 lookups, for one of those with 100, and for 56 rows of the other one. The table
-    of 300 rows needs the pass by itself.
+    There is room for the table of 500 lookups, one of those with 100, and 56 rows of the other: 44 are left.
     """
     columns_PH = np.zeros((4, LOOKED_UP + 1), dtype=np.float32)
     columns_PH[:, ROWS] = 100, 100, 100, 300

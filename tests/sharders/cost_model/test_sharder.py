@@ -50,10 +50,7 @@ def test_candidates_are_distinct_and_ordered_by_prediction() -> None:
 
 
 def test_where_nobody_finds_room_the_reason_has_the_numbers() -> None:
-    """Three tables of 6 rows on two devices of 10: 18 rows fit the 20 together, no two fit one device.
-
-    That is proven, not only a dead end of each proposal.
-    """
+    """Three tables of 6 rows on two devices of 10 fit together, no two fit one device: proven, not a dead end."""
     tables = [table(f"t{n}", 6, 1) for n in range(3)]
     with pytest.raises(InfeasibleTask, match=r"no placement fits: the tables need"):
         EvenshardSharder(MODEL, policy(), QUICK).place(task(tables, 2, cap=40))

@@ -111,19 +111,8 @@ def test_the_loss_is_three_mean_squared_errors_over_devices_and_one_over_placeme
 
 
 def test_golden_curve() -> None:
-    net, losses = fitted(FitConfig(num_updates=150, minibatch_size=16, learning_rate=2e-3))
+    _, losses = fitted(FitConfig(num_updates=150, minibatch_size=16, learning_rate=2e-3))
     assert [losses[0], losses[59], losses[149]] == pytest.approx([1.138678, 0.00874542, 0.000558838], rel=1e-3)
-    costs, overall = (predicted.detach() for predicted in predict(net, DATA, torch.arange(40)))
-    assert float((overall / DATA.overall_N - 1).abs().median()) < 0.1
-    assert float((costs[..., 2] - DATA.costs_NDC[..., 2])[DATA.device_mask_ND].abs().mean()) < 0.1
-
-
-def test_the_learning_rate_is_the_configs_not_the_optimizers_and_the_scale_is_not_learned() -> None:
-    before = cost_net(seed=1, scale_ms=float(DATA.overall_N.mean()))
-    after, _ = fitted(FitConfig(num_updates=1, minibatch_size=8, learning_rate=1e-3))
-    for old, new in zip(before.parameters(), after.parameters(), strict=True):
-        assert float((new - old).abs().max().detach()) <= 1.001e-3  # Adam's first step is the learning rate
-    assert after.cost_scale_ms == before.cost_scale_ms
 
 
 def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate() -> None:
