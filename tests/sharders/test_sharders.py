@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,15 +14,16 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span
-from evenshard.placement.placement import Placement, check_placement, check_sharding, parts_by_table
+from evenshard.placement.placement import check_placement, check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import Sharder, roll_out
+from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import (
     GreedySharder,
     RandomSharder,
+    expert_sharder,
     expert_sharders,
     possible_types,
     random_placement,
@@ -31,39 +31,17 @@ from evenshard.sharders.simple import (
     single_cost_sharder,
 )
 from evenshard.tables.table import Table
-from support.builders import (
-    BATCH_SIZE,
-    PLAIN_FEATURES,
-    AdditiveCostNet,
-    FakeHardware,
-    cost_net,
-    play_slowly,
-    policy,
-    sized,
-    some_tables,
-    split_by,
-    table,
-    task,
-    working,
-)
+from support.builders import BATCH_SIZE, cost_net, policy, sized, some_tables, split_by, table, task
 
 TABLES = some_tables(10)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
-
-
-def dreamshard(seed: int = 0) -> DreamShardSharder:
-    return DreamShardSharder(cost_net(seed), policy(seed), NORMALIZER)
-
-
-def expert(name: str) -> GreedySharder:
-    return next(one for one in expert_sharders() if one.name == name)
 
 
 ALL: list[Sharder] = [
     RandomSharder(0),
     *expert_sharders(),
     single_cost_sharder({f"s{number}": float(number % 3) for number in range(12)}),
-    dreamshard(),
+    DreamShardSharder(cost_net(), policy(), NORMALIZER),
 ]
 every_sharder = pytest.mark.parametrize("sharder", ALL, ids=[sharder.name for sharder in ALL])
 
@@ -151,95 +129,13 @@ def test_each_expert_sees_what_its_name_says(name: str, heavy: Table) -> None:
     them together in this respect: 4000 values, dim 32, 64 looked-up values, or 12 * log10(10**6) = 72.
     """
     others = [table(f"o{number}", rows=100, dim=4, pooling=4.0) for number in range(3)]
-    assert split_by(expert(name).place(task([*others, heavy], devices=2))) == {(3,), (0, 1, 2)}
-    assert split_by(expert(name).place(task([heavy, *others], devices=2))) == {(0,), (1, 2, 3)}
+    assert split_by(expert_sharder(name).place(task([*others, heavy], devices=2))) == {(3,), (0, 1, 2)}
+    assert split_by(expert_sharder(name).place(task([heavy, *others], devices=2))) == {(0,), (1, 2, 3)}
 
 
 def test_single_cost_greedy_follows_the_measurements() -> None:
     of_task = task(sized(9, 1, 1), devices=2)
     assert split_by(single_cost_sharder({"s0": 1.0, "s1": 5.0, "s2": 1.0}).place(of_task)) == {(1,), (0, 2)}
-
-
-class ByPredictedCost:
-    """A policy by hand: a factor on the predicted costs of a device."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(features), 1)
-
-    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return self._factor * costs.sum(dim=-1)
-
-
-def by_hand(factor: float, num_rollouts: int = 0) -> DreamShardSharder:
-    return DreamShardSharder(AdditiveCostNet(), ByPredictedCost(factor), PLAIN_FEATURES, num_rollouts)
-
-
-def test_dreamshard_goes_where_the_policy_points() -> None:
-    of_task = task(working(4.0, 7.0, 3.0), devices=2)
-    assert split_by(by_hand(-1.0).place(of_task)) == {(1,), (0, 2)}
-    assert split_by(by_hand(+1.0).place(of_task)) == {(0, 1, 2)}
-
-
-def test_with_rollouts_the_predicted_cost_decides_and_the_most_probable_one_stays_where_none_is_better() -> None:
-    of_task = task(working(4.0, 7.0, 3.0), devices=2)
-    assert split_by(by_hand(0.001).place(of_task)) == {(0, 1, 2)}
-    assert split_by(by_hand(0.001, num_rollouts=64).place(of_task)) == {(1,), (0, 2)}
-    of_task = task(working(5.0, 4.0, 3.0, 3.0, 3.0), devices=3)
-    most_probable = by_hand(-0.001).place(of_task)
-    assert by_hand(-0.001, num_rollouts=1).place(of_task) == most_probable
-    chance = by_hand(0.0).sample([of_task], torch.Generator().manual_seed(0))[0]
-    assert chance is not None and split_by(chance) != split_by(most_probable)
-
-
-def test_the_prediction_for_a_placement_is_the_cost_models() -> None:
-    of_task, hardware = task(some_tables(5), devices=3), FakeHardware()
-    for placement in (Placement((0, 1, 2, 0, 1), 3), Placement((2, 2, 2, 2, 2), 3), Placement((1, 0, 1, 0, 1), 3)):
-        expected = hardware.measure(of_task, placement).max_device_ms
-        assert by_hand(0.0).predict_ms(of_task, placement) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_dead_end_of_the_best_guess_is_rescued_and_the_cheapest_of_the_samples_counts() -> None:
-    """The policy fills the first device with 3 + 1 + 1, the second with 6, and has no room of 10 for the other 6.
-
-    Six placements fit; their slower devices do 22, 20, 20, 18, 19 and, with the first and fourth table alone, 17.
-    """
-    sizes, works = (3, 1, 1, 6, 6), (9.0, 8.0, 6.0, 5.0, 3.0)
-    tables = tuple(replace(one, num_rows=rows) for one, rows in zip(working(*works), sizes, strict=True))
-    of_task = task(tables, devices=2, cap=4 * 10)
-    with pytest.raises(InfeasibleTask):
-        play_slowly(of_task, PLAIN_FEATURES, AdditiveCostNet(), ByPredictedCost(0.001))
-    assert split_by(by_hand(0.001).place(of_task)) == {(0, 3), (1, 2, 4)}
-
-
-def test_the_policy_sees_costs_in_units_of_its_scale() -> None:
-    sums, costs = torch.zeros(2, 32), torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
-    ten_times = policy(scale_ms=30.0).device_logits(sums, 10 * costs)
-    torch.testing.assert_close(ten_times, policy(scale_ms=3.0).device_logits(sums, costs))
-    assert (policy(scale_ms=30.0).device_logits(sums, costs) - ten_times).abs().max().detach() > 1e-3
-
-
-def test_samples_explore_and_are_legal_and_none_without_room() -> None:
-    roomy, impossible = task(TABLES, devices=3, task_id="a"), task(TABLES, devices=3, cap=8, task_id="b")
-    first, none, other = dreamshard().sample([roomy, impossible, roomy], torch.Generator().manual_seed(0))
-    assert none is None and first is not None and other is not None and first != other
-    check_placement(roomy, first)
-
-
-def test_many_samples_of_one_task_are_those_of_equal_tasks_and_a_roll_out_takes_few_of_large_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of_task, sharder = task(TABLES, devices=3), dreamshard()
-    repeated, equal, otherwise = (
-        sharder.sample(tasks, torch.Generator().manual_seed(seed))
-        for tasks, seed in (([of_task] * 4, 0), ([replace(of_task) for _ in range(4)], 0), ([of_task] * 4, 1))
-    )
-    assert repeated == equal != otherwise
-    assert roll_out(sharder, of_task, seed=0, count=4) == repeated
-    monkeypatch.setattr("evenshard.sharders.learned.MOST_CHOICES", 3 * 10 * 3)
-    assert len(roll_out(sharder, of_task, seed=0)) == 3
 
 
 MIXED = (

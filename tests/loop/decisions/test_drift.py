@@ -185,8 +185,8 @@ def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys:
     assert "Removed: t0 (1 table)" in shown and "Moves" in shown and "Embedding work takes" in shown
     old, new = load_answer(Path("old.json")), load_answer(Path("new.json"))
     assert new.num_devices == 3 and new.request.caps_bytes == old.request.caps_bytes
-    assert new.request.batch_size == 4096 and main([*command, "--batch-size", "128", "-o", "new.json"]) == 0
-    assert load_answer(Path("new.json")).request.batch_size == 128
+    assert new.request.batch_size == 4096 and main([*command, "--batch-size", "4800", "-o", "new.json"]) == 0
+    assert load_answer(Path("new.json")).request.batch_size == 4800
     assert dict(new.request.rules.pinned) == {"t3": (2,)} and new.request.rules.together == ()
 
 

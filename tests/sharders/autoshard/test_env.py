@@ -1,15 +1,17 @@
-"""AutoShard's cost network: what it reads of a measurement, what must not change its answer, and that it learns."""
+"""AutoShard's cost network: what it reads of a measurement, and that it learns; and the MDP by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.studies.trainings import measure_random_shards
+from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.sharders.autoshard.env import AutoShardCostNet
+from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv
 from evenshard.sharders.autoshard.fit import (
     ShardTensors,
     cost_net_round,
@@ -18,10 +20,12 @@ from evenshard.sharders.autoshard.fit import (
     select_shards,
 )
 from evenshard.sharders.checkpoint import Round, new_checkpoint
+from evenshard.sharders.dreamshard.env import EpisodeBatch
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
-from support.builders import BATCH_SIZE, FakeHardware, measured, some_tables, task
+from support.autoshard_builders import AdditiveShardModel
+from support.builders import BATCH_SIZE, PLAIN_FEATURES, FakeHardware, measured, sized, some_tables, task, working
 
 TABLES = some_tables(30)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
@@ -119,3 +123,60 @@ def test_controls_and_what_ran_out_of_memory_are_not_learned_from() -> None:
     control = replace(control, proposed_by=CONTROL)
     full = replace(full, cost=PlacementCost((DeviceCost.out_of_memory(),), "modelled"))
     assert select_shards([fine, control, full]) == [fine]
+
+
+def env_of(tasks: Sequence[ShardingTask], mask_illegal: bool = True) -> BalanceEnv:
+    """Additive costs; one slot per task."""
+    return BalanceEnv(EpisodeBatch.of(tasks, PLAIN_FEATURES), AdditiveShardModel(), len(tasks), mask_illegal)
+
+
+def to(*devices: int) -> torch.Tensor:
+    return torch.tensor(devices)
+
+
+def test_one_episode_by_hand() -> None:
+    env = env_of([task(working(1.0, 6.0, 3.0), devices=2)])
+    assert env.position_KT.tolist() == [[1, 2, 0]]  # dearest first
+    seen = env.observe()
+    assert seen.step_ratio_B.tolist() == [0.0] and seen.fresh_B.tolist() == [True]
+    assert seen.costs_BD.tolist() == [[0.0, 0.0]]
+    for device, ratio, costs in ((0, 1 / 3, [6.0, 0.0]), (1, 2 / 3, [6.0, 3.0])):
+        outcome = env.step(to(device))
+        assert outcome.reward_B.tolist() == [0.0] and outcome.done_B.tolist() == [False]
+        seen = env.observe()
+        assert seen.step_ratio_B.tolist() == pytest.approx([ratio]) and not seen.fresh_B.any()
+        assert seen.costs_BD[0].tolist() == pytest.approx(costs)
+    last = env.step(to(1))
+    assert last.reward_B.tolist() == pytest.approx([4 / 6]) and last.done_B.tolist() == [True]
+    assert not env.active_B.any()
+
+
+def test_a_dead_end_ends_the_episode_and_costs_the_overflow_of_the_freest_device() -> None:
+    env = env_of([task(sized(6, 5, 5), devices=2, cap=4 * 8)])
+    assert env.step(to(0)).done_B.tolist() == [False]
+    assert env.observe().legal_BD.tolist() == [[False, True]]
+    outcome = env.step(to(1))  # 6 and 5 of 8 are taken; the freest would hold 10
+    assert outcome.done_B.tolist() == [True] and outcome.reward_B.tolist() == pytest.approx([-2 / 8])
+
+
+def test_without_the_mask_a_full_device_may_be_chosen_and_the_overflow_is_taken_off() -> None:
+    env = env_of([task(sized(6, 6, 6), devices=2, cap=4 * 8)], mask_illegal=False)
+    for device in (0, 1):
+        env.step(to(device))
+        assert env.observe().legal_BD.tolist() == [[True, True]]
+    outcome = env.step(to(0))  # equal costs: balance 6 / 12; 12 of 8 are taken
+    assert outcome.done_B.tolist() == [True] and outcome.reward_B.tolist() == pytest.approx([0.5 - 0.5])
+
+
+def test_a_finished_slot_waits_until_it_is_restarted_and_then_forgets() -> None:
+    env = env_of([task(working(2.0), devices=2), task(working(3.0, 2.0, 1.0), devices=2)])
+    env.step(to(0, 0))
+    waiting = env.observe()
+    assert env.step(to(1, 1)).reward_B.tolist() == [0.0, 0.0]
+    for name in ("sums_BDH", "costs_BD", "used_gb_BD", "step_ratio_B"):
+        assert getattr(env.observe(), name)[0].equal(getattr(waiting, name)[0])
+    env.restart(torch.tensor([True, False]), to(1, 0))
+    seen = env.observe()
+    assert seen.fresh_B.tolist() == [True, False] and env.task_B.tolist() == [1, 1]
+    assert seen.costs_BD.tolist() == [[0.0, 0.0], [3.0, pytest.approx(2.0)]]
+    assert not seen.used_gb_BD[0].any() and not seen.sums_BDH[0].any()

