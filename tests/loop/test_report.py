@@ -167,6 +167,7 @@ def test_every_picture_can_be_drawn_without_anything_and_is_the_same_every_time(
 def test_rounds_show_what_a_search_proposed_apart_and_neither_shards_nor_controls(tmp_path: Path) -> None:
     searched = replace(PLACED, proposed_by="evenshard", round=2)
     unasked = [replace(PLACED, proposed_by=who, round=9) for who in (RANDOM_SHARD, CONTROL)]
+    unasked.append(replace(PLACED, cost=PlacementCost((DeviceCost.out_of_memory(),) * 2, "modelled"), round=9))
     for name, shown in {"plain": [PLACED], "more": [PLACED, *unasked], "searched": [PLACED, searched]}.items():
         plot_cost_per_round(shown, tmp_path / f"{name}.png")
     assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "more.png").read_bytes()

@@ -23,9 +23,9 @@ def test_standardised_returns_by_hand() -> None:
     torch.testing.assert_close(standardise_B(torch.tensor([1.0, 2.0, 3.0, 4.0])), expected)
 
 
-@pytest.mark.parametrize("returns", [[-3.0], [7.0, 7.0, 7.0]])
-def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero(returns: list[float]) -> None:
-    assert standardise_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
+def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero() -> None:
+    for returns in ([-3.0], [7.0, 7.0, 7.0]):
+        assert standardise_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
 
 
 EVERYWHERE = torch.ones(1, 3, dtype=torch.bool)

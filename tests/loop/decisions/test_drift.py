@@ -57,6 +57,8 @@ def test_tables_of_the_same_kind_are_covered() -> None:
     counted = trained_on([table(f"t{number}", rows=number, dim=4) for number in range(1, 101)])
     assert counted.num_rows_quantiles == (1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
     assert set(counted.embedding_dim_quantiles) == {4} and set(counted.reuse_quantiles) == {1}
+    largest = drift([table(rows=100, dim=4)], counted).quantities[0]
+    assert largest.num_rare == 0  # many are a little smaller
     for bins, reuse in ((all_reused(1), 2), ((0.5, 0.5, *(0.0,) * 15), 1.5), (None, None)):
         assert mean_reuse(replace(table(pooling=100.0), reuse_bins=bins), 64) == reuse
 
