@@ -25,12 +25,14 @@ def policy() -> DreamShardSharder:
     return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
 
 
-def test_even_without_any_search_the_best_expert_is_the_answer() -> None:
-    of_task = task(some_tables(14, 1), 3)
+def test_even_without_any_search_experts_and_known_placements_are_candidates_and_the_best_is_the_answer() -> None:
+    of_task, known = task(some_tables(14, 1), 3), Placement((0,) * 14, 3)
     nothing = replace(QUICK, num_rollouts=0, scores_per_table=0, time_limit_s=0.0)
-    experts = [predicted_ms(MODEL, of_task, expert.place(of_task)) for expert in expert_sharders()]
-    found = EvenshardSharder(MODEL, None, nothing).search(of_task)
-    assert found.best.predicted_ms <= min(experts) * (1 + 1e-6)
+    starts = [known, *(expert.place(of_task) for expert in expert_sharders())]
+    found = EvenshardSharder(MODEL, None, nothing).search(of_task, [known])
+    assert found.best.predicted_ms <= min(predicted_ms(MODEL, of_task, one) for one in starts) * (1 + 1e-6)
+    splits = [set(one.shards()) for one in found.candidates]
+    assert all(set(one.shards()) in splits for one in starts)
 
 
 def test_small_tasks_are_solved_and_the_bound_holds() -> None:
