@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,7 @@ from support.tracking_builders import empty_file
 NUM_ROUNDS = 2
 # Tags that name a run or the settings of its loop, as do the files of costs (a pod knows its own sections alone), and
 # the description, which links to runs.
-OF_ONE_WAY = (
-    "key",
-    "params_hash",
-    "loop_key",
-    "loop_id",
-    "costs_sha256",
-    "costs_dvc_md5",
-    "mlflow.parentRunId",
-    NOTE,
-    "backlog",
-)
+OF_ONE_WAY = ("key", "params_hash", "loop_id", "costs_sha256", "costs_dvc_md5", "parentRunId", "backlog", NOTE)
 OF_TIME = ("wall_s", "kernel_share_of_wall_time")
 
 
@@ -81,113 +71,56 @@ def by_component(folder: Path) -> None:
         assert arguments["metrics"].metadata
 
 
-def held(uri: str) -> dict[str, dict[str, Any]]:
-    """What MLflow holds of each stage, by the name of its run; and of the loop's own run, as ``loop``."""
+def held_after(way: Callable[[Path], None], folder: Path) -> dict[str, dict[str, Any]]:
+    """What MLflow holds of each stage after a loop, by the name of its run."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(uri)
+    (folder / "params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": NUM_ROUNDS}}))
+    uri = f"sqlite:///{empty_file(folder)}"
+    report = Path(path_of(folder, "report", NUM_ROUNDS))
+    report.mkdir(parents=True)
+    (report / "thesis.txt").write_text("not for MLflow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        patch.delenv("MLFLOW_RUN_ID", raising=False)
+        patch.setenv("EVENSHARD_LOOP_ID", "wf-1")  # as Argo does for pods
+        way(folder)
+    client, found = MlflowClient(uri), {}
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
-    found = {}
-    for run in client.search_runs([experiment.experiment_id]):
-        name = run.info.run_name if "mlflow.parentRunId" in run.data.tags else "loop"
-        histories = {key: len(client.get_metric_history(run.info.run_id, key)) for key in run.data.metrics}
-        found[name] = {
+    for run in client.search_runs([experiment.experiment_id], "tags.mlflow.parentRunId != ''"):
+        folders = {one.path: one.is_dir for one in client.list_artifacts(run.info.run_id)}
+        found[run.info.run_name] = {
             "status": run.info.status,
-            "params": run.data.params if name != "loop" else {},
+            "params": run.data.params,
             "tags": {key: value for key, value in run.data.tags.items() if not key.endswith(OF_ONE_WAY)},
             "metrics": run.data.metrics,
-            "points": histories,
-            "artifacts": sorted(files(client, run.info.run_id)) if name != "loop" else [],
-            "datasets": sorted(
-                (
-                    {tag.key: tag.value for tag in one.tags}["mlflow.data.context"],
-                    one.dataset.schema,
-                    one.dataset.profile,
-                )
-                for one in run.inputs.dataset_inputs
-            ),
+            "artifacts": {one.path for path in folders for one in client.list_artifacts(run.info.run_id, path)}
+            | {path for path, is_dir in folders.items() if not is_dir},
+            "datasets": sorted((one.dataset.schema, one.dataset.profile) for one in run.inputs.dataset_inputs),
         }
-    versions = client.search_model_versions()
-    found["registered"] = {one.name: sorted(client.get_run(one.run_id).data.metrics) for one in versions}
     return found
 
 
-def files(client: Any, run_id: str, folder: str = "") -> list[str]:
-    found = []
-    for one in client.list_artifacts(run_id, folder):
-        found += files(client, run_id, one.path) if one.is_dir else [one.path]
-    return found
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What MLflow holds of the same loop, run by commands and by components."""
-    found = []
-    for way in (by_command, by_component):
-        folder = tmp_path_factory.mktemp("way")
-        params = {**SMALL_PARAMS, "loop": {"num_rounds": NUM_ROUNDS}}
-        (folder / "params.yaml").write_text(yaml.safe_dump(params))
-        uri = f"sqlite:///{empty_file(folder)}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setenv("MLFLOW_TRACKING_URI", uri)
-            patch.delenv("MLFLOW_RUN_ID", raising=False)
-            patch.setenv("EVENSHARD_LOOP_ID", "wf-1")  # as Argo does for pods
-            report = Path(path_of(folder, "report", NUM_ROUNDS))
-            report.mkdir(parents=True)
-            (report / "thesis.txt").write_text("not for MLflow")
-            way(folder)
-        found.append(held(uri))
-    return found[0], found[1]
-
-
 @pytest.mark.slow
-def test_both_ways_make_the_same_runs(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    commands, components = both
-    assert (
-        commands.keys() == components.keys() == {*(step.name for step in unroll_loop(NUM_ROUNDS)), "loop", "registered"}
-    )
-    assert commands["registered"] == components["registered"] and len(commands["registered"]) == 2
+def test_both_ways_make_the_same_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    commands, components = (held_after(way, tmp_path_factory.mktemp("way")) for way in (by_command, by_component))
+    assert commands.keys() == components.keys() == {step.name for step in unroll_loop(NUM_ROUNDS)}
+    for step, command in commands.items():
+        metrics, others = (one[step].pop("metrics") for one in (commands, components))
+        for name in OF_TIME:
+            assert (metrics.pop(name, None) is None) == (others.pop(name, None) is None)
+        assert others == pytest.approx(metrics), step
+        assert components[step] == command, step
+    report = {f"reports/{name}" for name in REPORT.names}
+    assert commands["evaluate"]["artifacts"] == {"evaluation.json", *report}, "only what a stage writes"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [step.name for step in unroll_loop(NUM_ROUNDS)] + ["loop"])
-@pytest.mark.parametrize("what", ["status", "params", "tags", "metrics", "points", "artifacts", "datasets"])
-def test_mlflow_holds_the_same(both: tuple[Mapping[str, Any], Mapping[str, Any]], step: str, what: str) -> None:
-    command, of_component = (one[step][what] for one in both)
-    if what == "metrics":
-        assert command.keys() == of_component.keys()
-        for key in command.keys() - set(OF_TIME):
-            assert of_component[key] == pytest.approx(command[key]), key
-    else:
-        assert command == of_component
-
-
-@pytest.mark.slow
-def test_what_drifted_does_not_drift_again(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    for found in both:
-        assert found["generate_tables"]["artifacts"] == ["tables.parquet", "tasks"]
-        assert "evenshard.tables_sha256" in found["generate_tables"]["tags"]
-        networks = {path.partition("/")[0] for path in found["train_cost_1"]["artifacts"]}
-        assert networks == {"cost_net", "cost_model"}
-
-
-@pytest.mark.slow
-def test_only_what_a_stage_writes_is_uploaded(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-    for found in both:
-        report = {f"reports/{name}" for name in REPORT.names}
-        assert set(found["evaluate"]["artifacts"]) == {"evaluation.json", *report}
-
-
-def test_a_part_is_no_run_of_the_whole_round() -> None:
-    inputs = BENCHMARK.inputs(Path("t"), Path("k"), 2, part=3, num_parts=4)
-    assert BENCHMARK.run_name(inputs) == "benchmark_2_part_3"
-    assert BENCHMARK.run_name(BENCHMARK.inputs(Path("t"), Path("k"), 2)) == "benchmark_2"
-
-
-def test_a_benchmark_that_measures_nothing_is_no_run() -> None:
-    inputs, costs = BENCHMARK.inputs(Path("t"), Path("k")), Path("c")
+def test_a_part_is_no_run_of_the_whole_round_and_one_that_measures_nothing_is_none() -> None:
+    inputs, costs = BENCHMARK.inputs(Path("t"), Path("k"), 2), Path("c")
+    part = replace(inputs, part=3, num_parts=4)
+    assert [BENCHMARK.run_name(one) for one in (inputs, part)] == ["benchmark_2", "benchmark_2_part_3"]
     assert BENCHMARK.tracked(inputs, BENCHMARK.outputs(costs))
     assert not BENCHMARK.tracked(inputs, BENCHMARK.outputs(costs, plan=Path("p")))
     assert not BENCHMARK.tracked(replace(inputs, budget_minutes=0.0), BENCHMARK.outputs(costs))

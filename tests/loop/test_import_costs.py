@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.provenance import Lineage
+from evenshard.base.typed import section
 from evenshard.cli import main
+from evenshard.loop import benchmark, generate_tables, loop
 from evenshard.loop.commands import ImportCostsConfig
-from evenshard.loop.import_costs import read_shards
+from evenshard.loop.import_costs import merge_parts, read_shards
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.planner.file import load_answer
-from evenshard.price.costs import RANDOM_SHARD, DeviceCost
-from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
+from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.tracking import StageRun
-from support.convex_builders import predicted_ms
 from support.documented import command, snippet
-from support.truth import truth_file
+from support.kubeflow_builders import SMALL_PARAMS
 
 GPU = ImportCostsConfig("cuda: RTX 2080 Ti", batch_size=64)
 STATISTICS = "num_rows,pooling_factor," + ",".join(f"bin_{number}" for number in range(17))
@@ -74,16 +78,11 @@ def test_shards_come_in_with_their_tables_dims_and_sums(files: Path) -> None:
         assert (one.provenance.hardware, one.provenance.repeats) == ("cuda: RTX 2080 Ti", 0)
 
 
-def test_the_documented_command_maps_columns(
-    workdir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    page = "docs/loop.md"
-    shards, tables = snippet(page, "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
+def test_the_documented_command_maps_columns(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards, tables = snippet("docs/loop.md", "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
     Path("shards.csv").write_text(shards.partition("\n\n")[0] + "\n")
     Path("ours.csv").write_text(tables.partition("\n\n")[0] + "\n")
-    words = command(page, "evenshard import-costs")
-    assert main(words) == 0
-    assert "(2 shards)" in capsys.readouterr().out
+    assert main(command("docs/loop.md", "evenshard import-costs")) == 0
     assert "ours.csv: 1 column is not used: 'owner'." in caplog.text
     pool = load_tables("tables.parquet")
     assert [(one.name, one.num_rows, one.embedding_dim, one.pooling_factor) for one in pool] == [
@@ -91,43 +90,13 @@ def test_the_documented_command_maps_columns(
         ("clicked_items", 800_000, 32, 23.4),
     ]
     assert [len(one.task.tables) for one in load_costs(Path("costs.parquet"), pool)] == [1, 2]
-    mapped = words.index("feature=name,cardinality=num_rows")
-    assert main([*words[:mapped], "feature=,cardinality=num_rows,ctr=", *words[mapped + 1 :]]) == 2
-    assert "columns renames 'ctr', which is not a column of ours.csv" in capsys.readouterr().err
 
 
-def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None:
-    """A table's name and its dim, by aliases and by ``columns``; without a name, it is called by its line."""
-    Path("t.csv").write_text("id,hash_size,width,avg_pooling\na,100,8,2.5\nb,200,4,1\n")
-    Path("s.csv").write_text("tables,fwd_bwd_ms\n1,2.5\n")
-    for columns, name in (({"width": "dim", "id": "name"}, "b"), ({"width": "dim", "id": ""}, "1")):
-        (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU, columns)
-        assert shard.task.tables == (Table(name, 200, 4, 1.0),)
-    Path("t.csv").write_text("table_name,hash_size,dim,avg_pooling\na,100,8,2.5\n")
-    Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n0,16,2.5\n")
-    (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
-    assert shard.task.tables == (Table("a-dim-16", 100, 16, 2.5),)
-
-
-def test_bits_are_those_of_every_table(files: Path) -> None:
-    assert main([*IMPORT, *OUT, "--weight-bits", "16"]) == 0
-    assert {table.weight_bits for table in load_tables("tables.parquet")} == {16}
-
-
-def test_the_optimizer_of_the_costs_is_kept(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*IMPORT, *OUT, "--optimizer", "adam"]) == 0
-    found = load_costs(Path("costs.parquet"), load_tables(Path("tables.parquet")))
-    assert {one.provenance.optimizer for one in found} == {"adam"}
-    assert main([*IMPORT, *OUT, "--optimizer", "lion"]) == 2
-    assert "optimizer is 'lion', not one of sgd, rowwise_adagrad" in capsys.readouterr().err
-
-
-def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
-    lines = ["name,num_rows,embedding_dim,pooling_factor", "clicks,100,8,2", "views,50,16,1"]
-    Path("t.csv").write_text("\n".join(lines) + "\n")
-    Path("s.csv").write_text("tables,fwd_bwd_ms\n1 0,2.5\n")
-    (one,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
-    assert [(table.name, table.embedding_dim) for table in one.task.tables] == [("views", 16), ("clicks", 8)]
+def test_bits_and_optimizer_are_those_of_the_flags(files: Path) -> None:
+    assert main([*IMPORT, *OUT, "--weight-bits", "16", "--optimizer", "adam"]) == 0
+    pool = load_tables("tables.parquet")
+    assert {table.weight_bits for table in pool} == {16}
+    assert {one.provenance.optimizer for one in load_costs(Path("costs.parquet"), pool)} == {"adam"}
 
 
 @pytest.mark.parametrize(
@@ -136,54 +105,33 @@ def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
         ("3,8,1.0", "s.csv, shard 2: tables contains '3', not a table number from 0 to 2"),
         ("-1,8,1.0", "shard 2: tables contains '-1', not a table number"),
         ("a,8,1.0", "shard 2: tables contains 'a', not a table number"),
-        ("99999999999999999999,8,1.0", "shard 2: tables contains '99999999999999999999', not a table number"),
         (",,1.0", "shard 2: tables is empty"),
         ("1 2,8,1.0", "shard 2: dims has 1 values for 2 tables"),
-        ("1,8 8,1.0", "shard 2: dims has 2 values for 1 tables"),
         ("1,0,1.0", "shard 2: table '1-dim-0': embedding_dim is 0"),
         ("1,8.5,1.0", "shard 2: dims contains '8.5', not an embedding dim"),
         ("1,99999,1.0", "shard 2: dims contains '99999', not an embedding dim"),
         ("1,8,0", "shard 2: fwd_bwd_ms is '0', not a time above 0 ms"),
-        ("1,8,-1", "shard 2: fwd_bwd_ms is '-1', not a time"),
-        ("1,8,nan", "shard 2: fwd_bwd_ms is 'nan', not a time"),
         ("1,8,inf", "shard 2: fwd_bwd_ms is 'inf', not a time"),
-        ("1,8,fast", "shard 2: fwd_bwd_ms is 'fast', not a time"),
         ("1,8", "record 2: has fewer fields"),
-        ("1,8,1.0,2.0", "record 2: has more fields"),
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str) -> None:
     assert words in refused(f"tables,dims,fwd_bwd_ms\n0,8,1.0\n{line}\n")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_a_file_that_is_something_else_is_named(files: Path) -> None:
+    for content, words in (
         ("", "contains no shard"),
         ("tables,dims,fwd_bwd_ms\n", "contains no shard"),
         ("tables,dims\n0,8\n", "column 'fwd_bwd_ms' is missing"),
         ("dims,fwd_bwd_ms\n8,1.0\n", "column 'tables' is missing"),
-        ("tables,dims,fwd_bwd_ms,fwd_ms\n0,8,1.0,0.5\n", "unknown column 'fwd_ms'"),
         ("tables,fwd_bwd_ms\n0,1.0\n", "t.csv, records 1, 2, 3: column 'embedding_dim' is missing"),
-    ],
-)
-def test_a_file_that_is_something_else_is_named(files: Path, content: str, words: str) -> None:
-    assert words in refused(content)
-
-
-def test_what_the_flags_say_must_make_sense(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadConfig, match="hardware is 'abacus'"):
-        ImportCostsConfig("abacus", 64)
-    with pytest.raises(BadConfig, match="batch_size is 0"):
-        ImportCostsConfig("cuda: V100", 0)
-    with pytest.raises(BadConfig, match="weight_bits is 7"):
-        ImportCostsConfig("cuda: V100", 64, 7)
+    ):
+        assert words in refused(content)
     Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n7,8,1.0\n")
-    assert main([*IMPORT, *OUT]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "s.csv, shard 1" in line
-    assert not Path("costs.parquet").exists() and not Path("tables.parquet").exists()
-    assert main(["import-costs", "missing.csv", *IMPORT[2:], *OUT]) == 2
+    assert main([*IMPORT, *OUT]) == 2 and not Path("costs.parquet").exists() and not Path("tables.parquet").exists()
+    with pytest.raises(BadConfig, match="weight_bits is 7"):
+        ImportCostsConfig("cpu", 64, 7)
 
 
 @pytest.mark.slow
@@ -192,35 +140,106 @@ def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture
     Path("s.csv").write_text("\n".join(["tables,dims,fwd_bwd_ms", *lines]) + "\n")
     Path("t.csv").write_text("\n".join([STATISTICS, *(f"{100 * n},{n},{ONCE}" for n in range(1, 8))]) + "\n")
     assert main([*IMPORT, *OUT]) == 0
-    assert (
-        main(["generate-tables", "--source", "tables.parquet", "--tables-out", "t.parquet", "--tasks-out", "t.json"])
-        == 0
-    )
+    made = ["--tables-out", "t.parquet", "--tasks-out", "t.json"]
+    assert main(["generate-tables", "--source", "tables.parquet", *made]) == 0
     train = ["train-cost", "--tables", "tables.parquet", "--tasks", "t.json", "--costs", "costs.parquet"]
     assert main([*train, "--out", "net", "--model-out", "round/cost_model", "--metrics", "m.json"]) == 0
     assert json.loads(Path("m.json").read_text())["cost_model_num_devices"] == 15
     place = ["place", "tables.parquet", "--devices", "2", "--model", "round", "--memory-cap-gb", "1", "-o", "p.json"]
     capsys.readouterr()
-    assert main(place) == 2
-    said = capsys.readouterr().err
-    assert "has no link and no communication times" in said and "--intra" in said and len(said.splitlines()) == 1
-    assert not Path("p.json").exists()
+    assert main(place) == 2 and not Path("p.json").exists()
+    assert "has no link and no communication times" in capsys.readouterr().err
     assert main([*place, "--intra", "10gb_s"]) == 0
     assert load_answer("p.json").request.nodes.intra == "10gb_s"
-    assert main(["place", "tables.parquet", "--devices", "1", "--model", "round", "--memory-cap-gb", "1"]) == 0
 
 
-@pytest.mark.slow
-def test_the_cost_model_learns_what_strangers_measured() -> None:
-    """Half of the tables and 200 shards of them; judged on shards of the other half."""
-    config = ImportCostsConfig("cpu: unknown", 65_536)
-    shards = read_shards(truth_file("cpu_shards_4.csv"), truth_file("dlrm_2021_tables.csv"), config)
-    sides = [{int(table.name.split("-")[0]) % 2 for table in one.task.tables} for one in shards]
-    known = [one for one, side in zip(shards, sides, strict=True) if side == {0}][:200]
-    unseen = [one for one, side in zip(shards, sides, strict=True) if side == {1}][:200]
-    model, _ = fit_cost_model(known, CostModelFitConfig(num_updates=300))
-    predicted = np.array([predicted_ms(model, one.task, one.placement) for one in unseen])
-    actual = np.array([one.cost.max_device_ms for one in unseen])
-    assert np.median(np.abs(predicted / actual - 1)) < 0.12
-    ranks = (values.argsort().argsort() for values in (predicted, actual))
-    assert np.corrcoef(*ranks)[0, 1] > 0.97
+MEASURE = MeasureConfig(hardware="simulated:h200", visits=1, controls=2, control_repeats=3)
+CONFIG = loop.BenchmarkConfig(placements_per_round=7, shards_per_round=4)
+
+
+@dataclass(frozen=True)
+class Pool:
+    tables: Path
+    tasks: Path
+    folder: Path
+
+    def part(self, number: int, num_parts: int, **changes: Any) -> Path:
+        out = self.folder / f"part_{number}_of_{num_parts}.parquet"
+        inputs = loop.BenchmarkInputs(self.tables, self.tasks, 1, part=number, num_parts=num_parts)
+        config, lineage = replace(CONFIG, **changes), Lineage("c", "p")
+        benchmark.run(config, MEASURE, inputs, loop.BenchmarkOutputs(out), lineage)
+        return out
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    folder = tmp_path_factory.mktemp("pool")
+    made = Pool(folder / "tables.parquet", folder / "tasks.json", folder)
+    outputs = loop.GenerateTablesOutputs(made.tables, made.tasks)
+    config = section(SMALL_PARAMS, "generate_tables", loop.GenerateTablesConfig)
+    generate_tables.run(config, loop.GenerateTablesInputs(), outputs)
+    return made
+
+
+def of_round(path: Path, controls: bool = False) -> dict[tuple[str, int], Any]:
+    """Tables and times of each device of each placement that is not a control, or is one."""
+    return {
+        (row["measurement_id"], row["device_id"]): (row["tables"], row["max_device_ms"], row["proposed_by"])
+        for row in read_rows(path)
+        if (row["proposed_by"] == CONTROL) == controls
+    }
+
+
+def merged(*parts: Path) -> Path:
+    out = parts[0].with_name("merged.parquet")
+    merge_parts(parts, out)
+    return out
+
+
+def test_parts_make_up_the_round_and_share_nothing_but_controls(pool: Pool) -> None:
+    whole, parts = pool.part(1, 1), [pool.part(number, 3) for number in (1, 2, 3)]
+    shares = [{name for name, _ in of_round(path)} for path in parts]
+    assert sorted(map(len, shares)) == [3, 4, 4]  # 11 placements and shards
+    assert len(set().union(*shares)) == 11
+    costs = merged(parts[2], parts[0], parts[1])
+    assert of_round(costs) == of_round(whole)
+    keys = [(row["measurement_id"], row["device_id"]) for row in read_rows(costs)]
+    assert keys == sorted(keys)
+    lineage = read_lineage(costs)
+    assert lineage["params_hash"] == "p" and lineage["hardware"] == ["simulated: h200"]
+    of_whole, of_part = ({name for name, _ in of_round(path, controls=True)} for path in (whole, parts[1]))
+    assert len(of_whole) == 2 * 3 and of_part == {f"part2-{name}" for name in of_whole}
+
+
+def test_a_part_that_cannot_be_is_refused(pool: Pool) -> None:
+    for part, num_parts, why in ((0, 2, "part is 0, but"), (3, 2, "the parts are 1 to 2"), (1, 12, "at most 11")):
+        with pytest.raises(BadConfig, match=why):
+            pool.part(part, num_parts)
+
+
+def test_parts_that_do_not_belong_together_are_refused(pool: Pool) -> None:
+    one, part, other = pool.part(1, 2), pool.part(2, 2), pool.folder / "other.parquet"
+    rows, lineage = read_rows(part), read_lineage(part)
+    for name, value in (("hardware", "cpu: another"), ("versions", "torch 1"), ("link", "gloo"), ("optimizer", "adam")):
+        save_rows([{**row, name: value} for row in rows], lineage, other)
+        with pytest.raises(BadFile, match=f"{name} is '{value}'"):
+            merged(one, other)
+    for name in ("params_hash", "evenshard_version"):
+        save_rows(rows, {**lineage, name: "q"}, other)
+        with pytest.raises(BadFile, match=f"{name} is q, but"):
+            merged(one, other)
+    for content, why in ((read_rows(one), r"is also in .*part_1_of_2\.parquet"), ([], "holds no measurement")):
+        save_rows(content, lineage, other)
+        with pytest.raises(BadFile, match=why):
+            merged(one, other)
+
+
+def test_the_commands_measure_and_merge_parts(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]) == 0
+    words = ["benchmark", "--tables", "t.parquet", "--tasks", "tasks.json", "--hardware", "simulated:h200"]
+    for part in ("1", "2"):
+        assert main([*words, "--part", part, "--num-parts", "2", "--out", f"{part}.parquet"]) == 0
+    capsys.readouterr()
+    assert main(["merge-costs", "1.parquet", "2.parquet", "--out", "costs.parquet"]) == 0
+    assert capsys.readouterr().out == f"saved: costs.parquet ({4 + 2 * 2 * 4} placements from 2 parts)\n"
+    assert main(["merge-costs", "1.parquet", "1.parquet", "--out", "costs.parquet"]) == 2

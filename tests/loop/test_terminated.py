@@ -18,7 +18,6 @@ import yaml
 
 from evenshard.base.process import TERMINATED
 from evenshard.cli import main
-from support import servers
 from support.kubeflow_builders import SMALL_PARAMS
 from support.patience import PATIENCE_S, wait_until
 from support.tracking_builders import AWAY, empty_mlflow, runs_of
@@ -70,13 +69,12 @@ def client(generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def running(words: Sequence[str], client: Any, experiment: str = "evenshard") -> Iterator[subprocess.Popen[bytes]]:
+def running(words: Sequence[str], client: Any) -> Iterator[subprocess.Popen[bytes]]:
     """The stage, once MLflow has a run of it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
     with subprocess.Popen([sys.executable, *words], start_new_session=True) as process:
         try:
-            wait_until(lambda: "benchmark_1" in runs_of(client, experiment), "the stage has not begun")
-            assert runs_of(client, experiment)["benchmark_1"].info.status == "RUNNING"
+            wait_until(lambda: "benchmark_1" in runs_of(client), "the stage has not begun")
+            assert runs_of(client)["benchmark_1"].info.status == "RUNNING"
             yield process
         finally:
             if process.poll() is None:
@@ -85,49 +83,14 @@ def running(words: Sequence[str], client: Any, experiment: str = "evenshard") ->
 
 @pytest.mark.slow
 @pytest.mark.tracked
-@pytest.mark.parametrize(
-    ("words", "whole_group"),
-    [
-        (["-m", "evenshard", *BENCHMARK], False),
-        ([*POD, "0"], True),
-        ([*POD, "1"], True),
-        ([*POD, "1"], False),
-    ],
-)
-def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(
-    client: Any, words: list[str], whole_group: bool
-) -> None:
-    """Of a pod, the signal may reach all processes or the first alone."""
+@pytest.mark.parametrize("words", [["-m", "evenshard", *BENCHMARK], [*POD, "1"]], ids=["command", "pod"])
+def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(client: Any, words: list[str]) -> None:
+    """Of a pod, the signal reaches the first process alone."""
     with running(words, client) as process:
-        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
+        process.terminate()
         assert process.wait(PATIENCE_S) == TERMINATED == 143
     run = runs_of(client)["benchmark_1"]
     assert run.info.status == "KILLED" and run.info.end_time
     assert run.data.params["placements_per_round"] == "100000"
     assert "stage `benchmark_1`" in run.data.tags["mlflow.note.content"]
     assert not Path("costs.parquet").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.tracked
-def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
-    with running(["-m", "evenshard", *BENCHMARK], client) as process:
-        process.send_signal(signal.SIGINT)
-        # the second, if it came while a library executed code that it had generated: Python then ends by the signal
-        assert process.wait(PATIENCE_S) in (130, -signal.SIGINT)
-    assert runs_of(client)["benchmark_1"].info.status == "KILLED"
-
-
-@pytest.mark.tracked
-def test_a_server_has_it_too(
-    client: Any, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from mlflow import MlflowClient
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
-    at_server = MlflowClient(mlflow_server.url)
-    with running(["-m", "evenshard", *BENCHMARK], at_server, tmp_path.name) as process:
-        process.terminate()
-        assert process.wait(PATIENCE_S) == TERMINATED
-    assert runs_of(at_server, tmp_path.name)["benchmark_1"].info.status == "KILLED"

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from evenshard.base.errors import BadFile, BadInput, TrainingFailed
+from evenshard.base.errors import BadConfig, BadFile, BadInput, TrainingFailed
+from evenshard.base.knobs import SHARE, knob
 from evenshard.base.provenance import Lineage
+from evenshard.cli.arguments import add_flags, flag_values
 from evenshard.loop import loop, train_cost, train_policy
+from evenshard.loop.loop import TRAIN_COST, TrainCostConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit, save_tasks
 from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
-from evenshard.sharders.cost_model.fit import CostModelFitConfig, calibrate_for_chosen, fit_cost_model
+from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.files import save_tables
-from support.builders import PROVENANCE, FakeHardware, measured, some_tables, task
-from support.convex_builders import TABLES, predicted, predicted_ms, random_model
+from support.builders import PROVENANCE, FakeHardware, some_tables, task
+from support.convex_builders import random_model
 
 POOL = some_tables(12)
 TASKS = tuple(task([POOL[(n * 5 + i) % 12] for i in range(6)], task_id=f"train-{n:03d}") for n in range(5))
@@ -54,9 +56,10 @@ class Stage:
     """The stage on files in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        save_tables(POOL, folder / "tables.parquet")
-        save_tasks(TaskSplit(TASKS, ()), folder / "tasks.json")
+        self.folder, self.files = folder, (folder / "tables.parquet", folder / "tasks.json")
+        self.metrics: dict[str, float] = {}
+        save_tables(POOL, self.files[0])
+        save_tasks(TaskSplit(TASKS, ()), self.files[1])
 
     def run(
         self,
@@ -68,7 +71,7 @@ class Stage:
         costs = tuple(self.folder / f"{name}-{number}.parquet" for number in range(1, len(rounds) + 1))
         for path, one in zip(costs, rounds, strict=True):
             save_costs(one, path)
-        tables, tasks = self.folder / "tables.parquet", self.folder / "tasks.json"
+        tables, tasks = self.files
         inputs = loop.TrainCostInputs(tables, costs, tasks, len(rounds), 3, cost_model=cost_model)
         outputs = loop.TrainCostOutputs(self.folder / name / "cost_net", self.folder / name / "cost_model")
         return train_cost.run(config, inputs, outputs, Lineage(git_commit="c0ffee")).metrics
@@ -81,14 +84,16 @@ class Stage:
         return all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """With ``plain``: what five random placements teach."""
+    made = Stage(tmp_path_factory.mktemp("stage"))
+    made.metrics = made.run("plain", placements())
+    return made
 
 
 def test_random_shards_teach_the_cost_model_alone(stage: Stage) -> None:
-    plain = stage.run("plain", placements())
-    more = stage.run("more", placements() + shards())
+    plain, more = stage.metrics, stage.run("more", placements() + shards())
     assert stage.same("plain", "more", "cost_net") and not stage.same("plain", "more", "cost_model")
     devices = sum(len(set(one.placement.device_of_table)) for one in placements())
     assert (plain["cost_model_num_devices"], more["cost_model_num_devices"]) == (devices, devices + 3)
@@ -96,89 +101,50 @@ def test_random_shards_teach_the_cost_model_alone(stage: Stage) -> None:
     assert 0 < more["cost_model_held_out_pct_error"] < math.inf
 
 
-def test_a_training_that_diverged_keeps_the_older_networks(stage: Stage) -> None:
-    stage.run("twice", placements())
-    folder = stage.folder / "twice"
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_training_that_diverged_is_not_saved_and_keeps_the_older_networks(stage: Stage) -> None:
+    folder = stage.folder / "plain"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(TrainingFailed, match=r"the training diverged: .* Lower the learning rate"):
-        stage.run("twice", placements(), config=replace(CONFIG, learning_rate=1e30))
+        stage.run("plain", placements(), config=replace(CONFIG, learning_rate=1e30))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_policy_that_diverged_is_not_saved(stage: Stage) -> None:
-    stage.run("fine", placements())
-    tables, tasks = stage.folder / "tables.parquet", stage.folder / "tasks.json"
-    inputs = loop.TrainPolicyInputs(tables, tasks, stage.folder / "fine" / "cost_net", 1, 1)
+    inputs = loop.TrainPolicyInputs(*stage.files, folder / "cost_net", 1, 1)
     outputs = loop.TrainPolicyOutputs(stage.folder / "policy")
     with pytest.raises(TrainingFailed, match=r"the training diverged: .* Lower the learning rate"):
         train_policy.run(loop.TrainPolicyConfig(num_updates=3, learning_rate=1e30), inputs, outputs)
     assert not outputs.policy.exists()
 
 
-def test_a_cost_model_that_diverged_is_not_saved(stage: Stage) -> None:
-    model, _ = fit_cost_model(placements(count=10), CostModelFitConfig(num_updates=5, learning_rate=1e38))
-    with pytest.raises(TrainingFailed, match="the training diverged"):
-        model.save(stage.folder / "model")
-
-
 def test_controls_and_what_ran_out_of_memory_teach_nothing(stage: Stage) -> None:
     controls = placements(CONTROL, count=4, round_number=7)
     full = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 1.0, 1.0, 1.0)), "modelled")
     failed = [replace(one, measurement_id=f"full-{n}", cost=full) for n, one in enumerate(placements(round_number=8))]
-    stage.run("plain", placements())
-    stage.run("more", [*placements(), *controls, *failed])
+    stage.run("with_controls", [*placements(), *controls, *failed])
     for part in ("cost_net", "cost_model"):
-        assert stage.same("plain", "more", part)
+        assert stage.same("plain", "with_controls", part)
     with pytest.raises(BadFile, match="no placement that fits"):
         stage.run("nothing", [*controls, *failed])
 
 
-def test_where_only_shards_were_measured_both_learn_from_them(stage: Stage) -> None:
-    """Forward and backward together are enough: this is what others publish."""
-    totals = [
-        replace(one, cost=PlacementCost((DeviceCost.of_total(one.cost.max_device_ms),), "modelled")) for one in shards()
-    ]
-    found = stage.run("totals", [*totals, *placements(CONTROL)])
-    assert (found["num_placements"], found["cost_model_num_devices"]) == (3, 3)
-    assert 0 < found["cost_model_held_out_pct_error"] < math.inf
-    stage.run("split", shards())
-    assert not stage.same("totals", "split", "cost_net") and not stage.same("totals", "split", "cost_model")
-
-
-def test_each_of_the_two_has_its_own_number_of_updates(stage: Stage) -> None:
-    stage.run("plain", placements())
-    stage.run("longer", placements(), config=replace(CONFIG, convex_updates=4))
-    stage.run("longer_net", placements(), config=replace(CONFIG, num_updates=4))
-    assert stage.same("plain", "longer", "cost_net") and not stage.same("plain", "longer", "cost_model")
-    assert stage.same("plain", "longer_net", "cost_model") and not stage.same("plain", "longer_net", "cost_net")
-    model, _ = fit_cost_model(placements(), CostModelFitConfig(num_updates=3))
-    task_1, placement = TASKS[0], Placement((0, 1, 0, 1, 0, 1), 2)
-    assert predicted(stage.model("plain"), task_1, placement) == predicted(model, task_1, placement)
-
-
 def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage) -> None:
-    stage.run("both", placements() + shards(), placements("evenshard", count=4, round_number=2))
-    known = TrainingDomain.load(stage.folder / "both/cost_model/trained_on.json")
-    assert known == TrainingDomain.of(
-        [*placements(), *shards(), *placements(count=4, round_number=2)],
-        "c0ffee",
-        [stage.folder / "both-1.parquet", stage.folder / "both-2.parquet"],
-    )
+    stage.run("rounds", placements() + shards(), placements("evenshard", count=4, round_number=2))
+    known = TrainingDomain.load(stage.folder / "rounds/cost_model/trained_on.json")
+    files = [stage.folder / f"rounds-{number}.parquet" for number in (1, 2)]
+    everything = [*placements(), *shards(), *placements(count=4, round_number=2)]
+    assert known == TrainingDomain.of(everything, "c0ffee", files)
+    assert TrainingDomain.load(stage.folder / "rounds/cost_net/trained_on.json").num_measured == 9
     assert known.num_measured == 12 and known.num_devices == (1, 2)
 
 
-def test_without_a_folder_for_it_no_cost_model_is_fitted(stage: Stage) -> None:
-    save_costs(placements(), stage.folder / "costs.parquet")
-    files = [stage.folder / name for name in ("tables.parquet", "tasks.json", "costs.parquet")]
-    inputs = loop.TrainCostInputs(files[0], (files[2],), files[1], 1, 3)
-    found = train_cost.run(CONFIG, inputs, loop.TrainCostOutputs(stage.folder / "net/cost_net"))
+def test_without_a_folder_for_it_no_cost_model_is_fitted_and_its_updates_do_not_count(stage: Stage) -> None:
+    tables, tasks = stage.files
+    inputs = loop.TrainCostInputs(tables, (stage.folder / "plain-1.parquet",), tasks, 1, 3)
+    found = train_cost.run(
+        replace(CONFIG, convex_updates=4), inputs, loop.TrainCostOutputs(stage.folder / "net/cost_net")
+    )
     assert not any(name.startswith("cost_model") for name in found.metrics)
     assert [path.name for path in (stage.folder / "net").iterdir()] == ["cost_net"]
-    assert json.loads((stage.folder / "net/cost_net/config.json").read_text())["round"] == 1
-
-
-# Intervals ------------------------------------------------------------------------------------------------------------
+    assert stage.same("plain", "net", "cost_net")
 
 
 def test_the_previous_models_errors_about_its_own_choices_of_this_round_widen_the_intervals(stage: Stage) -> None:
@@ -194,32 +160,9 @@ def test_the_previous_models_errors_about_its_own_choices_of_this_round_widen_th
         return stage.model(name).calibration
 
     alone = calibration("alone", ("random", "evenshard"), None)
-    assert calibration("policys", ("random", "dreamshard"), folder) == alone
     assert calibration("earlier", ("evenshard", "dreamshard"), folder) == alone
     widened = calibration("own", ("random", "evenshard"), folder)
     assert widened.factor > 2 * alone.factor and widened.floor == alone.floor
-
-
-def test_the_widening_by_hand() -> None:
-    """One choice that took exp(3) times as long as predicted: the interval reaches just there."""
-    model, first = random_model(0), random_model(1)
-    model.calibration = Calibration(factor=1.0, floor=0.1)
-    of_task = task(TABLES[:6])
-    placement = Placement((0, 1, 0, 1, 0, 1), 2)
-    expected_ms = predicted_ms(first, of_task, placement)
-    device = DeviceCost(expected_ms * math.exp(3.0), 0.0, 0.0, 0.0)
-    own = measured(of_task, placement.device_of_table, PlacementCost((device, DeviceCost(0.0, 0.0, 0.0, 0.0)), ""))
-    members_K1 = torch.tensor(predicted(model, of_task, placement).members_ms)[:, None]
-    deviation = float(model.calibration.deviation_N(log_spread_N(members_K1)))
-    calibrate_for_chosen(model, first, [])
-    assert model.calibration == Calibration(factor=1.0, floor=0.1)
-    calibrate_for_chosen(model, first, [own])
-    assert model.calibration.factor == pytest.approx(3.0 / deviation, rel=1e-4) and model.calibration.floor == 0.1
-    wide = model.calibration
-    device = replace(device, fwd_compute_ms=expected_ms)
-    right = replace(own, cost=PlacementCost((device, DeviceCost(0.0, 0.0, 0.0, 0.0)), ""))
-    calibrate_for_chosen(model, first, [right])
-    assert model.calibration == wide  # never narrower
 
 
 def test_costs_of_two_optimizers_are_refused_before_a_training(stage: Stage) -> None:
@@ -230,6 +173,23 @@ def test_costs_of_two_optimizers_are_refused_before_a_training(stage: Stage) -> 
     ):
         stage.run("both", placements(), later)
     assert not (stage.folder / "both").exists()
-    stage.run("adam", later)
-    for part in ("cost_net", "cost_model"):
-        assert TrainingDomain.load(stage.folder / "adam" / part / "trained_on.json").optimizer == "adam"
+
+
+@dataclass(frozen=True)
+class MoreSettings(TrainCostConfig):
+    made_up: float = knob(0.5, "share of nothing, at most 100 %", flag="--made-up", range=SHARE)
+
+
+def test_a_setting_is_a_key_of_params_yaml_that_a_flag_overrides() -> None:
+    stage = replace(TRAIN_COST, config=MoreSettings)
+    parser = ArgumentParser()
+    add_flags(parser, MoreSettings, "train_cost")
+    given, none = (
+        {"train_cost": flag_values(parser.parse_args(words), MoreSettings, "train_cost")}
+        for words in (["--made-up", "0.75"], [])
+    )
+    params = {"train_cost": {"made_up": 0.25}}
+    found = [stage.settings(*one)["train_cost"].made_up for one in (({}, none), (params, none), (params, given))]
+    assert found == [0.5, 0.25, 0.75]
+    with pytest.raises(BadConfig, match=r"params section train_cost: made_up is 1.5, not a number from 0 to 1"):
+        stage.settings({"train_cost": {"made_up": 1.5}}, none)

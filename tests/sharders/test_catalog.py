@@ -21,7 +21,7 @@ ALL = Resources(
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(ALL) and not one.is_full_space])
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(ALL) and not one.package])
 def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
     built = sharder(name, ALL)
     assert built.name == name
@@ -43,8 +43,4 @@ def test_a_sharder_without_what_it_needs_takes_no_part() -> None:
     assert not entry("autoshard").can_use(ALL), "the policy is another one's"
     assert entry("dreamshard").can_use(ALL) and sharder("dreamshard", ALL) is DREAMSHARD
     assert isinstance(sharder("evenshard", ALL), EvenshardSharder)
-
-
-def test_labels_are_for_readers() -> None:
-    assert label_of("size_greedy") == "greedy by size" and label_of("random") == "random"
-    assert label_of("a_former_sharder") == "a former sharder"
+    assert (label_of("size_greedy"), label_of("a_former_sharder")) == ("greedy by size", "a former sharder")

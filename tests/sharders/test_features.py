@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer, raw_features_TF
 from evenshard.tables.reuse import feasible_reuse_bins
-from support.builders import BATCH_SIZE, READ_ONCE, some_tables, table
+from support.builders import BATCH_SIZE, READ_ONCE, some_tables, table, task
 
 POOL = some_tables(12)
 
@@ -25,71 +24,41 @@ def test_the_21_features_of_a_table_by_hand() -> None:
     assert NUM_FEATURES == 21
 
 
-def test_pooling_factors_are_not_cut_to_whole_numbers() -> None:
-    less, more = raw_features_TF([table(pooling=0.3), table(pooling=0.7)], BATCH_SIZE)[:, 2]
-    assert (less, more) == pytest.approx((0.3**0.5, 0.7**0.5))
-
-
-def test_a_table_nobody_has_counted_gets_the_stated_default_for_the_batch() -> None:
-    uncounted = replace(table(rows=50, pooling=3.0), reuse_bins=None)
-    for batch_size in (10, 1000):
-        bins = raw_features_TF([uncounted], batch_size)[0, 4:]
-        np.testing.assert_allclose(bins, feasible_reuse_bins(50, 3 * batch_size))
-    assert raw_features_TF([table(pooling=3.0)], 1000)[0, 4:].tolist() == list(READ_ONCE)
-
-
 def test_counted_and_uncounted_tables_among_each_other_each_get_their_own_bins() -> None:
     bins = (0.25, 0.75) + (0.0,) * 15
     pool = [replace(one, reuse_bins=bins if number % 2 else None) for number, one in enumerate(POOL)]
     for one, found in zip(pool, raw_features_TF(pool, BATCH_SIZE), strict=True):
         expected = one.reuse_bins or feasible_reuse_bins(one.num_rows, round(one.pooling_factor * BATCH_SIZE))
         assert found[4:].tolist() == list(expected)
+    assert raw_features_TF([table(pooling=3.0)], 1000)[0, 4:].tolist() == list(READ_ONCE)
 
 
-def test_the_training_pool_has_mean_0_and_deviation_1_in_the_first_four_features() -> None:
-    scalars_T4 = FeatureNormalizer.fit(POOL, BATCH_SIZE)(POOL, BATCH_SIZE)[:, :4]
-    torch.testing.assert_close(scalars_T4.mean(dim=0), torch.zeros(4), atol=1e-6, rtol=0)
-    torch.testing.assert_close(scalars_T4.std(dim=0, correction=0), torch.ones(4))
-
-
-def test_reuse_bins_stay_the_shares_they_are() -> None:
-    pool = [replace(one, reuse_bins=None) for one in POOL]
-    features = FeatureNormalizer.fit(pool, BATCH_SIZE)(pool, BATCH_SIZE)
-    expected = [feasible_reuse_bins(one.num_rows, round(one.pooling_factor * BATCH_SIZE)) for one in pool]
-    torch.testing.assert_close(features[:, 4:], torch.tensor(expected))
-
-
-@pytest.mark.parametrize("pool", [[table()], [table("a"), table("b")]])
-def test_identical_tables_are_not_divided_by_zero(pool: list[object]) -> None:
-    normalizer = FeatureNormalizer.fit(pool, BATCH_SIZE)  # type: ignore[arg-type]
-    assert normalizer([table()], BATCH_SIZE)[0, :4].tolist() == [0.0] * 4
-    other = normalizer([table(dim=16, rows=10_000)], BATCH_SIZE)
-    assert other.isfinite().all() and other.abs().max() < 10
-    assert other[0, 0] == 2.0  # only centred: the square root of 16 less that of 4
-
-
-def test_a_feature_that_all_tables_share_is_only_centred_while_the_others_are_scaled() -> None:
+def test_scalars_are_normalised_over_the_training_pool_and_bins_stay_shares() -> None:
+    """Dims are alike, so only centred; log10 of rows has mean 2 and deviation 1."""
     pool = [table("a", rows=10, dim=4), table("b", rows=1000, dim=4)]
-    features = FeatureNormalizer.fit(pool, BATCH_SIZE)(pool, BATCH_SIZE)
-    torch.testing.assert_close(features[:, 0], torch.zeros(2))
-    torch.testing.assert_close(features[:, 1], torch.tensor([-1.0, 1.0]))
+    normalizer = FeatureNormalizer.fit(pool, BATCH_SIZE)
+    features = normalizer([*pool, table("c", rows=100_000, dim=16)], BATCH_SIZE)
+    torch.testing.assert_close(features[:, 0], torch.tensor([0.0, 0.0, 2.0]))
+    torch.testing.assert_close(features[:, 1], torch.tensor([-1.0, 1.0, 3.0]))
+    assert features[:, 4:].tolist() == [list(READ_ONCE)] * 3
+    assert normalizer([], BATCH_SIZE).shape == (0, NUM_FEATURES)
 
 
-def test_unseen_tables_are_measured_with_the_training_pool() -> None:
-    pool = [table("a", rows=10), table("b", rows=1000)]  # log10: mean 2, deviation 1
-    unseen = FeatureNormalizer.fit(pool, BATCH_SIZE)([table("c", rows=100_000)], BATCH_SIZE)
-    assert unseen[0, 1] == pytest.approx(3.0)
+def test_a_normalizer_of_other_numbers_is_refused() -> None:
+    fine = (1.0,) * NUM_FEATURES
+    for mean, scale, why in (
+        (fine, fine[1:], "does not have 21 features"),
+        (fine, (0.0, *fine[1:]), "a scale of 0 or below"),
+        ((math.nan, *fine[1:]), fine, "a mean that is not finite"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            FeatureNormalizer(mean, scale)
 
 
-@settings(deadline=None)
-@given(st.permutations(range(len(POOL))))
-def test_the_order_of_the_pool_does_not_matter(order: list[int]) -> None:
-    shuffled = [POOL[number] for number in order]
+def test_tables_of_tasks_are_encoded_once_and_share_a_batch_size() -> None:
     normalizer = FeatureNormalizer.fit(POOL, BATCH_SIZE)
-    again = FeatureNormalizer.fit(shuffled, BATCH_SIZE)
-    np.testing.assert_allclose([*again.mean, *again.scale], [*normalizer.mean, *normalizer.scale], rtol=1e-9)
-    torch.testing.assert_close(normalizer(shuffled, BATCH_SIZE), normalizer(POOL, BATCH_SIZE)[order])
-
-
-def test_no_tables_have_no_features() -> None:
-    assert FeatureNormalizer.fit(POOL, BATCH_SIZE)([], BATCH_SIZE).shape == (0, NUM_FEATURES)
+    rows, features_PF = normalizer.of_tasks([task(POOL[:3]), task(POOL[2:5])])
+    assert rows == {one: number for number, one in enumerate(POOL[:5])}
+    torch.testing.assert_close(features_PF, normalizer(POOL[:5], BATCH_SIZE))
+    with pytest.raises(AssertionError, match="batch size"):
+        normalizer.of_tasks([task(POOL[:3]), task(POOL[:3], batch_size=2 * BATCH_SIZE)])

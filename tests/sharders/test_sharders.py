@@ -7,65 +7,47 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.tasks import single_table_task
+from evenshard.placement.nodes import Nodes
+from evenshard.placement.parts import Span
+from evenshard.placement.placement import check_placement, check_sharding, parts_by_table
+from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import (
     GreedySharder,
     RandomSharder,
+    expert_sharder,
     expert_sharders,
+    possible_types,
     random_placement,
+    random_sharding,
     single_cost_sharder,
 )
 from evenshard.tables.table import Table
-from support.builders import (
-    BATCH_SIZE,
-    PLAIN_FEATURES,
-    AdditiveCostNet,
-    FakeHardware,
-    cost_net,
-    every_placement,
-    play_slowly,
-    policy,
-    sized,
-    some_tables,
-    split_by,
-    table,
-    task,
-    working,
-)
+from support.builders import BATCH_SIZE, cost_net, policy, sized, some_tables, split_by, table, task
 
 TABLES = some_tables(10)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
-
-
-def dreamshard(seed: int = 0) -> DreamShardSharder:
-    return DreamShardSharder(cost_net(seed), policy(seed), NORMALIZER)
-
-
-def expert(name: str) -> GreedySharder:
-    return next(one for one in expert_sharders() if one.name == name)
 
 
 ALL: list[Sharder] = [
     RandomSharder(0),
     *expert_sharders(),
     single_cost_sharder({f"s{number}": float(number % 3) for number in range(12)}),
-    dreamshard(),
+    DreamShardSharder(cost_net(), policy(), NORMALIZER),
 ]
 every_sharder = pytest.mark.parametrize("sharder", ALL, ids=[sharder.name for sharder in ALL])
 
 
 @every_sharder
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), devices=st.integers(1, 4), cap=st.integers(1, 24))
 def test_a_placement_fits_the_memory_or_is_refused(sharder: Sharder, sizes: list[int], devices: int, cap: int) -> None:
     of_task = task(sized(*sizes), devices=devices, cap=4 * cap)
@@ -78,89 +60,38 @@ def test_a_placement_fits_the_memory_or_is_refused(sharder: Sharder, sizes: list
 
 
 @every_sharder
-def test_the_last_byte_of_memory_is_used(sharder: Sharder) -> None:
-    placement = sharder.place(task(sized(6, 6, 6), devices=3, cap=4 * 6))
-    assert sorted(placement.device_of_table) == [0, 1, 2]
-
-
-@every_sharder
-def test_a_table_larger_than_any_device_is_infeasible_not_on_device_minus_1(sharder: Sharder) -> None:
-    tables = [table("s0"), table("s1", 6 * BYTES_PER_GB // 16)]
-    with pytest.raises(InfeasibleTask, match=r"s1 needs 6\.00 GB.*cap 5\.00 GB.*Raise memory_cap_gb"):
-        sharder.place(task(tables, devices=4, cap=5 * BYTES_PER_GB))
-
-
-@every_sharder
-def test_tables_larger_than_all_devices_together_are_infeasible(sharder: Sharder) -> None:
-    tables = [replace(table(), name=f"s{number}", num_rows=BYTES_PER_GB // 16) for number in range(5)]
-    with pytest.raises(InfeasibleTask, match=r"5\.00 GB.*2 devices have 4\.00 GB"):
-        sharder.place(task(tables, devices=2, cap=2 * BYTES_PER_GB))
-
-
-@every_sharder
-def test_tables_that_fit_in_bytes_but_not_in_pieces_are_infeasible_with_numbers(sharder: Sharder) -> None:
-    """Three tables of 3 GB are 9 of 10 GB, but each of the two devices takes only one."""
-    tables = [replace(table(), name=f"s{number}", num_rows=3 * BYTES_PER_GB // 16) for number in range(3)]
-    with pytest.raises(InfeasibleTask, match=r"s\d.*3\.00 GB.*Raise memory_cap_gb or num_devices"):
-        sharder.place(task(tables, devices=2, cap=5 * BYTES_PER_GB))
-
-
-@every_sharder
-def test_one_device_holds_everything(sharder: Sharder) -> None:
+def test_edges_of_memory_and_devices(sharder: Sharder) -> None:
+    last_byte = task(sized(6, 6, 6), devices=3, cap=4 * 6)
+    assert sorted(sharder.place(last_byte).device_of_table) == [0, 1, 2]
+    assert sharder.place(last_byte) == sharder.place(last_byte)
     assert sharder.place(task(sized(3, 1, 2), devices=1)).device_of_table == (0, 0, 0)
 
 
 @every_sharder
-def test_the_same_task_gets_the_same_placement(sharder: Sharder) -> None:
-    of_task = task(sized(5, 4, 3, 2, 1), devices=3, cap=4 * 7)
-    assert sharder.place(of_task) == sharder.place(of_task)
+@pytest.mark.parametrize(
+    ("gigabytes", "devices", "cap_gb", "problem"),
+    [
+        ((1e-6, 6), 4, 5, r"s1 needs 6\.00 GB.*cap 5\.00 GB.*Raise memory_cap_gb"),
+        ((1,) * 5, 2, 2, r"5\.00 GB.*2 devices have 4\.00 GB"),
+        ((3,) * 3, 2, 5, r"s\d.*3\.00 GB.*Raise memory_cap_gb or num_devices"),  # 9 of 10 GB, but in pieces
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(
+    sharder: Sharder, gigabytes: tuple[float, ...], devices: int, cap_gb: int, problem: str
+) -> None:
+    tables = sized(*(int(size * BYTES_PER_GB / 4) for size in gigabytes))
+    with pytest.raises(InfeasibleTask, match=problem):
+        sharder.place(task(tables, devices, cap_gb * BYTES_PER_GB))
 
 
-def test_names_are_those_of_the_reports() -> None:
-    assert [sharder.name for sharder in ALL] == [
-        "random",
-        "size_greedy",
-        "dim_greedy",
-        "lookup_greedy",
-        "size_lookup_greedy",
-        "single_cost_greedy",
-        "dreamshard",
-    ]
-
-
-# Random --------------------------------------------------------------------------------------------------------------
-
-
-def test_random_respects_memory_where_one_device_has_room_only_for_the_large_table() -> None:
-    of_task = task(sized(8, 2, 2, 2, 2), devices=2, cap=4 * 8)
-    rng = np.random.default_rng(0)
-    placed = refused = 0
-    for _ in range(200):
-        try:
-            assert split_by(random_placement(of_task, rng)) == {(0,), (1, 2, 3, 4)}
-            placed += 1
-        except InfeasibleTask as error:
-            assert "s0 needs" in str(error)
-            refused += 1
-    assert placed > 10 and refused > 10
-
-
-@pytest.mark.slow
-def test_random_is_uniform_over_the_devices() -> None:
-    of_task, rng = task(sized(1, 1), devices=4), np.random.default_rng(0)
-    counts = Counter(random_placement(of_task, rng).device_of_table for _ in range(8000))
-    assert len(counts) == 16
-    assert all(abs(count - 500) < 5 * 500**0.5 for count in counts.values())
-
-
-def test_random_has_a_stream_per_seed_and_task() -> None:
+def test_random_is_uniform_with_a_stream_per_seed_and_task() -> None:
+    of_task, rng = task(sized(1, 1), devices=3), np.random.default_rng(0)
+    counts = Counter(random_placement(of_task, rng).device_of_table for _ in range(900))
+    assert len(counts) == 9 and all(abs(count - 100) < 50 for count in counts.values())
     first, second = task(TABLES, devices=4, task_id="a"), task(TABLES, devices=4, task_id="b")
     assert RandomSharder(0).place(first) == RandomSharder(0).place(first)
     assert RandomSharder(0).place(first) != RandomSharder(0).place(second)
     assert RandomSharder(0).place(first) != RandomSharder(1).place(first)
-
-
-# Rules of thumb ------------------------------------------------------------------------------------------------------
 
 
 def test_greedy_by_hand() -> None:
@@ -170,11 +101,9 @@ def test_greedy_by_hand() -> None:
     # Of the two 3s, the table with more bytes goes first.
     assert greedy.place(task(sized(2, 1, 1, 1), devices=2)).device_of_table == (1, 0, 1, 0)
     assert greedy.place(task(sized(1, 1, 1, 2), devices=2)).device_of_table == (0, 0, 1, 1)
-
-
-def test_between_equally_loaded_devices_the_emptier_takes_the_table() -> None:
-    greedy = GreedySharder("weightless", lambda one: 0.0)
-    assert split_by(greedy.place(task(sized(6, 3, 2, 1), devices=2))) == {(0,), (1, 2, 3)}
+    # Between equally loaded devices, the emptier takes the table.
+    weightless = GreedySharder("weightless", lambda one: 0.0)
+    assert split_by(weightless.place(task(sized(6, 3, 2, 1), devices=2))) == {(0,), (1, 2, 3)}
 
 
 def test_greedy_passes_over_a_full_device_however_light_it_is() -> None:
@@ -200,146 +129,67 @@ def test_each_expert_sees_what_its_name_says(name: str, heavy: Table) -> None:
     them together in this respect: 4000 values, dim 32, 64 looked-up values, or 12 * log10(10**6) = 72.
     """
     others = [table(f"o{number}", rows=100, dim=4, pooling=4.0) for number in range(3)]
-    assert split_by(expert(name).place(task([*others, heavy], devices=2))) == {(3,), (0, 1, 2)}
-    assert split_by(expert(name).place(task([heavy, *others], devices=2))) == {(0,), (1, 2, 3)}
+    assert split_by(expert_sharder(name).place(task([*others, heavy], devices=2))) == {(3,), (0, 1, 2)}
+    assert split_by(expert_sharder(name).place(task([heavy, *others], devices=2))) == {(0,), (1, 2, 3)}
 
 
-def test_experts_differ_where_their_weights_do() -> None:
-    big, wide, busy = table("big", 10**6, 4, 0.1), table("wide", 10, 128, 0.1), table("busy", 10, 4, 90.0)
-    filler = [table("f0", 100, 4, 1.0), table("f1", 100, 4, 1.0)]
-    of_task = task([big, wide, busy, *filler], devices=2)
-
-    def alone(name: str) -> set[tuple[int, ...]]:
-        return {shard for shard in expert(name).place(of_task).shards() if len(shard) == 1}
-
-    assert alone("size_greedy") == {(0,)}
-    assert alone("dim_greedy") == {(1,)}
-    assert alone("lookup_greedy") == {(2,)}
-
-
-def test_fractions_of_a_lookup_count() -> None:
-    """0.9 and 0.1 lookups are not both 0: the two busy tables go to different devices."""
-    of_task = task(working(0.9, 0.1, 0.9, 0.1), devices=2)
-    assert split_by(expert("lookup_greedy").place(of_task)) in ({(0, 1), (2, 3)}, {(0, 3), (1, 2)})
-
-
-def test_single_cost_greedy_finds_the_optimum_of_three_tables_on_two_devices() -> None:
-    of_task, hardware = task(working(4.0, 7.0, 3.0), devices=2), FakeHardware()
-    alone = {one.name: single_table_task(one, BATCH_SIZE) for one in of_task.tables}
-    costs = {name: hardware.measure(one, Placement((0,), 1)).max_device_ms for name, one in alone.items()}
-    placement = single_cost_sharder(costs).place(of_task)
-    best = min(every_placement(of_task), key=lambda one: hardware.measure(of_task, one).max_device_ms)
-    assert split_by(placement) == split_by(best) == {(1,), (0, 2)}
-
-
-def test_single_cost_greedy_follows_the_measurement_not_the_statistics() -> None:
+def test_single_cost_greedy_follows_the_measurements() -> None:
     of_task = task(sized(9, 1, 1), devices=2)
     assert split_by(single_cost_sharder({"s0": 1.0, "s1": 5.0, "s2": 1.0}).place(of_task)) == {(1,), (0, 2)}
 
 
-# DreamShard ----------------------------------------------------------------------------------------------------------
+MIXED = (
+    table("a", 100, 16),
+    table("b", 3, 8),
+    table("c", 100, 6),
+    replace(table("d", 50, 8), pooling="none"),
+    replace(table("e", 50, 8), pooling="mean"),
+)
+TWO_NODES = Nodes(4, 2, intra="gloo", inter="gloo")
 
 
-class ByPredictedCost:
-    """A policy by hand: a factor on the predicted costs of a device."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(features), 1)
-
-    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return self._factor * costs.sum(dim=-1)
+def task_on(machine: Nodes, room: int = 10**9) -> ShardingTask:
+    return ShardingTask(MIXED, machine, (room,) * machine.num_devices, 64)
 
 
-def by_hand(factor: float, num_rollouts: int = 0) -> DreamShardSharder:
-    return DreamShardSharder(AdditiveCostNet(), ByPredictedCost(factor), PLAIN_FEATURES, num_rollouts)
+def test_what_a_table_can_be() -> None:
+    of_task = task_on(TWO_NODES)
+    wide, few_rows, odd, sequence, mean = (set(possible_types(of_task, position)) for position in range(5))
+    assert wide == set(SHARDING_TYPES)
+    assert few_rows == wide - {"row_wise"}
+    assert odd == {"table_wise", "row_wise", "table_row_wise", "data_parallel"}
+    assert sequence == {"table_wise", "row_wise", "data_parallel"}
+    assert mean == {"table_wise", "column_wise", "table_column_wise", "data_parallel"}
+    assert set(possible_types(task_on(Nodes.one_node(2)), 0)) == sequence | {"column_wise"}
 
 
-def test_dreamshard_goes_where_the_policy_points() -> None:
-    of_task = task(working(4.0, 7.0, 3.0), devices=2)
-    assert split_by(by_hand(-1.0).place(of_task)) == {(1,), (0, 2)}
-    assert split_by(by_hand(+1.0).place(of_task)) == {(0, 1, 2)}
+def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
+    of_task, rng, seen = task_on(TWO_NODES), np.random.default_rng(0), set()
+    for _ in range(60):
+        parts = random_sharding(of_task, SHARDING_TYPES, rng)
+        check_sharding(of_task, parts)
+        by_table = parts_by_table(of_task, parts)
+        seen |= {sharding_type(by_table[one.name], one, TWO_NODES) for one in MIXED}
+    assert seen >= set(SHARDING_TYPES) - {"table_column_wise"}  # its parts are read as column_wise
 
 
-def test_without_rollouts_a_slight_preference_decides_and_with_them_the_predicted_cost() -> None:
-    of_task = task(working(4.0, 7.0, 3.0), devices=2)
-    assert split_by(by_hand(0.001).place(of_task)) == {(0, 1, 2)}
-    assert split_by(by_hand(0.001, num_rollouts=64).place(of_task)) == {(1,), (0, 2)}
+def test_limits_of_a_table_are_kept() -> None:
+    limits = (TableLimits(types=frozenset({"row_wise"})), *(TableLimits(),) * 4)
+    of_task, rng = replace(task_on(TWO_NODES), limits=limits), np.random.default_rng(0)
+    assert possible_types(of_task, 0) == ("row_wise",)
+    for _ in range(10):
+        parts = random_sharding(of_task, ("row_wise", "table_wise", "column_wise"), rng)
+        check_sharding(of_task, parts)
 
 
-def test_the_most_probable_placement_stays_where_no_sample_is_better() -> None:
-    of_task = task(working(5.0, 4.0, 3.0, 3.0, 3.0), devices=3)
-    most_probable = by_hand(-0.001).place(of_task)
-    assert by_hand(-0.001, num_rollouts=1).place(of_task) == most_probable
-    chance = by_hand(0.0).sample([of_task], torch.Generator().manual_seed(0))[0]
-    assert chance is not None and split_by(chance) != split_by(most_probable)
-
-
-def test_the_prediction_for_a_placement_is_the_cost_models() -> None:
-    of_task, hardware = task(some_tables(5), devices=3), FakeHardware()
-    for placement in (Placement((0, 1, 2, 0, 1), 3), Placement((2, 2, 2, 2, 2), 3), Placement((1, 0, 1, 0, 1), 3)):
-        expected = hardware.measure(of_task, placement).max_device_ms
-        assert by_hand(0.0).predict_ms(of_task, placement) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_dead_end_of_the_best_guess_is_rescued_and_the_cheapest_of_the_samples_counts() -> None:
-    """The policy fills the first device with 3 + 1 + 1, the second with 6, and has no room of 10 for the other 6.
-
-    Six placements fit; their slower devices do 22, 20, 20, 18, 19 and, with the first and fourth table alone, 17.
-    """
-    sizes, works = (3, 1, 1, 6, 6), (9.0, 8.0, 6.0, 5.0, 3.0)
-    tables = tuple(replace(one, num_rows=rows) for one, rows in zip(working(*works), sizes, strict=True))
-    of_task = task(tables, devices=2, cap=4 * 10)
-    with pytest.raises(InfeasibleTask):
-        play_slowly(of_task, PLAIN_FEATURES, AdditiveCostNet(), ByPredictedCost(0.001))
-    assert split_by(by_hand(0.001).place(of_task)) == {(0, 3), (1, 2, 4)}
-
-
-def test_dreamshard_does_not_depend_on_the_order_of_tables() -> None:
-    of_task = task(TABLES, devices=3)
-    turned = replace(of_task, tables=TABLES[::-1])
-    names = [
-        {frozenset(one.tables[position].name for position in shard) for shard in split_by(dreamshard().place(one))}
-        for one in (of_task, turned)
-    ]
-    assert names[0] == names[1]
-
-
-@settings(max_examples=20, deadline=None)
-@given(order=st.permutations(range(4)))
-def test_renamed_devices_have_their_logits_renamed(order: list[int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    sums, costs = torch.randn(4, 32, generator=generator), torch.rand(4, 3, generator=generator)
-    net = policy()
-    torch.testing.assert_close(net.device_logits(sums[order], costs[order]), net.device_logits(sums, costs)[order])
-
-
-def test_the_policy_sees_costs_in_units_of_its_scale() -> None:
-    sums, costs = torch.zeros(2, 32), torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
-    ten_times = policy(scale_ms=30.0).device_logits(sums, 10 * costs)
-    torch.testing.assert_close(ten_times, policy(scale_ms=3.0).device_logits(sums, costs))
-    assert (policy(scale_ms=30.0).device_logits(sums, costs) - ten_times).abs().max().detach() > 1e-3
-
-
-def test_samples_explore_are_legal_and_none_where_a_task_has_no_room() -> None:
-    roomy, impossible = task(TABLES, devices=3, task_id="a"), task(TABLES, devices=3, cap=8, task_id="b")
-    placements = dreamshard().sample([roomy, impossible, roomy], torch.Generator().manual_seed(0))
-    assert placements[1] is None
-    assert placements[0] is not None and placements[2] is not None and placements[0] != placements[2]
-    check_placement(roomy, placements[0])
-
-
-def test_the_same_generator_samples_the_same() -> None:
-    def sample(seed: int) -> list[Placement | None]:
-        return dreamshard().sample([task(TABLES, devices=3)] * 3, torch.Generator().manual_seed(seed))
-
-    assert sample(0) == sample(0) != sample(1)
-
-
-def test_many_samples_of_one_task_are_those_of_equal_tasks() -> None:
-    of_task, sharder = task(TABLES, devices=3), dreamshard()
-    repeated = sharder.sample([of_task] * 4, torch.Generator().manual_seed(0))
-    others = [replace(of_task) for _ in range(4)]
-    assert sharder.sample(others, torch.Generator().manual_seed(0)) == repeated
+def test_rows_and_columns_are_cut_as_torchrec_does() -> None:
+    """Blocks of rows of ceil(10 / 4); 5 times 4 columns in 2, 3 or 4 parts, the wider ones first."""
+    of_task = ShardingTask((table("t", 10, 20),), TWO_NODES, (10**9,) * 4, 64)
+    rng, cuts = np.random.default_rng(0), set()
+    for _ in range(30):
+        parts = random_sharding(of_task, ("row_wise",), rng)
+        assert [part.rows for part in parts] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
+        cuts.add(tuple(part.columns.size for part in random_sharding(of_task, ("column_wise",), rng)))
+    assert cuts == {(12, 8), (8, 8, 4), (8, 4, 4, 4)}
+    with pytest.raises(InfeasibleTask, match="needs"):
+        random_sharding(task_on(TWO_NODES, room=10), SHARDING_TYPES, np.random.default_rng(0))

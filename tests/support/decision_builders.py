@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ def write_inputs(
     folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4.0, tables_per_task: int = 12, **measure: Any
 ) -> None:
     """params.yaml, work/tables.parquet and work/tasks.json, for the simulated device that ``learned_model`` knows."""
-    settings: Mapping[str, Any] = {**SETTINGS, "measure": {**SETTINGS["measure"], **measure}}
+    settings = {**SETTINGS, "measure": {**SETTINGS["measure"], **measure}}
     (folder / "params.yaml").write_text(yaml.safe_dump(settings))
     (folder / "work").mkdir(exist_ok=True)
     pool = generate_tables(GeneratorConfig(120, (16, 32, 64), 1_000_000, 32), BATCH, 0)

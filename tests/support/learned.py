@@ -1,7 +1,4 @@
-"""A model that has learned: of H200s, simulated, fitted before an H200 was measured.
-
-The device that it learned of is the profile ``h200`` as it was before an H200 was measured.
-"""
+"""A model that has learned of simulated H200s, with the profile ``h200`` as it was before an H200 was measured."""
 
 from __future__ import annotations
 
@@ -17,5 +14,4 @@ LEARNED_DEVICE = DATA / "devices/h200.yaml"
 
 @cache
 def learned_model() -> PlacementModel:
-    """The model."""
     return load_model(LEARNED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from evenshard.sharders.checkpoint import Network, new_checkpoint, save_checkpoint
@@ -27,7 +26,7 @@ def save_model(
         save_network(policy_net, normalizer, folder / POLICY)
 
 
-def save_network(net: Network, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
+def save_network(net: Network, normalizer: FeatureNormalizer, folder: Path) -> None:
     """A network that learns no more: without its optimizer."""
-    save_checkpoint(replace(new_checkpoint(net, normalizer), round=round_number), folder)
+    save_checkpoint(new_checkpoint(net, normalizer), folder)
     (folder / "optimizer.pt").unlink()

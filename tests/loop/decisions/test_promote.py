@@ -10,23 +10,15 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.base.errors import BadConfig, MeasurementFailed
 from evenshard.cli import main
-from evenshard.loop.decisions.promotion import (
-    Decision,
-    ModelComparison,
-    PairedTask,
-    Verdict,
-    compare_models,
-    decide,
-)
+from evenshard.loop.decisions.promotion import Decision, ModelComparison, PairedTask, Verdict, compare_models, decide
 from evenshard.loop.sharder_comparison import UNKNOWN_NOISE
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.tables.files import load_tables
 from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import find_newest_version, register_folder
-from support.builders import FakeHardware, cost_net, policy
+from support.builders import cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned_model
@@ -35,6 +27,7 @@ from support.tracking_builders import empty_file, loops, register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
+BOTH = (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY)
 NOISY = Noise(2.0, None, None, num_controls=2, num_runs=1)
 
 
@@ -44,103 +37,60 @@ def decided(
     noise: Noise = UNKNOWN_NOISE,
     learned: tuple[int, int] = (100, 100),
     same: int = 0,
+    tolerance_pct: float = 1.0,
 ) -> Decision:
     """The first ``same`` tasks have the same placement."""
     tasks = [
         PairedTask(f"t{n}", one, other, n < same)
         for n, (one, other) in enumerate(zip(candidate, champion, strict=True))
     ]
-    return decide(tasks, noise, *learned)
+    return decide(tasks, noise, *learned, tolerance_pct)
 
 
-# The rule ------------------------------------------------------------------------------------------------------------
+FOUR = [39.0, 40.0, 40.0, 41.0]
 
 
-def test_faster_on_every_task_is_better() -> None:
-    found = decided([9.0, 18.0, 27.0], [11.0, 20.0, 29.0])
-    assert found.promote and found.verdict is Verdict.BETTER
-    assert found.difference_pct.mean == pytest.approx(-10)
-    assert (found.candidate_ms, found.champion_ms, found.num_common) == (18.0, 20.0, 3)
-    assert "10 % faster" in found.reason
+@pytest.mark.parametrize(
+    ("candidate", "champion", "more", "verdict", "promote", "reason"),
+    [
+        ([9.0, 18.0, 27.0], [11.0, 20.0, 29.0], {}, Verdict.BETTER, True, "10 % faster"),
+        ([10.5, 20.6, 30.4], [10.0, 20.0, 30.0], {"learned": (1, 100)}, Verdict.WORSE, False, "slower"),
+        # Controls that spread by 2 % on four tasks: 1.96 * sqrt(2 / 4) * 2 % = 2.8 % are noise.
+        ([one * 0.99 for one in FOUR], FOUR, {"noise": NOISY}, Verdict.EQUAL, False, "did not learn from fewer"),
+        ([one * 0.95 for one in FOUR], FOUR, {"noise": NOISY}, Verdict.BETTER, True, "5 % faster"),
+        ([one * 1.05 for one in FOUR], FOUR, {"noise": NOISY}, Verdict.WORSE, False, "above the noise of 2.8 %"),
+        # Slower by 2 % on each task: below the noise, and beyond the 1 % that is tolerated.
+        ([one * 1.02 for one in FOUR], FOUR, {"noise": NOISY, "learned": (1, 9)}, Verdict.UNCLEAR, False, "Use more"),
+        ([10.3, 20.3], [10.0, 20.0], {"noise": NOISY, "learned": (1, 9), "tolerance_pct": 3}, Verdict.EQUAL, True, ""),
+        ([10.01, 19.99, 30.0], [10.0, 20.0, 30.0], {"learned": (99, 100)}, Verdict.EQUAL, True, "fewer placements"),
+        ([10.01, 19.99, 30.0], [10.0, 20.0, 30.0], {"learned": (100, 100)}, Verdict.EQUAL, False, "did not learn"),
+        ([5.0, 25.0, 20.0], [10.0, 20.0, 20.0], {"learned": (1, 100)}, Verdict.UNCLEAR, False, "may be slower"),
+        ([5.0], [10.0], {}, Verdict.UNCLEAR, False, "an unknown amount"),
+        ([10.0], [10.0], {"noise": NOISY, "learned": (1, 2), "same": 1}, Verdict.EQUAL, True, "fewer placements"),
+        ([9.0, 18.0, math.inf], [11.0, 20.0, 30.0], {}, Verdict.BETTER, False, "finds no placement for 1 task"),
+        ([10.0, 20.0, 30.0, 40.0], [10.0, 20.0, *[math.inf] * 2], {"same": 2}, Verdict.EQUAL, True, "places 2 tasks"),
+        ([11.0, 21.0, 30.0], [10.0, 20.0, math.inf], {}, Verdict.WORSE, False, "slower"),
+        ([math.inf, 1.0], [math.inf, math.inf], {}, Verdict.UNCLEAR, False, "no task was placed by both"),
+    ],
+)
+def test_decisions(
+    candidate: list[float], champion: list[float], more: dict[str, Any], verdict: Verdict, promote: bool, reason: str
+) -> None:
+    found = decided(candidate, champion, **more)
+    assert (found.verdict, found.promote) == (verdict, promote)
+    assert reason in found.reason
 
 
-def test_slower_on_every_task_is_refused_however_little_it_learned_from() -> None:
-    found = decided([10.5, 20.6, 30.4], [10.0, 20.0, 30.0], learned=(1, 100))
-    assert not found.promote and found.verdict is Verdict.WORSE
-    assert "slower" in found.reason
-
-
-def test_a_difference_below_the_noise_is_none() -> None:
-    """Controls that spread by 2 %, four tasks: 1.96 * sqrt(2 / 4) * 2 % = 2.8 %."""
-    champion = [39.0, 40.0, 40.0, 41.0]
-    faster = decided([one * 0.99 for one in champion], champion, NOISY)
-    assert faster.noise_pct == pytest.approx(1.96 * math.sqrt(2 / 4) * 2)
-    assert faster.verdict is Verdict.EQUAL and not faster.promote
-    assert decided([one * 0.95 for one in champion], champion, NOISY).verdict is Verdict.BETTER
-    assert decided([one * 1.05 for one in champion], champion, NOISY).verdict is Verdict.WORSE
-
-
-def test_slower_within_the_noise_must_still_be_tolerable() -> None:
-    """Slower by 2 % on each task lies below the noise of 2.8 %, and beyond the 1 % that is tolerated."""
-    champion = [39.0, 40.0, 40.0, 41.0]
-    found = decided([one * 1.02 for one in champion], champion, NOISY, learned=(1, 100))
-    assert found.verdict is Verdict.UNCLEAR and not found.promote
-    assert "Use more tasks" in found.reason
-    tolerant = decide([PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, tolerance_pct=3)
-    assert tolerant.promote and tolerant.verdict is Verdict.EQUAL
-
-
-@pytest.mark.parametrize(("learned", "promote"), [((99, 100), True), ((100, 100), False), ((101, 100), False)])
-def test_equal_takes_less_measuring(learned: tuple[int, int], promote: bool) -> None:
-    found = decided([10.01, 19.99, 30.0], [10.0, 20.0, 30.0], learned=learned)
-    assert found.verdict is Verdict.EQUAL
-    assert found.promote is promote
-
-
-def test_tasks_that_disagree_leave_it_open() -> None:
-    found = decided([5.0, 25.0, 20.0], [10.0, 20.0, 20.0], learned=(1, 100))
-    assert found.difference_pct.mean == pytest.approx(0)
-    assert found.verdict is Verdict.UNCLEAR and not found.promote
-
-
-def test_one_task_proves_nothing_unless_the_placement_is_the_same() -> None:
-    assert decided([5.0], [10.0]).verdict is Verdict.UNCLEAR
-    assert "an unknown amount" in decided([5.0], [10.0]).reason
-    same = decided([10.0], [10.0], NOISY, learned=(1, 2), same=1)
-    assert same.promote and same.verdict is Verdict.EQUAL
-    assert (same.difference_pct.low, same.difference_pct.high, same.noise_pct, same.num_same) == (0, 0, 0, 1)
-
-
-def test_same_placements_bring_no_noise() -> None:
+def test_numbers_of_a_decision() -> None:
     """Three of four differ by nothing and for sure; the fourth scatters by sqrt(2) * 2 %, a quarter of it counts."""
-    champion = [10.0, 10.0, 10.0, 10.0]
-    found = decided([10.0, 10.0, 10.0, 9.0], champion, NOISY, same=3)
+    found = decided([10.0, 10.0, 10.0, 9.0, math.inf, 5.0], [10.0] * 5 + [math.inf], NOISY, same=3)
     assert found.noise_pct == pytest.approx(1.96 * math.sqrt(2) * 2 / 4)
     assert found.difference_pct.mean == pytest.approx(-2.5) and found.difference_pct.low < -2.5
-
-
-def test_a_task_that_only_the_champion_places_is_a_regression() -> None:
-    found = decided([1.0, 1.0, math.inf], [10.0, 20.0, 30.0])
-    assert not found.promote
-    assert found.only_champion == ("t2",) and found.num_candidate_missed == 1 and found.num_champion_missed == 0
-    assert "finds no placement for 1 task" in found.reason
-
-
-def test_a_task_that_only_the_candidate_places_tips_the_scale() -> None:
-    found = decided([10.0, 20.0, 30.0, 40.0], [10.0, 20.0, math.inf, math.inf], same=2)
-    assert found.promote and found.only_candidate == ("t2", "t3")
-    assert "places 2 tasks" in found.reason
-    slower = decided([11.0, 21.9, 30.0], [10.0, 20.0, math.inf])
-    assert not slower.promote
-
-
-def test_no_common_task_decides_nothing() -> None:
-    found = decided([math.inf, 1.0], [math.inf, math.inf])
-    assert not found.promote and math.isnan(found.difference_pct.mean) and found.num_common == 0
-    assert math.isnan(found.candidate_ms)
-
-
-# The command ---------------------------------------------------------------------------------------------------------
+    assert (found.candidate_ms, found.champion_ms, found.num_common, found.num_same) == (9.75, 10.0, 4, 3)
+    assert (found.only_champion, found.only_candidate) == (("t4",), ("t5",))
+    assert (found.num_candidate_missed, found.num_champion_missed) == (1, 1)
+    same = decided([10.0], [10.0], NOISY, same=1)
+    assert (same.difference_pct.low, same.difference_pct.high, same.noise_pct) == (0, 0, 0)
 
 
 @pytest.fixture
@@ -169,17 +119,14 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     """A bad one is the first; a good one replaces it; the bad one does not come back, whatever it says of itself."""
     write_inputs(place, tables_per_task=30)  # on few tables no model is much faster
     register_folder(bad_model(place / "bad"), build_serving_code())
-    assert main(["promote"]) == 0
+    assert main(["promote"]) == main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/1"
-    assert "there was no champion" in capsys.readouterr().out
-
-    assert main(["promote"]) == 0
-    assert "already the champion" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "there was no champion" in shown and "already the champion" in shown
 
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 0
     shown = capsys.readouterr().out
     assert "is promoted" in shown and "% faster" in shown and "All times are simulated on simulated: h200." in shown
-    assert "mean simulated ms" in shown and "measured" not in shown
     assert champion() == "models:/evenshard-cost/2"
     assert report()["outcome"] == "promoted" and report()["champion"] == "models:/evenshard-cost/1"
     pool = load_tables(Path("work/tables.parquet"))
@@ -199,78 +146,47 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     outcomes = [run.tags["evenshard.promotion"] for run in runs]
     assert outcomes == ["already the champion", "refused", "promoted", "already the champion", "promoted"]
     assert all("evenshard.params_hash" in run.tags for run in runs)
-    for name in ("tables_sha256", "costs_sha256", "costs_dvc_md5", "hardware"):
-        assert [f"evenshard.{name}" in run.tags for run in runs[:3]] == [name == "hardware", True, True], name
 
 
 @pytest.mark.slow
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:
     write_inputs(place, num_test_tasks=2)
-    register_folder(good_model(place / "many", num_measured=1000), build_serving_code())
-    assert main(["promote"]) == 0
-    register_folder(good_model(place / "few", num_measured=500), build_serving_code())
-    assert main(["promote"]) == 0
+    for number in (1000, 500):
+        register_folder(good_model(place / f"{number}", num_measured=number), build_serving_code())
+        assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/2"
     decision = report()["decision"]
     assert isinstance(decision, dict) and decision["verdict"] == "equal" and decision["num_same"] == 2
     measured = load_costs(Path("work/promotion/promotion_costs.parquet"), load_tables(Path("work/tables.parquet")))
     assert {one.proposed_by for one in measured} == {"candidate", "control"}, "one placement is measured once"
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 1
+    assert main(["promote", "--candidate", str(place / "500")]) == 1
+    assert report()["reason"] == "its files are identical to the champion's" and report()["decision"] is None
     assert champion() == "models:/evenshard-cost/2"
 
 
 @pytest.mark.slow
-def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
-    model = learned_model()
-    save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
-    assert main(["promote", "--candidate", str(place / "both")]) == 0
-    crowned = tracking.champion(tracking.REGISTERED_POLICY)
-    assert champion() == "models:/evenshard-cost/1" and crowned is not None and crowned.version == "1"
-
-
-@pytest.mark.slow
-def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
+@pytest.mark.parametrize("registered", ["no", "without a run", "of a run"])
+def test_the_policy_of_the_same_run_becomes_champion_too(place: Path, registered: str) -> None:
+    """Of several versions that of the candidate's run; a folder that a run has registered is no new version."""
     from mlflow import MlflowClient
 
-    client = MlflowClient()
-    experiment = client.create_experiment("evenshard")
-    model = learned_model()
-    for seed in range(2):
-        folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
-        save_model(folder, model.cost_model, model.trained_on, (cost_net(seed), policy(), NORMALIZER))
-        for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-            register_model(folder, build_serving_code(), {}, run_id=run_id, name=name)
-    assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
-    crowned = tracking.champion(tracking.REGISTERED_POLICY)
-    assert crowned is not None and crowned.version == "1"
-
-
-@pytest.mark.slow
-def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    run_id = client.create_run(client.create_experiment("evenshard")).info.run_id
-    model = learned_model()
-    save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
-    for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-        register_model(place / "both", build_serving_code(), {}, run_id=run_id, name=name)
-    assert main(["promote", "--candidate", str(place / "both")]) == 0
-    for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
+    model, client, folder, run_id = learned_model(), MlflowClient(), place / "both", None
+    save_model(folder, model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
+    if registered == "without a run":
+        register_folder(folder, build_serving_code())
+        assert tracking.champion(tracking.REGISTERED_POLICY) is None
+    if registered == "of a run":
+        experiment = client.create_experiment("evenshard")
+        run_id, later = (client.create_run(experiment).info.run_id for _ in range(2))
+        for run in (run_id, later):
+            for name in BOTH:
+                register_model(folder, build_serving_code(), {}, run_id=run, name=name)
+    assert main(["promote", "--candidate", str(folder) if registered == "no" else "models:/evenshard-cost/1"]) == 0
+    for name in BOTH:
         crowned = tracking.champion(name)
-        assert crowned is not None and (crowned.version, crowned.run_id) == ("1", run_id)
-        assert len(client.search_model_versions(f"name = '{name}'")) == 1
-
-
-@pytest.mark.slow
-def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
-    model = learned_model()
-    save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
-    register_folder(place / "both", build_serving_code())
-    assert tracking.champion(tracking.REGISTERED_POLICY) is None
-    assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
-    crowned = tracking.champion(tracking.REGISTERED_POLICY)
-    assert crowned is not None and crowned.version == "1"
+        assert crowned is not None and crowned.version == "1" and (run_id is None or crowned.run_id == run_id)
+        assert len(client.search_model_versions(f"name = '{name}'")) == (2 if registered == "of a run" else 1)
 
 
 @pytest.mark.slow
@@ -293,70 +209,20 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
     assert newest is not None and newest.version == "2", "a folder that has not won is not registered"
 
 
-def mlflow_is_away(*args: Any) -> Any:
-    raise BadConfig("MLflow did not answer")
-
-
 @pytest.mark.slow
-def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_inputs(place, num_test_tasks=3)
-    register_folder(bad_model(place / "bad"), build_serving_code())
-    tracking.set_champion(tracking.REGISTERED_COST, "1")
-    hardware = FakeHardware()
-    monkeypatch.setattr("evenshard.loop.decisions.promote.open_hardware", lambda config: hardware)
-    measure, limit = hardware.measure, [5]
-
-    def breaks(*job: Any) -> Any:
-        if len(hardware.calls) == limit[0]:
-            raise MeasurementFailed("the device is gone")
-        return measure(*job)
-
-    monkeypatch.setattr(hardware, "measure", breaks)
-    command = ["promote", "--candidate", str(good_model(place / "good"))]
-    assert main(command) == 1 and champion() == "models:/evenshard-cost/1"
-    assert len(hardware.calls) == 5
-    limit[0] = -1
-    with monkeypatch.context() as away:
-        away.setattr("evenshard.loop.decisions.promote.decide", mlflow_is_away)
-        assert main(command) == 2
-    assert main(command) in (0, 1)
-    assert len(hardware.calls) == 2 * 3 + 2 * 4, "6 placements and 2 controls 4 times, each once"
-    assert not list(place.glob("work/promotion/.*"))
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
+def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good_model(place / "good")
+    for argv, expected in (
         ([], "MLflow has no version of evenshard-cost yet"),
         (["--candidate", "nowhere"], "nowhere: no such folder"),
-        (["--candidate", "models:/evenshard-cost/9"], "models:/evenshard-cost/9"),
         (["--candidate", "simulated:h200"], "is a device model"),
         (["--candidate", "good", "--hardware", "cpu"], "good: this model was trained on simulated: h200, not on cpu"),
-        (["--tolerance-pct", "-1"], "not a number from 0"),
-    ],
-)
-def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], expected: str) -> None:
-    good_model(place / "good")
-    try:
-        code = main(["promote", *argv])
-    except SystemExit as left:
-        code = int(str(left.code))
-    assert code == 2
-    err = capsys.readouterr().err
-    assert expected in err and err.count("\n") == 1
-    assert champion() == ""
-
-
-def test_tasks_that_fit_nowhere_are_bad_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_inputs(place, memory_cap_gb=0.0001)
+    ):
+        assert main(["promote", *argv]) == 2
+        assert expected in capsys.readouterr().err
     register_folder(bad_model(place / "bad"), build_serving_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
-    assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 2
+    write_inputs(place, memory_cap_gb=0.0001)
+    assert main(["promote", "--candidate", "good"]) == 2
     assert "no held-out task fits its devices" in capsys.readouterr().err
-
-
-def test_the_same_files_are_no_candidate(place: Path) -> None:
-    register_folder(good_model(place / "good"), build_serving_code())
-    tracking.set_champion(tracking.REGISTERED_COST, "1")
-    assert main(["promote", "--candidate", str(place / "good")]) == 1
-    assert report()["reason"] == "its files are identical to the champion's" and report()["decision"] is None
+    assert champion() == "models:/evenshard-cost/1"

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.impala import (
@@ -18,32 +19,20 @@ from evenshard.sharders.autoshard.impala import (
     Unroll,
     gather_log_probs,
     impala_loss,
+    policy_round,
     train_impala,
     v_trace,
 )
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.dreamshard.env import EpisodeBatch
 from support.autoshard_builders import MIXED, NORMALIZER, TIGHT, AdditiveShardModel, balance_policy, shard_net
-from support.builders import PLAIN_FEATURES, sized, split_by, task, working
-
-# V-trace -------------------------------------------------------------------------------------------------------------
+from support.builders import PLAIN_FEATURES, sized, task, working
 
 
 def column(*values: float) -> torch.Tensor:
     """[U, 1]"""
     return torch.tensor(values)[:, None]
-
-
-def test_on_policy_targets_are_the_n_step_returns_whatever_the_values_were() -> None:
-    traced = v_trace(column(0, 0, 0), column(1, 2, 4), column(0.5, 0.5, 0.5), column(7, -3, 9), torch.tensor([16.0]))
-    last = 4 + 0.5 * 16
-    assert traced.target_UB.flatten().tolist() == [1 + 0.5 * (2 + 0.5 * last), 2 + 0.5 * last, last]
-    assert traced.advantage_UB.flatten().tolist() == [5.0 - 7, 8.0 + 3, 12.0 - 9]
-
-
-def test_nothing_flows_back_over_the_end_of_an_episode() -> None:
-    traced = v_trace(column(0, 0, 0), column(0, 1, 5), column(1, 0, 1), column(0, 0, 0), torch.tensor([3.0]))
-    assert traced.target_UB.flatten().tolist() == [1.0, 1.0, 8.0]
 
 
 def test_ratios_above_one_are_clipped_and_those_below_weigh_less() -> None:
@@ -56,23 +45,10 @@ def test_ratios_above_one_are_clipped_and_those_below_weigh_less() -> None:
     assert traced.advantage_UB.flatten().tolist() == pytest.approx([1 * (3 + 6 - 1), 0.5 * (10 - 2)])
 
 
-def test_rho_and_c_are_clipped_each_at_its_own_level() -> None:
-    ratio = column(math.log(4), 0)
-    traced = v_trace(ratio, column(3, 0), column(1, 1), column(1, 2), torch.tensor([10.0]), clip_rho=3.0, clip_c=2.0)
-    assert traced.target_UB.flatten().tolist() == pytest.approx([1 + 3 * (3 + 2 - 1) + 2 * 8, 10])
-
-
-def test_steps_the_learner_would_never_take_teach_nothing() -> None:
-    never = column(-1e9, -1e9)
-    traced = v_trace(never, column(3, 5), column(1, 1), column(1, 2), torch.tensor([10.0]))
-    assert traced.target_UB.flatten().tolist() == [1.0, 2.0]
-    assert traced.advantage_UB.flatten().tolist() == [0.0, 0.0]
-
-
 numbers = st.lists(st.floats(-2, 2, width=32), min_size=5, max_size=5)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(ratio=numbers, reward=numbers, value=numbers, done=st.sets(st.integers(0, 4)), bootstrap=st.floats(-2, 2))
 def test_targets_are_those_of_the_definition(
     ratio: list[float], reward: list[float], value: list[float], done: set[int], bootstrap: float
@@ -81,31 +57,20 @@ def test_targets_are_those_of_the_definition(
     discount = [0.0 if step in done else 0.9 for step in range(5)]
     following = [*value[1:], bootstrap]
     rho, c = ([min(level, math.exp(one)) for one in ratio] for level in (1.5, 0.8))
-    expected = []
-    for start in range(5):
+    expected, advantages = [], []
+    for start in reversed(range(5)):
         total, weight = value[start], 1.0
         for step in range(start, 5):
             total += weight * rho[step] * (reward[step] + discount[step] * following[step] - value[step])
             weight *= discount[step] * c[step]
-        expected.append(total)
+        later = expected[0] if expected else bootstrap
+        advantages.insert(0, rho[start] * (reward[start] + discount[start] * later - value[start]))
+        expected.insert(0, total)
     traced = v_trace(
         column(*ratio), column(*reward), column(*discount), column(*value), torch.tensor([bootstrap]), 1.5, 0.8
     )
     assert traced.target_UB.flatten().tolist() == pytest.approx(expected, abs=1e-4)
-
-
-def test_slots_do_not_mix_and_no_gradient_passes() -> None:
-    torch.manual_seed(0)
-    ratio, reward, discount, value = (torch.randn(4, 3) for _ in range(4))
-    bootstrap = torch.randn(3, requires_grad=True)
-    together = v_trace(ratio, reward, discount, value, bootstrap)
-    one = slice(1, 2)
-    alone = v_trace(ratio[:, one], reward[:, one], discount[:, one], value[:, one], bootstrap[one])
-    torch.testing.assert_close(together.target_UB[:, 1:2], alone.target_UB)
-    assert not together.target_UB.requires_grad and not together.advantage_UB.requires_grad
-
-
-# Actors --------------------------------------------------------------------------------------------------------------
+    assert traced.advantage_UB.flatten().tolist() == pytest.approx(advantages, abs=1e-4)
 
 
 def actors(tasks: list[ShardingTask], slots: int, policy: AutoShardPolicy | None = None, seed: int = 0) -> Actors:
@@ -125,21 +90,6 @@ def test_two_unrolls_are_one_unroll_of_both_lengths() -> None:
     assert not second.seen.fresh_B[0].all() and second.memory[0].abs().sum() > 0
 
 
-def test_the_learner_sees_two_unrolls_as_it_sees_the_whole() -> None:
-    policy = balance_policy(seed=4)
-    whole, halves = actors(MIXED, 6).unroll(14), actors(MIXED, 6)
-    parts = [halves.unroll(6), halves.unroll(8)]
-    blank = policy.initial_memory(6)
-    expected = policy(whole.seen, blank)
-    memory = blank
-    for part, steps in zip(parts, (slice(0, 6), slice(6, 14)), strict=True):
-        judged = policy(part.seen, memory)
-        torch.testing.assert_close(judged.value_UB[:-1], expected.value_UB[steps])
-        torch.testing.assert_close(judged.logits_UBD[:-1], expected.logits_UBD[steps])
-        up_to_the_last = Observation(*(getattr(part.seen, field.name)[:-1] for field in fields(Observation)))
-        memory = policy(up_to_the_last, memory).memory
-
-
 def test_log_probabilities_are_over_the_devices_that_were_legal_when_acting() -> None:
     unroll = actors([TIGHT], 8).unroll(30)
     legal = unroll.seen.legal_BD[:-1]
@@ -150,14 +100,6 @@ def test_log_probabilities_are_over_the_devices_that_were_legal_when_acting() ->
     replayed = gather_log_probs(balance_policy()(unroll.seen, unroll.memory), unroll.device_UB)
     torch.testing.assert_close(replayed, unroll.acting_log_prob_UB, atol=1e-5, rtol=1e-4)
     assert unroll.reward_UB.min() < 0  # some dead ends
-
-
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 100), slots=st.integers(1, 5))
-def test_masked_devices_are_never_chosen(seed: int, slots: int) -> None:
-    unroll = actors(MIXED, slots, balance_policy(seed), seed).unroll(12)
-    assert unroll.seen.legal_BD[:-1].gather(-1, unroll.device_UB[..., None]).all()
-    assert unroll.acting_log_prob_UB.isfinite().all()
 
 
 def test_actors_lag_until_they_are_synchronised() -> None:
@@ -173,57 +115,32 @@ def test_actors_lag_until_they_are_synchronised() -> None:
     torch.testing.assert_close(replayed, unroll.acting_log_prob_UB, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("sync_every", "expected"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (4, [0, 4])])
-def test_weights_are_taken_over_every_so_many_updates(
-    sync_every: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    synchronise, unroll = Actors.synchronise, Actors.unroll
+def test_weights_are_taken_over_every_so_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, synchronise, unroll = list[str](), Actors.synchronise, Actors.unroll
+    monkeypatch.setattr(Actors, "synchronise", lambda *of: (calls.append("sync"), synchronise(*of)))
+    monkeypatch.setattr(Actors, "unroll", lambda *of: (calls.append("unroll"), unroll(*of))[1])
+    trained([TIGHT], ImpalaConfig(num_updates=5, num_slots=2, unroll_length=3, sync_every=2))
+    assert [calls[:place].count("unroll") for place, call in enumerate(calls) if call == "sync"] == [0, 2, 4]
 
-    def noted_synchronise(actors: Actors, learner: AutoShardPolicy) -> None:
-        calls.append("sync")
-        synchronise(actors, learner)
-
-    def noted_unroll(actors: Actors, num_steps: int) -> Unroll:
-        calls.append("unroll")
-        return unroll(actors, num_steps)
-
-    monkeypatch.setattr(Actors, "synchronise", noted_synchronise)
-    monkeypatch.setattr(Actors, "unroll", noted_unroll)
-    trained([TIGHT], ImpalaConfig(num_updates=5, num_slots=2, unroll_length=3, sync_every=sync_every))
-    unrolls_before = [calls[:place].count("unroll") for place, call in enumerate(calls) if call == "sync"]
-    assert unrolls_before == expected
-
-
-# The loss ------------------------------------------------------------------------------------------------------------
 
 CONFIG = ImpalaConfig(entropy_weight=0.3, baseline_weight=0.7, discount=0.9)
 
 
 def slow_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
     """Slot by slot, step by step."""
-    judged = policy(unroll.seen, unroll.memory)
-    total = torch.zeros(())
+    judged, total = policy(unroll.seen, unroll.memory), torch.zeros(())
     num_steps, num_slots = unroll.device_UB.shape
     for slot in range(num_slots):
-        ratios, chosen = [], []
+        chosen, values = [], judged.value_UB[:, slot]
         for step in range(num_steps):
             legal = unroll.seen.legal_BD[step, slot]
             probabilities = judged.logits_UBD[step, slot][legal].softmax(dim=0)
-            entropy = -(probabilities * probabilities.log()).sum()
-            total = total - config.entropy_weight * entropy
-            device = int(legal[: unroll.device_UB[step, slot]].sum())
-            chosen.append(probabilities[device].log())
-            ratios.append(float((chosen[-1] - unroll.acting_log_prob_UB[step, slot]).detach()))
-        values = judged.value_UB[:, slot]
-        discounts = [0.0 if done else config.discount for done in unroll.done_UB[:, slot].tolist()]
-        traced = v_trace(
-            column(*ratios),
-            unroll.reward_UB[:, slot : slot + 1],
-            column(*discounts),
-            values[:-1, None],
-            values[-1:].detach(),
-        )
+            total = total + config.entropy_weight * (probabilities * probabilities.log()).sum()
+            chosen.append(probabilities[int(legal[: unroll.device_UB[step, slot]].sum())].log())
+        ratio_U = torch.stack(chosen).detach() - unroll.acting_log_prob_UB[:, slot]
+        discount = column(*(0.0 if done else config.discount for done in unroll.done_UB[:, slot].tolist()))
+        reward = unroll.reward_UB[:, slot : slot + 1]
+        traced = v_trace(ratio_U[:, None], reward, discount, values[:-1, None], values[-1:].detach())
         for step in range(num_steps):
             total = total - float(traced.advantage_UB[step, 0]) * chosen[step]
             error = float(traced.target_UB[step, 0]) - values[step]
@@ -243,27 +160,6 @@ def test_loss_and_gradients_are_those_of_the_slow_reference_off_policy() -> None
         torch.testing.assert_close(mine, reference, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("reward", [50.0, -50.0])
-def test_a_better_than_expected_choice_becomes_more_probable(reward: float) -> None:
-    """Of the third table; the devices are no longer alike then."""
-    unroll, learner = actors([MIXED[0]], 1).unroll(3), balance_policy()
-
-    def log_prob() -> torch.Tensor:
-        return gather_log_probs(learner(unroll.seen, unroll.memory), unroll.device_UB)[2, 0]
-
-    surprising = replace(unroll, reward_UB=column(0, 0, reward), done_UB=torch.ones(3, 1) > 0)
-    config = replace(CONFIG, entropy_weight=0.0, baseline_weight=0.0)
-    impala_loss(learner, surprising, config).backward()  # type: ignore[no-untyped-call]
-    before = float(log_prob().detach())
-    with torch.no_grad():
-        for weight in learner.parameters():
-            if weight.grad is not None:
-                weight.sub_(1e-5 * weight.grad)
-    assert (float(log_prob().detach()) - before) * reward > 0
-
-
-# Training ------------------------------------------------------------------------------------------------------------
-
 QUICK = ImpalaConfig(num_slots=16, unroll_length=12, sync_every=2, learning_rate=3e-3)
 
 
@@ -276,35 +172,16 @@ def trained(
     return train_impala(net, optimizer, env, len(tasks), config, torch.Generator().manual_seed(seed))
 
 
-def test_the_same_seed_learns_the_same() -> None:
-    nets = [balance_policy() for _ in range(3)]
-    config = ImpalaConfig(num_updates=4, num_slots=3, unroll_length=10)
-    histories = [trained(MIXED, config, net, seed) for net, seed in zip(nets, (1, 1, 2), strict=True)]
-    assert histories[0] == histories[1] != histories[2]
-    for mine, its in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert mine.equal(its)
-
-
-def test_the_learning_rate_is_the_configs_and_falls_to_nothing() -> None:
-    net = balance_policy()
-    trained(MIXED, ImpalaConfig(num_updates=1, num_slots=3, unroll_length=10, learning_rate=1e-3), net)
-    steps = [(new - old).abs().max() for new, old in zip(net.parameters(), balance_policy().parameters(), strict=True)]
-    assert 0 < float(max(steps).detach()) <= 1.001e-3  # Adam's first step is the learning rate
-    optimizer = torch.optim.Adam(net.parameters())
-    env = BalanceEnv(EpisodeBatch.of(MIXED, NORMALIZER), shard_net(), 3)
-    config = ImpalaConfig(num_updates=5, num_slots=3, unroll_length=2, learning_rate=1e-3)
-    train_impala(net, optimizer, env, len(MIXED), config, torch.Generator().manual_seed(0))
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(2e-4)
-
-
-def test_long_gradients_are_cut() -> None:
+def test_the_learning_rate_falls_to_nothing_and_long_gradients_are_cut() -> None:
     """Plain gradient descent goes as far as the gradient is long."""
-    net, env = balance_policy(), BalanceEnv(EpisodeBatch.of(MIXED, NORMALIZER), shard_net(), 4)
-    config = ImpalaConfig(num_updates=1, num_slots=4, unroll_length=12, learning_rate=1.0, max_gradient_norm=1e-3)
-    generator = torch.Generator().manual_seed(0)
-    train_impala(net, torch.optim.SGD(net.parameters()), env, len(MIXED), config, generator)
-    moved = [(new - old).detach() for new, old in zip(net.parameters(), balance_policy().parameters(), strict=True)]
-    assert math.sqrt(sum(float(one.square().sum()) for one in moved)) == pytest.approx(1e-3, rel=1e-2)
+    for updates, rate in ((1, 0.5), (4, 0.125)):
+        net, env = balance_policy(), BalanceEnv(EpisodeBatch.of(MIXED, NORMALIZER), shard_net(), 3)
+        optimizer = torch.optim.SGD(net.parameters())
+        config = ImpalaConfig(updates, num_slots=3, unroll_length=4, learning_rate=0.5, max_gradient_norm=1e-3)
+        train_impala(net, optimizer, env, len(MIXED), config, torch.Generator().manual_seed(0))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+        moved = [(new - old).detach() for new, old in zip(net.parameters(), balance_policy().parameters(), strict=True)]
+        assert updates > 1 or torch.cat([one.flatten() for one in moved]).norm() == pytest.approx(5e-4, rel=1e-2)
 
 
 def test_the_history_is_the_mean_reward_of_the_episodes_that_ended() -> None:
@@ -316,24 +193,22 @@ def test_the_history_is_the_mean_reward_of_the_episodes_that_ended() -> None:
     assert unroll.done_UB[-1].all() and reward == pytest.approx(float(unroll.reward_UB[-1].mean()))
 
 
-@pytest.mark.slow
-def test_dead_ends_teach_a_policy_to_leave_room_and_nothing_becomes_nan() -> None:
-    """Of 3, 3, 2, 2, 2 on two devices of 6, only (3, 3 | 2, 2, 2) fits."""
-    stuck = task(sized(3, 3, 2, 2, 2), devices=2, cap=4 * 6, task_id="stuck")
-    net = balance_policy()
-    history = trained([stuck], replace(QUICK, num_updates=100), net)
-    assert all(weight.isfinite().all() for weight in net.parameters())
-    assert sum(history[-10:]) > sum(history[:10]) and min(history[:10]) < max(history[-10:])
-    placement = AutoShardSharder(shard_net(), net, NORMALIZER).place(stuck)
-    assert split_by(placement) == {(0, 1), (2, 3, 4)}
+def test_a_round_trains_on_feasible_tasks_with_the_first_scale() -> None:
+    cost_net, new, config = shard_net(), new_checkpoint(balance_policy(), NORMALIZER), replace(QUICK, num_updates=1)
+    cost_net.cost_scale_ms.fill_(7.0)
+    impossible, generator = task(sized(9), cap=4 * 8), torch.Generator().manual_seed(0)
+    first, history = policy_round(new, cost_net, [impossible, *MIXED], config, Round(1, 2), generator)
+    cost_net.cost_scale_ms.fill_(8.0)
+    second, _ = policy_round(first, cost_net, MIXED, config, Round(2, 2), generator)
+    assert (first.round, second.round, len(history)) == (1, 2, 1) and float(second.net.cost_scale_ms) == 7.0
+    with pytest.raises(InfeasibleTask, match="No train task fits"):
+        policy_round(first, cost_net, [impossible], config, Round(2, 2), generator)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "works", [pytest.param((9.0, 9.0, 6.0, 4.0, 4.0, 4.0), marks=pytest.mark.slow), (3.0, 3.0, 2.0, 2.0, 2.0)]
-)
-def test_training_finds_the_known_optimum(works: tuple[float, ...]) -> None:
-    """Heaviest-first greedy ends at 17 : 19 and at 5 : 7; only one split of each is even. It takes some exploring."""
+def test_training_finds_the_known_optimum() -> None:
+    """Heaviest-first greedy ends at 5 : 7; only one split is even. It takes some exploring."""
+    works = (3.0, 3.0, 2.0, 2.0, 2.0)
     of_task = task(working(*works), devices=2)
     config = replace(QUICK, num_updates=150, entropy_weight=0.05)
     model = AdditiveShardModel()
@@ -348,10 +223,3 @@ def test_training_finds_the_known_optimum(works: tuple[float, ...]) -> None:
     loads = [sum(works[i] for i in shard) for shard in placement.shards()]
     assert loads[0] == loads[1]
     assert sum(history[-20:]) / 20 > 0.95 > 0.8 > sum(history[:20]) / 20
-
-
-@pytest.mark.slow
-def test_without_the_mask_the_penalty_keeps_the_policy_off_full_devices() -> None:
-    stuck = task(sized(3, 3, 2, 2, 2), devices=2, cap=4 * 7, task_id="stuck")
-    history = trained([stuck], replace(QUICK, num_updates=60, mask_illegal=False))
-    assert min(history[:5]) < 0.6 < sum(history[-5:]) / 5

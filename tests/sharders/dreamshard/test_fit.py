@@ -42,16 +42,12 @@ def random_placements(count: int, seed: int = 0) -> list[MeasuredPlacement]:
 
 
 DATA = CostTensors.of(random_placements(40), NORMALIZER)
-ALL_ROWS = torch.arange(40)
 
 
 def fitted(config: FitConfig, seed: int = 0) -> tuple[DreamShardCostNet, list[float]]:
     net = cost_net(seed=1, scale_ms=float(DATA.overall_N.mean()))
     optimizer = torch.optim.Adam(net.parameters(), lr=123.0)
     return net, fit_cost_net(net, optimizer, DATA, config, torch.Generator().manual_seed(seed))
-
-
-# The tensors ---------------------------------------------------------------------------------------------------------
 
 
 def test_of_a_shard_timed_as_a_whole_the_sum_of_both_heads_is_learned() -> None:
@@ -85,13 +81,6 @@ def test_measured_placements_become_tensors_by_hand() -> None:
     assert data.overall_N.tolist() == [24.0, 8.0]
 
 
-def test_placements_of_different_batch_sizes_do_not_share_features() -> None:
-    with pytest.raises(AssertionError):
-        CostTensors.of(
-            [measured(task(TABLES[:2], batch_size=size), (0, 1), cost(1.0, 1.0)) for size in (64, 128)], NORMALIZER
-        )
-
-
 def test_predictions_sum_the_representations_of_each_device_and_leave_an_empty_one_at_zero() -> None:
     net, of_task = cost_net(), task(TABLES[:3], devices=3)
     data = CostTensors.of([measured(of_task, (0, 2, 0), cost(1.0, 1.0, 1.0))], NORMALIZER)
@@ -100,20 +89,6 @@ def test_predictions_sum_the_representations_of_each_device_and_leave_an_empty_o
     device_costs, overall = predict(net, data, torch.tensor([0]))
     torch.testing.assert_close(device_costs[0], net.device_costs(sums))
     torch.testing.assert_close(overall, net.overall_cost(sums[None], torch.ones(1, 3, dtype=torch.bool)))
-
-
-def test_a_placement_is_predicted_alike_among_wider_ones_and_alone() -> None:
-    """40 placements of 2 to 4 devices, padded to 4."""
-    net, placements = cost_net(), random_placements(6)
-    together_costs, together = predict(net, CostTensors.of(placements, NORMALIZER), torch.arange(6))
-    for number, one in enumerate(placements):
-        alone_costs, alone = predict(net, CostTensors.of([one], NORMALIZER), torch.tensor([0]))
-        torch.testing.assert_close(together[number], alone[0], atol=1e-5, rtol=1e-5)
-        devices = one.task.num_devices
-        torch.testing.assert_close(together_costs[number, :devices], alone_costs[0], atol=1e-5, rtol=1e-5)
-
-
-# The loss ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_three_mean_squared_errors_over_devices_and_one_over_placements() -> None:
@@ -136,49 +111,8 @@ def test_the_loss_is_three_mean_squared_errors_over_devices_and_one_over_placeme
 
 
 def test_golden_curve() -> None:
-    net, losses = fitted(FitConfig(num_updates=150, minibatch_size=16, learning_rate=2e-3))
-    assert len(losses) == 150
+    _, losses = fitted(FitConfig(num_updates=150, minibatch_size=16, learning_rate=2e-3))
     assert [losses[0], losses[59], losses[149]] == pytest.approx([1.138678, 0.00874542, 0.000558838], rel=1e-3)
-    costs, overall = (predicted.detach() for predicted in predict(net, DATA, ALL_ROWS))
-    assert float((overall / DATA.overall_N - 1).abs().median()) < 0.1
-    assert float((costs[..., 2] - DATA.costs_NDC[..., 2])[DATA.device_mask_ND].abs().mean()) < 0.1
-
-
-def test_the_same_generator_gives_the_same_curve_and_another_another() -> None:
-    config = FitConfig(num_updates=5, minibatch_size=8, learning_rate=1e-3)
-    assert fitted(config, seed=1)[1] == fitted(config, seed=1)[1] != fitted(config, seed=2)[1]
-
-
-def test_the_learning_rate_is_the_configs_not_the_optimizers() -> None:
-    before = cost_net(seed=1, scale_ms=float(DATA.overall_N.mean()))
-    after, _ = fitted(FitConfig(num_updates=1, minibatch_size=8, learning_rate=1e-3))
-    for old, new in zip(before.parameters(), after.parameters(), strict=True):
-        assert float((new - old).abs().max().detach()) <= 1.001e-3  # Adam's first step is the learning rate
-
-
-def test_the_scale_of_costs_is_no_weight_to_learn() -> None:
-    net, _ = fitted(FitConfig(num_updates=3, minibatch_size=8, learning_rate=1e-2))
-    assert float(net.cost_scale_ms) == float(DATA.overall_N.mean())
-
-
-def test_progress_is_told_of_every_update() -> None:
-    seen: list[int] = []
-
-    def track(updates: range) -> range:
-        seen.extend(updates)
-        return updates
-
-    net = cost_net()
-    config = FitConfig(num_updates=4, minibatch_size=2, learning_rate=1e-3)
-    fit_cost_net(net, torch.optim.Adam(net.parameters()), DATA, config, torch.Generator(), track)
-    assert seen == [0, 1, 2, 3]
-
-
-# One round ------------------------------------------------------------------------------------------------------------
-
-
-def test_learning_rates_fall_linearly_over_the_rounds() -> None:
-    assert [Round(number, 4).decay(0.8) for number in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate() -> None:
