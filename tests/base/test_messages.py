@@ -9,9 +9,13 @@ from evenshard.base.messages import (
     MAX_MESSAGE,
     brief,
     cut,
+    did_you_mean,
+    names_text,
     one_line,
     printable,
     reason_of,
+    root_of,
+    tables_text,
     text_table,
     without_credentials,
 )
@@ -61,20 +65,29 @@ def test_a_value_that_would_fill_the_memory_is_not_unfolded() -> None:
 
 
 def test_a_text_is_cut_between_words() -> None:
-    assert cut("one two three four", 14) == "one two..."
-    assert cut("one", 14) == "one"
-    assert cut("x" * 20, 10) == "xxxxxxx..."
+    assert [cut(text, 14) for text in ("one two three four", "one two three f", "one", "o" * 5 + " " + "x" * 20)] == [
+        "one two...", "one two...", "one", "ooooo xxxxx...",
+    ]  # fmt: skip
+    assert cut("x" * 20, 10) == "xxxxxxx..." and cut("x" * 10, 10) == "x" * 10
+
+
+def test_lists_of_names() -> None:
+    assert names_text("abc") == "a, b, c" and names_text("abcde") == "a, b, c and 2 more"
+    assert tables_text(["a"]) == "a (1 table)" and tables_text("abcd") == "a, b, c and 1 more (4 tables)"
+    assert did_you_mean("h10", ["h100", "cpu"]) == " Did you mean h100?" and did_you_mean("zzz", ["h100"]) == ""
 
 
 def test_the_reason_of_an_error_is_its_first_line() -> None:
     assert reason_of(ValueError("first.\nsecond")) == "first"
     assert reason_of(ValueError("http://u:p@h: away")) == "http://***@h: away"
     assert reason_of(KeyError()) == "KeyError"
+    last, first = ValueError(), KeyError()
+    last.__cause__ = first
+    assert root_of(last) is first
 
 
 def test_what_is_printable_stays() -> None:
-    assert printable("naïve 表") == "naïve 表"
-    assert one_line("  a   b ") == "a b"
+    assert printable("naïve 表") == "naïve 表" and one_line("  a   b ") == "a b"
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -84,11 +97,8 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         "  a       10.00   +1  note",
         "  longer   2.00  -10",
     ]
-
-
-def test_the_last_side_counts_for_the_columns_that_follow() -> None:
     rows = [("a", "bb", "c"), ("aa", "b", "cc")]
-    assert text_table(rows, "<>") == text_table(rows, "<>>") == "a   bb   c\naa   b  cc"
+    assert text_table(rows, "<>") == text_table(rows, "<>>") == "a   bb   c\naa   b  cc", "the last side is repeated"
 
 
 def test_the_last_column_wraps_where_a_width_is_given() -> None:

@@ -27,9 +27,8 @@ def test_problems_are_seen(tmp_path: Path) -> None:
         error.args = ("two\nlines",)
         raise error
 
-    assert "two" in str(find_problem("x", b"", tmp_path, refuse))
-    assert "ZeroDivisionError" in str(find_problem("x", b"", tmp_path, lambda path: 1 / 0))
-    assert "MemoryError" in str(find_problem("x", b"", tmp_path, lambda path: bytearray(2**36)))
+    assert "two" in find_problem("x", b"", tmp_path, refuse)
+    assert "ZeroDivisionError" in find_problem("x", b"", tmp_path, lambda path: 1 / 0)
 
 
 def test_the_command_reads_in_another_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from evenshard.base.provenance import Lineage
+from evenshard.loop.loop import STAGES
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import Placement
 from support.answer_builders import answer
@@ -27,31 +28,24 @@ from support.trace_builders import TraceBuilder, step
 from support.tracking_builders import write_costs
 from support.traffic_builders import TRAFFIC, dlrm, jagged, write_parquet
 
-POOL = some_tables(4)
-COPIED = ["params.yaml", "examples/rules.yaml", "pipelines/cluster.yaml", *(f"src/evenshard/price/profiles/{name}.yaml" for name in ("h200", "l40s"))]
-    "params.yaml",
-    "examples/rules.yaml",
-    "pipelines/cluster.yaml",
-    "src/evenshard/price/profiles/h200.yaml",
-    "src/evenshard/price/profiles/l40s.yaml",
-]
+POOL, PLACED = some_tables(4), Placement((0, 1, 0, 1), 2)
+PROFILES = "src/evenshard/price/profiles"
+COPIED = f"params.yaml examples/rules.yaml pipelines/cluster.yaml {PROFILES}/h200.yaml {PROFILES}/l40s.yaml".split()
 TEXTS = {
     "request.yaml": "{tables: [{name: a, num_rows: 9, embedding_dim: 8}], num_devices: 2, memory_cap_gb: [40, 64], "
     "hosts: h.yaml, communication: [fp16], pooling_factors: {a: [1, 2.5]}, pinned: {a: 0}, apart: [[a, c]], seed: 1}\n",
-    "link.yaml": "latency_us: {value: 3.1, source: measured}\nbandwidth_gb_s: {value: 30, source: measured}\n"
-    "source: measured\n",
+    "link.yaml": "{source: measured, latency_us: {value: 3, source: measured}, "
+    "bandwidth_gb_s: {value: 30, source: measured}}\n",
     "address": "s3://bucket/a b/ü@x",
 }
 Read = Callable[[Path], object]
 
 
 def use(name: str, *arguments: Any) -> Any:
-    """Call a function of evenshard by its name."""
     return resolve_name(f"evenshard.{name}")(*arguments)
 
 
 def reader(name: str, *arguments: Any) -> Read:
-    """Return a reader by its name, with the arguments that follow the path."""
     return lambda path: use(name, path, *arguments)
 
 
@@ -61,22 +55,16 @@ def _read_tables(path: Path) -> None:
     use("search.infeasibility:find_reason", asked_for.task().as_whole)
 
 
-def _read_params(path: Path) -> None:
-    params = use("base.documents:load_params", path)
-    for stage in resolve_name("evenshard.loop.loop:STAGES"):
-        stage.settings(params, {})
-
-
 def _read_device(path: Path) -> None:
     hardware = use("measure.local_hardware:open_hardware", MeasureConfig(f"simulated:{path}"))
-    hardware.measure(task(POOL), Placement((0, 1, 0, 1), 2))
+    hardware.measure(task(POOL), PLACED)
 
 
 # By the path of the good file in ``good_files()``.
 READERS: dict[str, Read] = {
     **dict.fromkeys(("tables.json", "tables.yaml", "tables.csv", "tables.parquet"), _read_tables),
     "tasks.json": reader("placement.tasks:load_tasks", POOL),
-    "params.yaml": _read_params,
+    "params.yaml": lambda path: [one.settings(use("base.documents:load_params", path), {}) for one in STAGES],
     "request.yaml": reader("planner.config_file:load_config"),
     "rules.yaml": reader("planner.rules:load_rules"),
     **dict.fromkeys(("h200.yaml", "l40s.yaml"), _read_device),
@@ -114,8 +102,7 @@ def good_files() -> Path:
     write_costs(folder / "costs.parquet", Lineage())
     use("planner.file:save_answer", answer(), folder / "placement.json")
     use("torchrec:save_plan", answer(), folder / "torchrec.json")
-    parts = Placement((0, 1, 0, 1), 2).parts(POOL)
-    jobs = [use("measure.campaign:Job", "m1", task(POOL), parts, 1, "random", "")]
+    jobs = [use("measure.campaign:Job", "m1", task(POOL), PLACED.parts(POOL), 1, "random", "")]
     use("measure.plan:save_measure_plan", jobs, MeasureConfig("simulated:h200"), folder / "plan.json")
     origin = use("measure.journal:Origin", PROVENANCE, {"num_batches": 2, "recorded_batch": None})
     with use("measure.journal:Journal", folder / "journal.jsonl") as journal:
