@@ -43,18 +43,14 @@ def test_size_has_a_limit() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("", "not JSON"),
         ('{"a": 1', "not JSON .*line 1 column 8"),
-        ("{'a': 1}", "not JSON"),
         ('{"a": NaN}', "'NaN' is not a valid number"),
-        ("[-Infinity]", "'-Infinity' is not a valid number"),
         ("[1e400]", "'1e400' is not a valid number"),
         ("[-1e400]", "'-1e400' is not a valid number"),
         (f"[{'9' * 301}]", "is not a valid number"),
         ("[" * 100_000, "nested too deep"),
         ('{"a": 1, "b": {"c": 2, "c": 2}}', "key 'c' appears twice"),
         (b'["\xff"]', r"not UTF-8 \(byte 3\)"),
-        (b"\xff\xfe[\x00]\x00", "not UTF-8"),
         (r'["\ud800x"]', "an invalid character"),
         (r'{"\udfff": 1}', "an invalid character"),
     ],
@@ -72,12 +68,8 @@ def test_what_is_none_is_one_line(source: str | bytes, why: str) -> None:
 def test_yaml_data_comes_back() -> None:
     assert load_yaml("a: {b: [1, 2.5, null]}\nc: 'x'\n") == {"a": {"b": [1, 2.5, None]}, "c": "x"}
     assert load_yaml("") is None
-
-
-def test_yaml_one_key_in_two_mappings_is_no_repetition() -> None:
-    assert load_yaml("[{a: 1}, {a: 2}]") == [{"a": 1}, {"a": 2}]
     assert load_yaml("base: &b {a: 1, c: 3}\nown: {<<: *b, a: 2}")["own"] == {"a": 2, "c": 3}
-    assert load_yaml("{1: a, '2': b}") == {1: "a", "2": "b"}
+    assert load_yaml("[{a: 1}, {1: 2}]") == [{"a": 1}, {1: 2}], "a key in two mappings"
 
 
 @pytest.mark.parametrize("text", ["&x [1, *x]", "a: &x {b: {c: *x}}", "&x\n- &y {a: *y}\n"])
@@ -105,7 +97,6 @@ def test_yaml_several_documents() -> None:
     [
         ("9" * 5000, "Exceeds the limit"),
         ("a: 1\nb: 2\na: 3\n", r"'a' appears twice.*line 3"),
-        ("x: {a: 1, a: 1}", "'a' appears twice"),
         ("- [{a: 1, a: 2}]", "'a' appears twice"),
         ("a: [1", "line 1"),
         ("a: 2024-13-45", "month must be in"),
@@ -129,20 +120,12 @@ def test_yaml_doubling_aliases_are_refused() -> None:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def test_sections_are_read_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    path.write_text("loop:\n  num_rounds: 3  # a comment\ntrain: {learning_rate: 0.0005}\n")
-    assert load_params(path) == {"loop": {"num_rounds": 3}, "train": {"learning_rate": 0.0005}}
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"a: [1, 2", "not readable as YAML"),
         (b"\xff\xfe\x00", "not readable as YAML"),
-        (b"- 1\n- 2\n", "is not a mapping"),
         (b"", "is not a mapping"),
-        (b"1: 2\n", "key 1 is not a string. Put it in quotes"),
         (b"extra: [{2024-01-01: x}]\n", "is not a string. Put it in quotes"),
         (None, r"no such file.*--params"),
     ],

@@ -178,27 +178,19 @@ def test_a_real_server_gives_these_troubles(
         download(at, tmp_path / "x")
 
 
-@pytest.mark.slow
-def test_no_password_of_the_endpoint_is_shown(store: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://alice:hunter2@127.0.0.1:1")
-    words = [sys.executable, "-m", "evenshard", "place", "s3://b/k.parquet", "--devices", "2"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    warned, *_, failed = done.stderr.splitlines()  # between them a slow machine says that it searches
-    assert "user and password in AWS_ENDPOINT_URL are ignored" in warned
-    assert "http://***@127.0.0.1:1 does not answer" in failed
-    assert done.returncode == 1 and "hunter2" not in done.stderr and "alice" not in done.stderr
-
-
 # There and back -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [0, PART, 2 * PART + 77])
-def test_a_file_comes_back(store: S3, at: str, tmp_path: Path, size: int) -> None:
-    upload(written(tmp_path / "one", blob(size)), at)
-    assert objects(store, at) == [Address.of(at).key]  # a plain object that others read, and no leftovers
-    assert download(at, tmp_path / "new" / "two").read_bytes() == blob(size)
-    assert os.listdir(tmp_path / "new") == ["two"]
+def test_a_file_comes_back(store: S3, at: str, tmp_path: Path) -> None:
+    hashes = set()
+    for size in (0, PART, 2 * PART + 77):
+        upload(written(tmp_path / "one", blob(size)), at)
+        assert objects(store, at) == [Address.of(at).key]  # a plain object that others read, and no leftovers
+        assert download(at, tmp_path / "new" / "two").read_bytes() == blob(size)
+        assert os.listdir(tmp_path / "new") == ["two"]
+        hashes.add(content_hash(at))
+    assert len(hashes) == 3
     with pytest.raises(BadConfig, match=f"^{at}: torn. Repair it.$"), local_copy(at) as path:
         raise BadFile(path, "torn", "Repair it.")
 
@@ -212,20 +204,13 @@ def test_a_folder_is_what_its_listing_names(store: S3, at: str, tmp_path: Path) 
     assert contents(download(at, tmp_path / "back")) == wanted
     with local_copy(at) as path:
         assert contents(path) == wanted
+    before = content_hash(at)
+    put(store, at, a=b"2")
+    changed = content_hash(at)
+    put(store, at, a=b"1")
+    assert content_hash(at) == before != changed
     remove(at)
     assert objects(store, at) == [f"{Address.of(at).key}-other/c"]
-
-
-@pytest.mark.slow
-def test_what_identifies_the_content_changes_with_it(store: S3, at: str, tmp_path: Path) -> None:
-    files, folders = [], []
-    for content in (b"1", b"2", b"1"):
-        upload(written(tmp_path / "one", content), f"{at}-file")
-        put(store, at, a=content, b=b"same")
-        files.append(content_hash(f"{at}-file"))
-        folders.append(content_hash(at))
-    assert files[0] == files[2] != files[1] and files[0].startswith("etag:")
-    assert folders[0] == folders[2] != folders[1] and folders[0].startswith("etags:")
 
 
 UPLOAD = f"""

@@ -10,14 +10,7 @@ import pytest
 import torch
 
 from evenshard.base.errors import BadFile, TrainingFailed
-from evenshard.base.tensor_files import (
-    integer_problem,
-    load_adam,
-    load_tensors,
-    load_weights,
-    save_adam,
-    save_weights,
-)
+from evenshard.base.tensor_files import integer_problem, load_adam, load_tensors, load_weights, save_adam, save_weights
 
 
 def net(scale: float = 1.0) -> torch.nn.Module:
@@ -59,13 +52,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
     torch.save({**net().state_dict(), **change}, tmp_path / "state.pt")
     with pytest.raises(ValueError, match=said):
         load_weights(net(), tmp_path / "state.pt")
-
-
-def test_a_missing_weight_is_refused(tmp_path: Path) -> None:
-    state = net().state_dict()
-    del state["bias"]
-    torch.save(state, tmp_path / "state.pt")
-    with pytest.raises(ValueError, match=r"state\.pt lacks bias"):
+    torch.save({"bias": torch.ones(1)}, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match=r"state\.pt lacks weight"):
         load_weights(net(), tmp_path / "state.pt")
 
 

@@ -64,13 +64,10 @@ def test_a_record_comes_back_where_pydantic_is_missing(monkeypatch: pytest.Monke
         ({"pair": [float("inf"), 2]}, "pair[0] is inf, not a finite number"),
         ({"inner": {"on": 1}}, "inner: on is 1, not true or false"),
         ({"inner": {}}, "inner: on is missing"),
-        ({"inner": 5}, "inner is 5, not a mapping"),
-        ({"numbers": "one"}, "numbers is 'one', not a number or a list"),
         ({"numbers": [1, 2.5]}, "numbers[1] is 2.5, not a whole number"),
         ({"inners": [{"on": True}, {"on": True, "off": 1}]}, "inners[1]: 'off' is unknown"),
         ({"nam": 1}, "'nam' is unknown (did you mean name?)"),
         ({"count": "\ud800"}, "'utf-8' codec can't encode character"),
-        ({"rest": {(1, 2): 3}}, "keys must be str"),
     ],
 )
 def test_a_problem_is_one_line(change: dict[str, Any], why: str) -> None:
@@ -129,7 +126,6 @@ def test_flags_win_over_the_file_unless_they_were_not_given() -> None:
         ({"num_updates": 2.5, "max_rows": "x"}, "num_updates is 2.5, not a whole number; max_rows is 'x', not a whole"),
         ({"num_updates": 3, "batch_size": 0}, "train: batch_size is 0, not a whole number from 1 to 2,147,483,647. "),
         ({"num_updates": 3, "learning_rate": float("nan")}, "learning_rate is nan, not a finite number"),
-        (None, "section train is not a mapping"),
         ([1, 2], "section train is not a mapping"),
     ],
 )
@@ -167,7 +163,6 @@ def asked(
     [
         ("path", 1, "path is 1, not a string or a path. Correct it."),
         ("path", Path("\ud800"), "not Unicode text of at most 4,096 bytes without NUL"),
-        ("path", "a\0b", "not Unicode text of at most 4,096 bytes without NUL"),
         ("count", True, "count is True, not a whole number"),
         ("yes", 1, "yes is 1, not true or false"),
         ("names", "one", "names is 'one', not a list. Put it in brackets: ['one']."),
@@ -176,8 +171,6 @@ def asked(
         ("places", {"a": "b"}, "places.a is 'b', not a whole number or a list"),
         ("places", [("a", 1)], "places is [('a', 1)], not a mapping"),
         ("told", 1, "told is 1, not a function"),
-        ("part", 1, "part is 1, not a Fraction"),
-        ("last", [], "last is [], not a whole number"),
     ],
 )
 def test_another_type_is_said_in_a_line(name: str, value: Any, problem: str) -> None:
@@ -232,14 +225,7 @@ def with_knobs(count: int = 0, *, last: int = 0, **knobs: Any) -> dict[str, Any]
     return {"count": count, **knobs}
 
 
-def test_knobs_are_checked_as_they_are_declared() -> None:
-    assert with_knobs(np.int8(2), part=Fraction(1, 2)) == {"count": 2, "part": Fraction(1, 2)}
-    for given, said in (({"count": "x"}, "not a whole number"), ({"part": 1}, "not a Fraction")):
-        with pytest.raises(BadConfig, match=said):
-            with_knobs(**given)
-
-
-def test_the_signature_and_the_help_show_every_knob() -> None:
+def test_knobs_are_checked_and_shown_as_they_are_declared() -> None:
     assert str(inspect.signature(with_knobs)) == (
         "(count: int = 1, *, part: 'Fraction | None' = None, size_gb: float = 1.0, last: 'int' = 0) -> 'dict[str, Any]'"
     )
@@ -247,3 +233,7 @@ def test_the_signature_and_the_help_show_every_knob() -> None:
         "What it was given.\n\nArgs:\n    count: how many.\n    part: how much of it. TorchRec: ``Topology.part``.\n"
         "    size_gb: how large.\n    last: the last."
     )
+    assert with_knobs(np.int8(2), part=Fraction(1, 2)) == {"count": 2, "part": Fraction(1, 2)}
+    for given, said in (({"count": "x"}, "not a whole number"), ({"part": 1}, "not a Fraction")):
+        with pytest.raises(BadConfig, match=said):
+            with_knobs(**given)

@@ -16,10 +16,7 @@ from evenshard.base.units import BYTES_PER_GB as GB
         (units.pct_text, {0: "0.0 %", 9.94: "9.9 %", 9.95: "10 %", 1234.5: "1,234 %", -20: "-20.0 %"}),
         (units.gb_text, {0: "0.00 GB", 1: "1 byte", GB // 100 - 1: "10.2 MB", GB // 100 + 1: "0.01 GB"}),
         (units.gb_text, {3 * GB // 2: "1.50 GB", 1234 * GB: "1,234.00 GB"}),
-        (
-            units.size_text,
-            {0: "0 bytes", 1: "1 byte", 1023: "1023 bytes", 1024: "1.00 KB", GB: "1.00 GB"},
-        ),
+        (units.size_text, {0: "0 bytes", 1: "1 byte", 1023: "1023 bytes", 1024: "1.00 KB", GB: "1.00 GB"}),
         (units.size_text, {20 * 2**20: "20.0 MB", 200 * 1024: "200 KB"}),
         (units.missing_text, {1: "1 byte is missing", 2: "2 bytes are missing", 2**20: "1.00 MB is missing"}),
         (units.missing_text, {GB // 4: "0.25 GB is missing", GB // 4 + 1: "0.26 GB is missing"}),

@@ -14,7 +14,7 @@ from support.dataset_builders import clone, dvc, make_repository, measure
 from support.documented import snippet
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fresh_clone_pulls_what_was_added(tmp_path: Path) -> None:
     (tmp_path / "team").mkdir()
     root = make_repository(tmp_path / "team/repository")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,10 @@ def database(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return uri
 
 
-def test_the_command_and_the_address_are_of_the_loop(database: str) -> None:
+@pytest.mark.slow
+def test_the_command_and_the_address_are_of_the_loop(
+    workdir: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, command, address = lines()
     words = shlex.split(command)
     assert words[1:] == ["ui", "--port", str(PORT), "--backend-store-uri", database]
@@ -41,26 +42,6 @@ def test_the_command_and_the_address_are_of_the_loop(database: str) -> None:
     assert found is not None and found[1] == f"http://127.0.0.1:{PORT}"
     run = connect().get_run(found[3])
     assert run.info.experiment_id == found[2] and run.info.run_name.startswith("loop-")
-
-
-@pytest.mark.slow
-def test_a_server_has_the_run_at_its_own_address(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, run_id = ADDRESS.fullmatch(lines()[2]).groups()  # type: ignore[union-attr]
-    with servers.mlflow_server(database) as server:
-        with urllib.request.urlopen(f"{server.url}/api/2.0/mlflow/runs/get?run_id={run_id}") as answer:
-            run = json.load(answer)["run"]
-        # The same loop, whose stages log to the server: work/mlflow_parent.json has its key.
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        title, address = lines()
-    assert run["info"]["run_name"].startswith("loop-")
-    assert title == "The run in MLflow:" and ADDRESS.fullmatch(address).groups() == (  # type: ignore[union-attr]
-        server.url,
-        run["info"]["experiment_id"],
-        run_id,
-    )
-
-
-def test_without_a_run_that_is_said(workdir: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = workdir / "other"
     other.mkdir()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(other)}")
@@ -70,18 +51,21 @@ def test_without_a_run_that_is_said(workdir: Path, database: str, monkeypatch: p
     assert lines() == ["No stage of the loop has run in this folder, so MLflow has no run to show."]
 
 
+@pytest.mark.slow
+def test_a_server_has_the_run_at_its_own_address(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, experiment, run_id = ADDRESS.fullmatch(lines()[2]).groups()  # type: ignore[union-attr]
+    with servers.mlflow_server(database) as server:
+        # The same loop, whose stages log to the server: work/mlflow_parent.json has its key.
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        title, address = lines()
+        assert connect().get_run(run_id).info.experiment_id == experiment
+    assert title == "The run in MLflow:"
+    assert ADDRESS.fullmatch(address).groups() == (server.url, experiment, run_id)  # type: ignore[union-attr]
+
+
 def test_make_run_ends_with_it_and_installs_no_tests() -> None:
     command = ["make", "-n", "--no-print-directory", "--always-make", "run"]
     recipe = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert recipe.splitlines()[-1] == ".venv/bin/python tools/mlflow_address.py"
     extras = re.findall(r"--editable '\.\[([\w,]+)\]'", recipe)
     assert extras == ["cpu,loop,tracking"]
-
-
-def test_readmes_commands_leave_no_untracked_file() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    written = re.findall(r"^    evenshard .* (?:-o|--out|--report) (\S+)", readme, flags=re.MULTILINE)
-    assert written
-    words = ["git", "check-ignore", "--no-index", *written, "build/lib", "src/evenshard.egg-info/SOURCES.txt"]
-    ignored = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.split()
-    assert ignored == words[3:]
