@@ -12,7 +12,6 @@ import pytest
 import evenshard
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import DATA_TYPES, Table
-from support.traffic_builders import TRAFFIC, write_parquet
 
 APPROXIMATED = Table("clicks", 1000, 16, 4.0, data_type="bf16", weight_bits=16, pooling="mean", is_weighted=True)
 TEXTS = {
@@ -47,12 +46,6 @@ def test_of_a_model() -> None:
     kinds: dict[str, Any] = {"data_type": DataType.BF16, "pooling": PoolingType.MEAN}
     config = EmbeddingBagConfig(1000, 16, "clicks", feature_names=["clicks"], **kinds)
     assert named(EmbeddingBagCollection(tables=[config], is_weighted=True, device="meta")) == TEXTS
-
-
-def test_of_traffic(tmp_path: Path) -> None:
-    folder = write_parquet(tmp_path / "sample", TRAFFIC)
-    assert named(folder, embedding_dim=16, batch_size=4) == {}
-    assert named(folder, embedding_dim=16, batch_size=4, weight_bits=8) == EIGHTHS
 
 
 def test_data_types() -> None:

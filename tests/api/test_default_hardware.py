@@ -8,17 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 import evenshard
 from evenshard.api import what_if
-from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.measure.inventory import format_inventory, inventory
 from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.sharders.models import load_model
 from evenshard.torchrec.plan.prices import choose_model
-from support.documented import command
 from support.learned import learned_model
 from support.model_builders import save_model
 from support.request_builders import devices_asked
@@ -62,33 +60,8 @@ def test_a_model_is_placed_with_on_its_own_hardware(
     assert choose_model(cpu_model, None, "cuda")[1] == "cpu"
 
 
-@pytest.mark.nightly
-def test_what_the_guide_places_after_the_loop_fits_this_machine(
-    cpu_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without --memory-cap-gb, on a machine of 16 GB."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evenshard.planner.memory.machine_bytes", lambda: 16 * 2**30)
-    assert main(command("docs/loop.md", "evenshard place criteo_kaggle --devices 4 --batch-size 512")) == 0
-
-
 def test_a_loaded_model_of_other_hardware_is_refused(cpu_model: Path) -> None:
     loaded = load_model(cpu_model)
     assert evenshard.place(TABLES, 2, model=loaded).request.hardware == "cpu"
     with pytest.raises(BadConfig, match=r"trained on cpu: AMD EPYC .*, not on simulated:h100"):
         evenshard.place(TABLES, 2, model=loaded, hardware="h100")
-
-
-def test_a_short_name_is_the_same_in_flags_and_files(tmp_path: Path) -> None:
-    full = evenshard.place(TABLES, 2, hardware="simulated:a100_80gb", effort="quick")
-    assert evenshard.place(TABLES, 2, hardware="a100", effort="quick") == full
-    path = tmp_path / "hosts.yaml"
-    hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
-    path.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
-    found = devices_asked(hosts=path)
-    assert [group.hardware for group in found.machine.groups] == ["simulated:h100", "simulated:a100_80gb"]
-    assert devices_asked(hardware="h100", hosts=path) == found
-    with pytest.raises(BadFile, match="but cpu is requested"):
-        devices_asked(hardware="cpu", hosts=path)
-    with pytest.raises(BadConfig, match="simulated:a100_80gb is not a model of simulated:h100"):
-        evenshard.place(TABLES, hosts=path, model="simulated:a100_80gb")

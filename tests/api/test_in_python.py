@@ -5,14 +5,12 @@ from __future__ import annotations
 import html
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from evenshard.report.answer import brief_text, print_answer
 from evenshard.report.page.page import page
-from evenshard.tables.assumptions import Assumption
 from support.answer_builders import answer
 from support.builders import table
 
@@ -37,12 +35,6 @@ def test_its_text_is_about_ten_lines() -> None:
     assert lines[6].endswith("1 table_wise, 1 data_parallel, 1 column_wise")
     assert ".summary(), .to_frame(), .save_report(path)" in lines[-1]
     assert max(map(len, lines)) <= 120
-
-
-def test_its_text_names_a_warning_and_cannot_steer_a_terminal() -> None:
-    warned = replace(MIXED, warnings=("rows \x1b[31m beyond all.", "another"))
-    last = repr(warned).splitlines()[-1]
-    assert last.split(maxsplit=1)[0] == "warning" and "\x1b" not in last and last.endswith("another")
 
 
 def test_its_summary_and_its_page_are_those_of_the_command(tmp_path: Path) -> None:
@@ -79,20 +71,3 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
     assert html.unescape(source) == page(mine)
     assert 'sandbox="allow-scripts"' in shown, "it reaches neither the notebook nor its origin"
     assert "<script" not in shown and (shown.count("<iframe"), shown.count("</iframe>")) == (1, 1)
-
-
-def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
-    seen = [
-        Assumption(name, "num_rows", f"{rows}, the largest index seen + 1") for name, rows in (("a", 5_000), ("b", 7))
-    ]
-    other = [
-        Assumption("c", "num_rows", "1, since no row was looked up"),
-        Assumption("a", "weight_bits", "32, the default"),
-    ]
-    mine = answer(asked={"assumptions": (*seen, *other)})
-    assumed = [line for line in mine.summary(verbose=True).splitlines() if line.startswith("assumed")]
-    assert assumed == [
-        "assumed   num_rows of 2 tables: 7 to 5000, the largest index seen + 1 (a, b)",
-        "assumed   num_rows of 1 table: 1, since no row was looked up (c)",
-        "assumed   weight_bits of 1 table: 32, the default (a)",
-    ]

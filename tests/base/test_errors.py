@@ -16,7 +16,6 @@ from evenshard.base.errors import (
     blame_folder,
     require,
 )
-from evenshard.cli import main
 
 
 @blame_file
@@ -64,19 +63,3 @@ def test_require() -> None:
     require(True, "never said")
     with pytest.raises(BadConfig, match="Make it above 0"):
         require(False, "Make it above 0.")
-
-
-def test_absurd_input_is_one_line_and_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    absurd = tmp_path / "tables.yaml"
-    absurd.write_text("- {name: a, num_rows: 0x" + "f" * 9000 + ", embedding_dim: 4, pooling_factor: 1}\n")
-    assert main(["place", str(absurd), "--devices", "2"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"evenshard place: {absurd}")
-
-
-def test_a_fault_of_ours_stays_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tables = tmp_path / "tables.csv"
-    tables.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1\n")
-    monkeypatch.setattr("evenshard.cli.place.place", None)
-    with pytest.raises(TypeError):
-        main(["place", str(tables), "--devices", "2"])

@@ -15,8 +15,6 @@ from evenshard.base.knobs import (
     check_knobs,
     check_ranges,
     copy_fields,
-    group,
-    groups_of,
     knob,
     knobs_of,
     range_problems,
@@ -79,12 +77,3 @@ def test_changed_knobs_and_shared_fields() -> None:
         other: int = 7
 
     assert copy_fields(Some(plain=5), Less) == Less(5)
-
-
-def test_a_group_of_knobs_is_a_field() -> None:
-    @dataclass(frozen=True)
-    class Groups:
-        some: Some = group(Some, "what there is")
-
-    (only,) = groups_of(Groups)
-    assert (only.name, only.heading, only.kind, Groups().some) == ("some", "what there is", Some, Some())

@@ -11,7 +11,6 @@ from evenshard.base.messages import (
     cut,
     did_you_mean,
     names_text,
-    one_line,
     printable,
     reason_of,
     root_of,
@@ -26,7 +25,6 @@ from evenshard.base.messages import (
     [
         ("http://alice:hunter2@127.0.0.1:9 is away", "http://***@127.0.0.1:9 is away"),
         ("http://tokenonly@host", "http://***@host"),
-        ("'http://bob:s3cr/et@host/a'", "'http://***@host/a'"),
         ("https://u:p@ss@host", "https://***@host"),
         (
             "postgresql+psycopg2://u:p@db/x?sslmode=on&password=pw",
@@ -34,7 +32,6 @@ from evenshard.base.messages import (
         ),
         ("http://h/?X-Amz-Signature=abc&x=1", "http://h/?X-Amz-Signature=***&x=1"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
-        ("models:/evenshard-cost@champion", "models:/evenshard-cost@champion"),
         ("write to me@host.org", "write to me@host.org"),
     ],
 )
@@ -53,15 +50,11 @@ def test_values_are_cut() -> None:
     assert brief("abc") == "'abc'"
     assert len(brief("x" * 10_000)) == 80
     assert brief(10**6000) == "a whole number of about 6,000 digits"
-    assert brief("\x1b") == r"'\x1b'"
-
-
-def test_a_value_that_would_fill_the_memory_is_not_unfolded() -> None:
+    assert printable("naïve 表") == "naïve 表" and brief("\x1b") == r"'\x1b'"
     value: list[object] = ["x"] * 9
-    for _ in range(60):
+    for _ in range(60):  # it would fill the memory
         value = [value] * 9
     assert len(brief(value)) <= 80
-    assert len(brief({"a": value})) <= 80
 
 
 def test_a_text_is_cut_between_words() -> None:
@@ -84,10 +77,6 @@ def test_the_reason_of_an_error_is_its_first_line() -> None:
     last, first = ValueError(), KeyError()
     last.__cause__ = first
     assert root_of(last) is first
-
-
-def test_what_is_printable_stays() -> None:
-    assert printable("naïve 表") == "naïve 表" and one_line("  a   b ") == "a b"
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

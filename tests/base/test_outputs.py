@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.outputs import (
@@ -26,9 +25,8 @@ from evenshard.base.outputs import (
     check_distinct,
     check_writable,
     scratch_folder,
+    write_text,
 )
-from evenshard.base.tensor_files import save_weights
-from evenshard.measure.journal import Journal
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 
@@ -142,9 +140,7 @@ def test_a_scratch_folder_goes_with_the_block(tmp_path: Path, monkeypatch: pytes
 # What is not replaced -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "other", ["thesis.txt", "deep/thesis.txt", ".hidden", "empty/", "link@"]
-)
+@pytest.mark.parametrize("other", ["thesis.txt", "deep/thesis.txt", ".hidden", "empty/", "link@"])
 def test_a_folder_replaces_only_its_own_sort(tmp_path: Path, other: str) -> None:
     target = filled(tmp_path / "mydata", "a", "deep/1.b")
     if other == "empty/":
@@ -252,26 +248,14 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def save_net(path: Path) -> None:
-    with atomic_path(path) as draft:
-        draft.mkdir()
-        save_weights(torch.nn.Linear(64, 64), draft / "state.pt")
-
-
 def save_rows(path: Path) -> None:
     save_tables([Table(f"table {number}", 1000 + number, 16, number / 7) for number in range(200)], path)
 
 
-def append_to_journal(path: Path) -> None:
-    with Journal(path) as journal:
-        journal._write({"job": "x" * 2 * MOST_BYTES})
-
-
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "net": save_net,
     "tables.parquet": save_rows,
     "tables.yaml": save_rows,
-    "journal": append_to_journal,
+    "text": lambda path: write_text(path, "x" * 2 * MOST_BYTES),
 }
 
 
@@ -281,4 +265,4 @@ def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, name: str) -> N
     with pytest.raises(OSError, match="File too large") as caught:
         WRITERS[name](tmp_path / name)
     assert str(caught.value) == f"[Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: '{tmp_path / name}'"
-    assert [one.name for one in tmp_path.iterdir()] == (["journal"] if name == "journal" else [])
+    assert [one.name for one in tmp_path.iterdir()] == []

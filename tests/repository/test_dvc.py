@@ -12,9 +12,7 @@ import yaml
 
 from evenshard.base.outputs import HARDWARE_FILE, MODEL_PARTS
 from evenshard.base.provenance import RESULT
-from evenshard.cli import main
 from evenshard.loop.loop import STAGES
-from support.loops import params_with
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -49,28 +47,6 @@ def test_a_stage_lists_every_file_that_its_command_names() -> None:
         known |= written
 
 
-@pytest.mark.slow
-def test_a_stage_runs_where_nothing_is_but_what_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    params = params_with({"loop": {"num_rounds": 2}})
-    for name, stage in unroll(params)["stages"].items():
-        folder = tmp_path / name
-        folder.mkdir()
-        for path in stage.get("deps", []):
-            move(tmp_path / "all" / path, folder / path)
-        sections = {one.partition(".")[0] for one in stage.get("params", [])}
-        (folder / "params.yaml").write_text(yaml.safe_dump({one: params[one] for one in sections if one in params}))
-        monkeypatch.chdir(folder)
-        assert main(stage["cmd"].split()[1:]) == 0, name
-        for path in [*stage.get("deps", []), *outputs({name: stage})]:
-            move(folder / path, tmp_path / "all" / path)
-
-
-def move(path: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    path.rename(to)
-
-
 def outputs(stages: dict[str, Any]) -> dict[str, bool]:
     """Every output of some stages, and whether DVC's cache has it."""
     every = [one for stage in stages.values() for kind in ("outs", "metrics") for one in stage.get(kind, [])]
@@ -99,11 +75,6 @@ def test_the_hardware_is_written_each_time_and_reaches_every_stage_that_measures
     for name, stage in stages.items():
         measures = name == "evaluate" or name.startswith("benchmark")
         assert (written in stage.get("deps", [])) == measures
-
-
-def test_the_metrics_fit_a_terminal() -> None:
-    shown = [path for one in unroll(PARAMS)["stages"].values() for path in paths(one.get("metrics", []))]
-    assert shown == ["reports/summary.json"]
 
 
 def test_files_that_the_settings_name_are_inputs() -> None:

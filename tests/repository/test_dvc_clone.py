@@ -1,33 +1,22 @@
-"""What DVC and git bring to a fresh clone of what is committed: the reference loop with its metrics and plots.
-
-And where a loop measures: on another machine, and never twice on the same one. Git, DVC, remote and kernels are real.
-"""
+"""What DVC and git bring to a fresh clone of what is committed: the reference loop with its metrics and plots."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from evenshard.base.provenance import RESULT
-from evenshard.measure.cost_rows import read_lineage
-from evenshard.measure.local_hardware import MACHINE
-from support.dataset_builders import dvc, git, own_name
-from support.loops import params_with
+from support.dataset_builders import dvc, git
 from support.repository import ROOT
-from support.tracking_builders import empty_file
 
 sys.path.insert(0, str(ROOT / "pipelines"))
 
-from dvc_rounds import paths, unroll
+from dvc_rounds import paths
 
 pytestmark = pytest.mark.slow
 
@@ -57,47 +46,3 @@ def test_a_clone_shows_metrics_and_plots_and_pulls_the_loop_of_these_settings(fr
     # Where settings or commands have changed, make another reference: docs/dvc.md.
     assert json.loads(dvc(fresh, "status", "--json")) == {"hardware": ["always changed"]}
     assert git(fresh, "status", "--porcelain") == ""
-
-
-def loop_of(folder: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository with the loop of these settings and nothing run."""
-    (folder / ".dvc").mkdir(parents=True)
-    for name in (".dvc/config", ".dvc/.gitignore", ".gitignore"):
-        shutil.copyfile(ROOT / name, folder / name)
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    (folder / "dvc.yaml").write_text(yaml.safe_dump(unroll(params)))
-    git(folder, "init", "--quiet")
-    own_name(folder)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(folder.parent)}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def test_the_same_machine_is_up_to_date_and_another_one_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = {"hardware": "cpu", "num_batches": 1, "warmup": 0, "repeats": 1, "visits": 1, "controls": 0}
-    tables = {"batch_size": 16, "max_rows": 100, "num_tables": 16, "tables_per_task": 4, "num_devices": 2}
-    folder = tmp_path / "loop"
-    changes = {"measure": measure, "benchmark": {"placements_per_round": 2}, "generate_tables": tables}
-    loop_of(folder, params_with(changes), monkeypatch)
-
-    def measured(machine: str) -> bool:
-        monkeypatch.setenv(MACHINE, machine)
-        words = [sys.executable, "-m", "dvc", "repro", "benchmark_1"]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "Running stage 'hardware'" in done.stdout
-        return "Running stage 'benchmark_1'" in done.stdout
-
-    assert measured("ours") and not measured("ours")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "The result")
-    commit = git(folder, "rev-parse", "HEAD").strip()
-    assert measured("another")
-    changed = git(folder, "status", "--porcelain").split("\n")
-    assert sorted(line[3:] for line in changed if line) == ["dvc.lock", "reports/hardware.json"]
-    assert read_lineage(folder / "work/round_1/costs.parquet")["git_commit"] == commit  # and not dirty
-    shutil.rmtree(folder / "work")
-    assert not measured("another")  # what was measured comes back from the cache
-    assert (folder / "work/round_1/costs.parquet").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from evenshard.version import __version__
-from support.documented import command
 from support.repository import ROOT, git
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is made of a commit")
@@ -37,23 +34,6 @@ def leftovers(clone: Path) -> list[str]:
     return [path.name for path in clone.iterdir() if path.name == "dist" or path.name.startswith(".release-")]
 
 
-@pytest.mark.nightly
-def test_a_draft_has_everything_that_is_published(clone: Path) -> None:
-    make, target, flags = command("docs/release.md", "make release FLAGS")
-    assert (make, target) == ("make", "release")
-    done = release(clone, *flags.removeprefix("FLAGS=").split())
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Do not push it" in done.stdout and leftovers(clone) == ["dist"]
-    dist = clone / "dist"
-    name = f"evenshard-{__version__}"
-    files = {f"{name}-py3-none-any.whl", f"{name}.tar.gz", f"{name}.cdx.json"}
-    assert {path.name for path in dist.iterdir()} == {*files, "SHA256SUMS"}
-    sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text().splitlines())  # type: ignore[arg-type]
-    assert sums == {one: hashlib.sha256((dist / one).read_bytes()).hexdigest() for one in files}
-    listed = {one["name"] for one in json.loads((dist / f"{name}.cdx.json").read_text())["components"]}
-    assert {"evenshard", "torch", "numpy"} <= listed
-
-
 @pytest.mark.slow
 def test_what_is_no_release_is_refused_on_one_line(clone: Path) -> None:
     changes = clone / "CHANGELOG.md"
@@ -70,15 +50,3 @@ def refused(clone: Path, *flags: str) -> str:
     done = release(clone, *flags)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     return done.stderr
-
-
-@pytest.mark.slow
-def test_a_step_that_fails_leaves_what_was_there(clone: Path) -> None:
-    (clone / "dist").mkdir()
-    (clone / "dist/SHA256SUMS").write_text("an earlier release\n")
-    (clone / "pyproject.toml").write_text("[project]\nname = 'evenshard'\n[project.urls]\nRepository = 'https://a'\n")
-    git(clone, "commit", "--quiet", "--all", "--message", "no version")
-    done = release(clone, "--draft", "--offline")
-    assert done.returncode == 1 and "Nothing was released." in done.stderr.splitlines()[-1]
-    assert leftovers(clone) == ["dist"]
-    assert (clone / "dist/SHA256SUMS").read_text() == "an earlier release\n"
