@@ -74,6 +74,7 @@ def test_numbers_of_numpy_give_the_same_answer() -> None:
     plain = place(TABLES, **ASKED, pinned={"a": 1})
     of_numpy = {"num_devices": np.int64(2), "memory_cap_gb": list(np.full(2, 4.0)), "batch_size": np.int32(64)}
     numpy = place(TABLES, **{**ASKED, **of_numpy}, pinned={"a": np.int8(1)})  # type: ignore[dict-item]
+    assert place(TABLES, **ASKED, pooling_factors={"a": 5}).request.tables[0].pooling_factor == 5
     assert plain == numpy and json_text(plain) == json_text(numpy)
 
 

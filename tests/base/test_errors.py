@@ -52,6 +52,7 @@ def test_a_folder_of_a_model_is_blamed_for_what_is_in_it(tmp_path: Path) -> None
 
 def test_several_problems_of_a_file_are_listed_up_to_a_number() -> None:
     one = bad_records("f", [("row 1", "bad", "Fix.")])
+    assert isinstance(bad_records("f", [("row 1", "bad", "Fix.")] * 2), BadRecords)
     assert str(one) == "f, row 1: bad. Fix." and not isinstance(one, BadRecords)
     many = bad_records("f", [(f"row {n}", "bad", "Fix.") for n in range(MAX_PROBLEMS + 2)], "Write it anew.")
     assert isinstance(many, BadRecords)

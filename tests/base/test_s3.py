@@ -22,6 +22,7 @@ from s3transfer.exceptions import RetriesExceededError
 from evenshard.base.errors import BadConfig, BadFile, EvenshardError, StorageFailed
 from evenshard.base.s3 import (
     Address,
+    _fetch,
     _problem_of_paths,
     content_hash,
     download,
@@ -195,6 +196,8 @@ def test_a_file_comes_back(store: S3, at: str, tmp_path: Path) -> None:
         assert download(at, tmp_path / "new" / "two").read_bytes() == blob(size)
         assert os.listdir(tmp_path / "new") == ["two"]
         hashes.add(content_hash(at))
+    with pytest.raises(StorageFailed, match="changed during the download"):
+        _fetch(Address.of(at), tmp_path / "three", PART)
     assert len(hashes) == 3
     with pytest.raises(BadConfig, match=f"^{at}: torn. Repair it.$"), local_copy(at) as path:
         raise BadFile(path, "torn", "Repair it.")
