@@ -8,13 +8,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import DATA_TYPES, Table
-from support.traffic_builders import TRAFFIC, write_parquet
 
 APPROXIMATED = Table("clicks", 1000, 16, 4.0, data_type="bf16", weight_bits=16, pooling="mean", is_weighted=True)
 TEXTS = {
@@ -22,6 +19,7 @@ TEXTS = {
     "pooling": "MEAN is timed like SUM",
     "is_weighted": "the input dist includes the lookup weights; the kernel is timed without them",
 }
+EIGHTHS = {"data_type": "8-bit data is timed like another type with the same number of bits"}
 
 
 def named(tables: Any, **knobs: Any) -> dict[str, str]:
@@ -32,52 +30,26 @@ def named(tables: Any, **knobs: Any) -> dict[str, str]:
     return {one.column: one.text for one in found if one.column in TEXTS}
 
 
-@pytest.mark.parametrize("suffix", [".yaml", ".json", ".csv", ".parquet"])
-def test_of_a_table_file(tmp_path: Path, suffix: str) -> None:
-    save_tables([APPROXIMATED], tmp_path / f"t{suffix}")
-    assert named(tmp_path / f"t{suffix}") == TEXTS
-
-
-def test_of_tables_in_python() -> None:
+def test_of_tables_in_files_and_in_python(tmp_path: Path) -> None:
     record = {key: value for key, value in asdict(APPROXIMATED).items() if value is not None}
-    assert named([APPROXIMATED]) == named([record]) == named(pd.DataFrame([record])) == TEXTS
+    save_tables([APPROXIMATED], tmp_path / "t.yaml")
+    save_tables([APPROXIMATED], tmp_path / "t.parquet")
+    for tables in ([APPROXIMATED], [record], pd.DataFrame([record]), tmp_path / "t.yaml", tmp_path / "t.parquet"):
+        assert named(tables) == TEXTS
 
 
+@pytest.mark.slow
 def test_of_a_model() -> None:
-    config = EmbeddingBagConfig(
-        name="clicks",
-        num_embeddings=1000,
-        embedding_dim=16,
-        feature_names=["clicks"],
-        data_type=DataType.BF16,
-        pooling=PoolingType.MEAN,
-    )
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    kinds: dict[str, Any] = {"data_type": DataType.BF16, "pooling": PoolingType.MEAN}
+    config = EmbeddingBagConfig(1000, 16, "clicks", feature_names=["clicks"], **kinds)
     assert named(EmbeddingBagCollection(tables=[config], is_weighted=True, device="meta")) == TEXTS
 
 
-def test_of_traffic_and_of_a_public_set(tmp_path: Path) -> None:
-    folder = write_parquet(tmp_path / "sample", TRAFFIC)
-    eighths = {"data_type": "8-bit data is timed like another type with the same number of bits"}
-    assert named(folder, embedding_dim=16, batch_size=4) == {}
-    assert named(folder, embedding_dim=16, batch_size=4, weight_bits=8) == eighths
-    assert named("mlperf_dlrm_v2", weight_bits=8) == eighths
-
-
-@pytest.mark.parametrize("data_type", DATA_TYPES)
-def test_data_types(data_type: str) -> None:
-    found = named([Table("a", 1000, 16, 4.0, data_type=data_type, weight_bits=DATA_TYPES[data_type])])
-    is_timed = data_type in ("fp32", "fp16")
-    assert found == (
-        {}
-        if is_timed
-        else {"data_type": f"{data_type.upper()} is timed like another type with the same number of bits"}
-    )
-
-
-def test_of_an_answer_that_is_placed_again() -> None:
-    first = evenshard.place([APPROXIMATED], 2, hardware="h100", effort="quick")
-    from evenshard.planner.place import place_request
-    from evenshard.planner.pricing import model_of
-
-    again = place_request(first.request, model_of(None, first.request.hardware))
-    assert again.assumptions == first.assumptions
+def test_data_types() -> None:
+    for data_type, bits in DATA_TYPES.items():
+        found = named([Table("a", 1000, 16, 4.0, data_type=data_type, weight_bits=bits)])
+        said = f"{data_type.upper()} is timed like another type with the same number of bits"
+        assert found == ({} if data_type in ("fp32", "fp16") else {"data_type": said})

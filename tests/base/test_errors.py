@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.cli import main
+from evenshard.base.errors import (
+    MAX_PROBLEMS,
+    BadConfig,
+    BadFile,
+    BadRecords,
+    bad_records,
+    blame_file,
+    blame_folder,
+    require,
+)
 
 
 @blame_file
@@ -25,25 +33,34 @@ def test_an_unforeseen_error_names_the_file() -> None:
         assert caught.value.__cause__ is error
 
 
-@pytest.mark.parametrize("error", [BadConfig("a flag"), FileNotFoundError("file"), ImportError("pyarrow")])
-def test_other_errors_pass(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught:
-        read(Path("file"), error)
-    assert caught.value is error
+def test_other_errors_pass() -> None:
+    for error in (BadConfig("a flag"), FileNotFoundError("file"), ImportError("pyarrow")):
+        with pytest.raises(type(error)) as caught:
+            read(Path("file"), error)
+        assert caught.value is error
 
 
-def test_absurd_input_is_one_line_and_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    absurd = tmp_path / "tables.yaml"
-    for text in ("[" * 1_000_000, "- {name: a, num_rows: 0x" + "f" * 9000 + ", embedding_dim: 4, pooling_factor: 1}\n"):
-        absurd.write_text(text)
-        assert main(["place", str(absurd), "--devices", "2"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"evenshard place: {absurd}")
+def test_a_folder_of_a_model_is_blamed_for_what_is_in_it(tmp_path: Path) -> None:
+    for error, said in (
+        (FileNotFoundError(2, "no", "deep/state.pt"), "state.pt is missing. Train."),
+        (KeyError("x"), "not readable as a saved network ('x'). Train."),
+    ):
+        with pytest.raises(BadFile) as caught, blame_folder(tmp_path, "network", "Train."):
+            raise error
+        assert str(caught.value) == f"{tmp_path}: {said}"
 
 
-def test_a_fault_of_ours_stays_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tables = tmp_path / "tables.csv"
-    tables.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1\n")
-    monkeypatch.setattr("evenshard.cli.place.place", None)
-    with pytest.raises(TypeError):
-        main(["place", str(tables), "--devices", "2"])
+def test_several_problems_of_a_file_are_listed_up_to_a_number() -> None:
+    one = bad_records("f", [("row 1", "bad", "Fix.")])
+    assert isinstance(bad_records("f", [("row 1", "bad", "Fix.")] * 2), BadRecords)
+    assert str(one) == "f, row 1: bad. Fix." and not isinstance(one, BadRecords)
+    many = bad_records("f", [(f"row {n}", "bad", "Fix.") for n in range(MAX_PROBLEMS + 2)], "Write it anew.")
+    assert isinstance(many, BadRecords)
+    assert many.lines[:2] == ("f: 22 problems", "row 0: bad. Fix.") and len(many.lines) == MAX_PROBLEMS + 3
+    assert many.lines[-2:] == ("And 2 more.", "Write it anew.") and str(many).startswith("f: 22 problems: row 0: bad.")
+
+
+def test_require() -> None:
+    require(True, "never said")
+    with pytest.raises(BadConfig, match="Make it above 0"):
+        require(False, "Make it above 0.")

@@ -20,7 +20,6 @@ from evenshard.base.process import (
     one_thread,
     terminate,
 )
-from evenshard.base.units import BYTES_PER_GB
 
 
 def test_one_thread_inside_and_as_before_afterwards() -> None:
@@ -29,9 +28,6 @@ def test_one_thread_inside_and_as_before_afterwards() -> None:
     try:
         with one_thread():
             assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-        with pytest.raises(ValueError), one_thread():
-            raise ValueError
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -83,19 +79,12 @@ def test_the_first_ctrl_c_is_handled_and_the_second_ends_the_work() -> None:
         signal.signal(signal.SIGINT, ours)
 
 
-def test_memory_is_what_the_operating_system_says_or_less() -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert BYTES_PER_GB // 4 < machine_bytes() <= total
-
-
 @pytest.mark.parametrize(
     ("groups", "limits", "expected"),
     [
         ("0::/a/b\n", {"a/memory.max": "3000", "a/b/memory.max": "5000"}, 3000),
-        ("0::/a/b\n", {"a/memory.max": "max", "a/b/memory.max": "5000"}, 5000),
-        ("0::/out/of/sight\n", {"memory.max": "7000"}, 7000),
+        ("0::/a/b\n", {"memory.max": "7000", "a/memory.max": "max", "a/b/memory.max": "5000"}, 5000),
         ("4:cpu,memory:/pod\n3:pids:/x\n", {"memory/pod/memory.limit_in_bytes": "6000"}, 6000),
-        ("4:memory:/\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
         ("0::/\n", {"memory.max": "max"}, None),
     ],
 )

@@ -12,9 +12,7 @@ import yaml
 
 from evenshard.base.outputs import HARDWARE_FILE, MODEL_PARTS
 from evenshard.base.provenance import RESULT
-from evenshard.cli import main
 from evenshard.loop.loop import STAGES
-from support.loops import params_with
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -25,7 +23,7 @@ NETWORKS = ("cost_net", "policy", "cost_model")
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
-@pytest.mark.parametrize("num_rounds", [1, 2, 5])
+@pytest.mark.parametrize("num_rounds", [1, 3])
 def test_round_k_depends_on_round_k_minus_1_and_all_costs_so_far(num_rounds: int) -> None:
     stages = unroll({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]
     pool = {"work/tables.parquet", "work/tasks.json"}
@@ -49,39 +47,6 @@ def test_a_stage_lists_every_file_that_its_command_names() -> None:
         known |= written
 
 
-@pytest.mark.slow
-def test_a_stage_runs_where_nothing_is_but_what_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    params = params_with({"loop": {"num_rounds": 2}})
-    for name, stage in unroll(params)["stages"].items():
-        folder = tmp_path / name
-        folder.mkdir()
-        for path in stage.get("deps", []):
-            move(tmp_path / "all" / path, folder / path)
-        sections = {one.partition(".")[0] for one in stage.get("params", [])}
-        (folder / "params.yaml").write_text(yaml.safe_dump({one: params[one] for one in sections if one in params}))
-        monkeypatch.chdir(folder)
-        assert main(stage["cmd"].split()[1:]) == 0, name
-        for path in [*stage.get("deps", []), *outputs({name: stage})]:
-            move(folder / path, tmp_path / "all" / path)
-
-
-def move(path: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    path.rename(to)
-
-
-def test_a_round_leaves_the_folder_of_a_model() -> None:
-    stages = unroll(PARAMS)["stages"]
-    left = {out for name in ("train_cost_2", "train_policy_2") for out in paths(stages[name]["outs"])}
-    networks = {f"work/round_2/{name}" for name in NETWORKS}
-    assert (
-        networks
-        == {f"work/round_2/{name}" for name in MODEL_PARTS}
-        == {out for out in left if not out.endswith(".json")}
-    )
-
-
 def outputs(stages: dict[str, Any]) -> dict[str, bool]:
     """Every output of some stages, and whether DVC's cache has it."""
     every = [one for stage in stages.values() for kind in ("outs", "metrics") for one in stage.get(kind, [])]
@@ -99,6 +64,8 @@ def test_git_has_what_dvcs_cache_has_not() -> None:
     assert set(ignored) == {path for path, in_cache in cached.items() if in_cache}
     drawn = paths(stages["plots"])
     assert drawn and {Path(one).suffix for one in drawn} <= {".csv", ".json"} and not any(map(cached.get, drawn))
+    left = {out for name in ("train_cost_2", "train_policy_2") for out in paths(stages["stages"][name]["outs"])}
+    assert {f"work/round_2/{name}" for name in MODEL_PARTS} == {out for out in left if not out.endswith(".json")}
 
 
 def test_the_hardware_is_written_each_time_and_reaches_every_stage_that_measures() -> None:
@@ -110,11 +77,6 @@ def test_the_hardware_is_written_each_time_and_reaches_every_stage_that_measures
         assert (written in stage.get("deps", [])) == measures
 
 
-def test_the_metrics_fit_a_terminal() -> None:
-    shown = [path for one in unroll(PARAMS)["stages"].values() for path in paths(one.get("metrics", []))]
-    assert shown == ["reports/summary.json"]
-
-
 def test_files_that_the_settings_name_are_inputs() -> None:
     own = {**PARAMS, "generate_tables": {**PARAMS["generate_tables"], "source": "mine.csv"}}
     own["measure"] = {**PARAMS["measure"], "recorded_batch": "batch.pt.gz"}
@@ -124,10 +86,9 @@ def test_files_that_the_settings_name_are_inputs() -> None:
     assert "batch.pt.gz" in stages["evaluate"]["deps"]
 
 
-@pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
-def test_presets_are_complete(preset: Path) -> None:
-    params = yaml.safe_load(preset.read_text())
-    assert params.keys() <= PARAMS.keys()
-    unroll(params)
-    for stage in STAGES:
-        stage.settings(params, {})
+def test_presets_are_complete() -> None:
+    for preset in (ROOT / "presets").glob("*.yaml"):
+        params = yaml.safe_load(preset.read_text())
+        assert params.keys() <= PARAMS.keys() and unroll(params)
+        for stage in STAGES:
+            stage.settings(params, {})

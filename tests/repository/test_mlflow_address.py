@@ -2,72 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from evenshard import tracking
 from evenshard.tracking.client import connect
-from support import servers
 from support.repository import ROOT
 from support.tracking_builders import empty_file
 from tools.mlflow_address import PORT, lines
 
-ADDRESS = re.compile(r"    (http://[\w.]+:\d+)/#/experiments/(\w+)/runs/([0-9a-f]{32})")
 
-
-@pytest.fixture
-def database(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a file with one stage of a loop."""
-    empty_file(workdir)
-    uri = f"sqlite:///{workdir}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with tracking.stage_run("generate_tables", {"loop": {"num_rounds": 2}}, {}):
-        pass
-    return uri
-
-
-def test_the_command_and_the_address_are_of_the_loop(database: str) -> None:
-    _, command, address = lines()
-    words = shlex.split(command)
-    assert words[1:] == ["ui", "--port", str(PORT), "--backend-store-uri", database]
-    assert words[0] == ".venv/bin/mlflow"
-    found = ADDRESS.fullmatch(address)
-    assert found is not None and found[1] == f"http://127.0.0.1:{PORT}"
-    run = connect().get_run(found[3])
-    assert run.info.experiment_id == found[2] and run.info.run_name.startswith("loop-")
+def test_without_a_run_that_is_said(workdir: Path) -> None:
+    assert lines() == ["No stage of the loop has run in this folder, so MLflow has no run to show."]
 
 
 @pytest.mark.slow
-def test_a_server_has_the_run_at_its_own_address(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, run_id = ADDRESS.fullmatch(lines()[2]).groups()  # type: ignore[union-attr]
-    with servers.mlflow_server(database) as server:
-        with urllib.request.urlopen(f"{server.url}/api/2.0/mlflow/runs/get?run_id={run_id}") as answer:
-            run = json.load(answer)["run"]
-        # The same loop, whose stages log to the server: work/mlflow_parent.json has its key.
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        title, address = lines()
-    assert run["info"]["run_name"].startswith("loop-")
-    assert title == "The run in MLflow:" and ADDRESS.fullmatch(address).groups() == (  # type: ignore[union-attr]
-        server.url,
-        run["info"]["experiment_id"],
-        run_id,
-    )
-
-
-def test_without_a_run_that_is_said(workdir: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = workdir / "other"
-    other.mkdir()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(other)}")
-    (line,) = lines()
-    assert line.startswith("MLflow has no run of this loop, because")
-    (workdir / "work" / "mlflow_parent.json").unlink()
-    assert lines() == ["No stage of the loop has run in this folder, so MLflow has no run to show."]
+def test_the_command_and_the_address_are_of_the_loop(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"sqlite:///{empty_file(workdir)}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with tracking.stage_run("generate_tables", {"loop": {"num_rounds": 2}}, {}):
+        pass
+    _, command, address = lines()
+    assert shlex.split(command) == [".venv/bin/mlflow", "ui", "--port", str(PORT), "--backend-store-uri", uri]
+    found = re.fullmatch(rf"    http://127.0.0.1:{PORT}/#/experiments/(\w+)/runs/([0-9a-f]{{32}})", address)
+    assert found is not None
+    run = connect().get_run(found[2])
+    assert run.info.experiment_id == found[1] and run.info.run_name.startswith("loop-")
 
 
 def test_make_run_ends_with_it_and_installs_no_tests() -> None:
@@ -76,12 +40,3 @@ def test_make_run_ends_with_it_and_installs_no_tests() -> None:
     assert recipe.splitlines()[-1] == ".venv/bin/python tools/mlflow_address.py"
     extras = re.findall(r"--editable '\.\[([\w,]+)\]'", recipe)
     assert extras == ["cpu,loop,tracking"]
-
-
-def test_readmes_commands_leave_no_untracked_file() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    written = re.findall(r"^    evenshard .* (?:-o|--out|--report) (\S+)", readme, flags=re.MULTILINE)
-    assert written
-    words = ["git", "check-ignore", "--no-index", *written, "build/lib", "src/evenshard.egg-info/SOURCES.txt"]
-    ignored = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.split()
-    assert ignored == words[3:]

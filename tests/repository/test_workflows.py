@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
-from support.documented import snippet
 from support.repository import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -47,27 +42,3 @@ def test_every_python_of_the_package_is_tested() -> None:
 def test_the_base_image_is_pinned_by_a_digest() -> None:
     base = (ROOT / "Dockerfile").read_text().partition("ARG BASE_IMAGE=")[2].split()[0]
     assert re.fullmatch(r"docker\.io/library/python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
-
-
-@pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo, which asks registries")
-def test_the_documented_command_pins_the_newest_base_image(tmp_path: Path) -> None:
-    for name in ("Makefile", "Dockerfile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    # A registry's answer in a folder: an image without layers. Its digest is its manifest's.
-    image = tmp_path / "image"
-    image.mkdir()
-    config = b'{"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}'
-    digest = hashlib.sha256(config).hexdigest()
-    (image / digest).write_bytes(config)
-    media = "application/vnd.oci.image."
-    described = {"mediaType": f"{media}config.v1+json", "digest": f"sha256:{digest}", "size": len(config)}
-    manifest = {"schemaVersion": 2, "mediaType": f"{media}manifest.v1+json", "config": described, "layers": []}
-    (image / "manifest.json").write_text(json.dumps(manifest))
-    (image / "version").write_text("Directory Transport Version: 1.1\n")
-    words = snippet("docs/release.md", "make base-digest").split()[:2]
-    words += [f"BASE_TAG=dir:{image}", f"SCRATCH={tmp_path}/answer"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    newest = hashlib.sha256((image / "manifest.json").read_bytes()).hexdigest()
-    before, after = (ROOT / "Dockerfile").read_text(), (tmp_path / "Dockerfile").read_text()
-    assert after == re.sub(r"@sha256:[0-9a-f]{64}", f"@sha256:{newest}", before, count=1) != before
