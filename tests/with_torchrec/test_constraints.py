@@ -85,11 +85,6 @@ def test_one_lookup_that_is_given_is_not_assumed() -> None:
     assert assumed_lookups(a={"pooling_factors": [3.0, 5.0]}, b={**types}) == {"b"}
 
 
-def test_names_of_features_give_the_order_of_pooling_factors() -> None:
-    found = of(feature_names=["g", "f"], pooling_factors=[3.0, 5.0])
-    assert found.known.tables[0].feature_pooling_factors == (5.0, 3.0)
-
-
 def test_a_dense_kernel_is_that_of_replicas() -> None:
     assert of(compute_kernels=["dense"]).rules.table_types == {"a": ("data_parallel",)}
     assert of(compute_kernels=["fused", "fused_uvm"]).rules.table_types == {"a": (TABLE_WISE,)}
