@@ -35,6 +35,7 @@ def true_ms(answer: PlacementAnswer, parts: tuple[TablePart, ...]) -> float:
     return part_costs(answer.request, DeviceModel("simulated:h100")).predict(parts).predicted_ms
 
 
+@pytest.mark.nightly
 def test_the_documented_file_makes_torchrec_find_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

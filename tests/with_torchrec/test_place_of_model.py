@@ -69,7 +69,6 @@ def test_constraints_bound_types_and_count_as_in_the_planner() -> None:
     [
         ("mlperf_dlrm_v2", {"constraints": CONSTRAINTS}, "constraints apply only to tables of a TorchRec model. For"),
         (USER, {"constraints": [1]}, r"constraints is \[1\], not a mapping"),
-        (USER, {"constraints": {"id": [1]}}, r"constraints of table 'id' are \[1\]. Give TorchRec's constraints"),
         (
             USER,
             {"constraints": {"id": ParameterConstraints(pooling_factors=20.0)}},  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ import pytest
 
 from evenshard.base.errors import BadConfig, BadFile, MissingPackage
 from evenshard.placement.parts import Storage
-from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
@@ -55,14 +54,6 @@ def test_an_answer_is_a_plan(split: bool) -> None:
     assert sharding_plan(one.parts, one.request.tables, model, one.num_devices) == plan
     assert (len(one.parts) > len(one.request.tables)) is split
     assert sharding_plan(one, model, local_world_size=1, compute_device="cpu") != plan
-
-
-def test_an_answer_for_other_ranks_is_refused() -> None:
-    one = answer(False)
-    with pytest.raises(BadConfig, match="the placement has 4 devices, but world_size is 2"):
-        sharding_plan(one, one.request.tables, Model(META), 2)
-    with pytest.raises(BadConfig, match="the model is missing"):
-        sharding_plan(Placement((0,) * 5, 1), one.request.tables)  # type: ignore[call-overload]
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -165,7 +156,6 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
         (lambda c: c.update(world_size=1), "'user.ebc.id' is on device|'clicks' is on device 1, but the devices are"),
         (lambda c: c.update(local_world_size=1), "types of table '.*' contradict each other"),
         (lambda c: wide(c).update(sharding_type="table_wise"), "types of table 'wide' contradict each other"),
-        (lambda c: wide(c).update(compute_kernel="dense"), "types of table 'wide' contradict each other"),
         (lambda c: wide(c)["ranks"].reverse(), "types of table 'wide' contradict each other"),
         (lambda c: wide(c)["shards"][1].update(placement="rank:7/cuda:7"), "table 'wide' contradict each other"),
         (lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]), "shards with the rows 0:29; each"),

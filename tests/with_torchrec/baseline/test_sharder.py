@@ -94,6 +94,14 @@ def test_a_grid_is_used_only_where_it_is_allowed() -> None:
     check_sharding(task, grid.parts)
 
 
+def test_rooms_are_kept_to_the_last_byte_of_weights_and_state() -> None:
+    tables = tuple(table(f"t{number}", rows=6, dim=4) for number in range(3))
+    task = replace(sharding(tables, 3, batch_size=6), room_bytes=(3 * 96,) * 3, optimizer="adam")
+    check_sharding(task, TorchRecPlanner(task, GB_S).plan(PlannerSetting()).parts)
+    with pytest.raises(InfeasibleTask, match=r"TorchRec's planner found no plan \(default min_partition, by storage\)"):
+        TorchRecPlanner(replace(task, room_bytes=(287,) * 3), GB_S).plan(PlannerSetting())
+
+
 def test_plans_without_a_plan_are_left_out() -> None:
     tables = (table("wide", rows=6, dim=8),)
     limits = (TableLimits(types=frozenset({"column_wise"})),)
@@ -211,6 +219,7 @@ def test_kernels_are_those_of_the_task() -> None:
     """A table that must stay in device memory stays there; without host memory all of them must."""
     limits = (TableLimits(kernels=frozenset({"fused"})), *(TableLimits() for _ in TABLES[1:]))
     assert storages(asked(limits=limits), CACHED)["t0"] == ON_DEVICE
+    assert planner(asked()).topology_of(CACHED).devices[1].storage.ddr == 500 * MB, "its share of the host's memory"
     uncached = storages(asked(kernels=("fused", "fused_uvm")), CACHED)
     assert {one.kernel for one in uncached.values()} == {"fused", "fused_uvm"}
     bare = asked()
@@ -316,6 +325,9 @@ def test_bandwidths_of_hardware() -> None:
     long = link.even_gb_s(8)
     assert h200 == Bandwidths(pytest.approx(4800 * reached), long, long) and long > 1.1 * link.bandwidth_gb_s
     assert h200 == machine_bandwidths("simulated:h200", machine, Links(link))
+    links = Links(link, LINKS["infiniband_ndr"])
+    two_nodes = machine_bandwidths("simulated:h200", Nodes(16, 8, inter="infiniband_ndr"), links)
+    assert two_nodes == replace(h200, inter_node_gb_s=pytest.approx(links.widest.even_gb_s(16)))
     slow = bandwidths_of("simulated:a100_80gb", "ethernet_25g", machine)
     assert (slow.intra_node_gb_s, slow.inter_node_gb_s) == (3.125, 3.125)
     assert bandwidths_of("cpu", "ethernet_25g", machine) == Bandwidths()

@@ -182,7 +182,7 @@ def test_memory_beside_devices_is_told_where_tables_are_kept_there() -> None:
     machine, part = topology(2, hbm_cap_bytes=10 * MB), TablePart("t", Span(0, 1), Span(0, 4), (0,))
     assumed = ranks(machine=machine).assumed
     assert assumed.notes([part]) == ()
-    for kernel, word, size in (("fused_uvm", "in host memory", "128 GB"), ("key_value", "on SSDs", "2.05 TB")):
+    for kernel, word, size in (("fused_uvm", "in host memory", "128 GB"), ("key_value", "on SSDs", "2,048 GB")):
         (note,) = assumed.notes([replace(part, storage=Storage(kernel))])
         assert note.startswith(f"Tables are stored {word}, whose size is assumed to be TorchRec's constant, {size}")
     named = machine_of(machine, None, None, None, Memory(host_memory_gb=100, ssd_gb=100)).assumed

@@ -54,6 +54,11 @@ def test_parts_of_columns_are_as_wide_as_the_constraints_ask(way: str) -> None:
         assert min(widths) >= WIDTHS[table.name] and sum(widths) == table.embedding_dim
 
 
+def test_replicas_are_whole_on_every_rank() -> None:
+    plan = entries(planner(TWO_NODES).plan(Sparse(TABLES), [Only("data_parallel", kernel="dense")]))
+    assert all(found.ranks == list(range(8)) and found.sharding_spec is None for found in plan.values())
+
+
 def test_a_table_has_the_types_and_kernels_that_both_leave_it() -> None:
     """TorchRec would also take row types on a dense kernel, which is that of replicas."""
     constraint = ParameterConstraints(
@@ -114,6 +119,10 @@ def test_data_types_that_differ_are_named_and_the_most_columns_count() -> None:
     codecs = registry(CommType.FP16, CommType.FP16)
     communication, notes = found(EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs))
     assert communication == Communication("fp16", "fp16")
+    in_reverse = locate_tables({"sequences": Model().sequences, "bags": Model().bags})
+    assert (
+        communication_of(in_reverse, [EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)])[0] == communication
+    )
     assert "predicted with fp16 forward and fp16 backward, including fp32 and fp32." in notes[0]
     alone = registry(CommType.FP16, CommType.FP16, CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
     bags = Model().bags

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch import nn
@@ -120,6 +121,15 @@ def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
     in_memory = rates.times([*whole.values()])
     whole["t0"].compute_kernel = "fused_uvm"
     assert rates.times([*whole.values()])[0] > 1.5 * in_memory[0]
+
+
+def test_one_pooling_factor_for_several_features_is_split_evenly(documented: dict[str, Any]) -> None:
+    options, found = documented["planner"]._best_plan, []
+    (own,) = (one for one in options if one.name == "t1")
+    for lengths in ([600.0], [300.0, 300.0], [600.0, 600.0]):
+        with patch.object(own, "input_lengths", lengths):
+            found.append(documented["rates"].times(options))
+    assert found[0] == pytest.approx(found[1]) and found[0] != pytest.approx(found[2])
 
 
 def test_other_modules_are_refused(documented: dict[str, Any]) -> None:

@@ -60,6 +60,8 @@ def test_other_statistics_none_and_several() -> None:
     assert given["storage_reservation"]._percentage == 0.5 and given["num_plans"] >= 1
     for option in given["best_plan"]:
         assert all(shard.perf.total > 0 and shard.storage.hbm > 0 for shard in option.shards)
+    planner(two_gpus(100), stats=[kept]).plan(model)
+    assert given["storage_reservation"]._percentage == 0.15
 
 
 @pytest.mark.parametrize("way", ["table_wise", "data_parallel", "grid_shard"])
